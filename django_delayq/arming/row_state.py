@@ -6,12 +6,10 @@ times the CPU.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
@@ -252,9 +250,7 @@ def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
-    with suppress(EmptyResultSet):  # raised instead of a query, for example if the base manager hides all rows
-        return bool(_read(_condition, [policy], pk, using))
-    return False
+    return bool(_read(_condition, [policy], pk, using))
 
 
 def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:

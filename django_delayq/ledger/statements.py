@@ -160,7 +160,9 @@ class Statement:
             compiler: Any = Query(self.model).get_compiler(using)
             texts = {at for at, field in enumerate(returned) if _is_text(field, compiler.connection)}
         else:
-            compiler = (built.query if isinstance(built, QuerySet) else built).get_compiler(using)
+            # `elide_empty`: Django would raise for a query that no row can match, as by a condition with an empty list.
+            query: Any = built.query if isinstance(built, QuerySet) else built
+            compiler = query.get_compiler(using, elide_empty=False)
             with clock.evaluated_at_execution():
                 self.sql, parameters = compiler.as_sql()
             if self.is_read:

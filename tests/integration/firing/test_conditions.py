@@ -92,6 +92,17 @@ def test_a_subquery_serves_as_condition(order: Order, declare: Declare) -> None:
     assert (state(row), state(other)) == (FIRED, UNMET)
 
 
+@pytest.mark.parametrize("when", [Q(customer__name__in=[]), Q(pk__in=Order.objects.none())])
+@pytest.mark.parametrize("batch", [None, 5])
+def test_a_condition_on_other_rows_that_none_can_match_does_not_hold(
+    order: Order, declare: Declare, when: Q, batch: int | None
+) -> None:
+    policy = declare(Order, name="of_none", when=when, batch=batch)
+    rows = [due(order, policy), due(Order.objects.create(), policy)]
+    fire(*rows)
+    assert [state(row) for row in rows] == [UNMET, UNMET]
+
+
 def test_members_of_a_group_are_checked_each_by_itself(orders: list[Order]) -> None:
     rows = [due(order, "cancel_unpaid") for order in orders]
     Order.objects.filter(pk__in=[orders[1].pk, orders[3].pk]).update(status="paid")
