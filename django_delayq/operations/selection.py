@@ -17,6 +17,7 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
+from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
@@ -131,7 +132,10 @@ def owned_by(model: type[Model], pk: Any, using: str) -> Q:
     """Return the condition on rows about objects that belong to this object of `model`: the newest of each model."""
     wanted = Q(pk__in=[])
     for table, path in _paths_to(model):
-        owned = table._base_manager.using(using).filter(**{f"{path}__pk": pk})
+        owner, keys = _model_at(table, path), [pk]
+        if root_of_key(owner) is not root_of_key(model):  # it is a multi-table child with a key of its own
+            keys = list(rows_of(model, using).filter(pk=pk).values_list(cast("Any", owner._meta.pk).name, flat=True))
+        owned = table._base_manager.using(using).filter(**{f"{path}__pk__in": keys})
         wanted |= _about(owned.order_by("-pk"), using)
     return wanted
 
@@ -152,9 +156,10 @@ def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model]
 
 
 def _paths_to(model: type[Model]) -> list[tuple[type[Model], str]]:
-    """Return the models of policies whose owner is a `model`, each with the path to it."""
+    """Return the models of policies whose owner is a `model`, or one of its parents, each with the path to it."""
     paths = dict.fromkeys((policy.concrete_model, policy.owner) for policy in get_policies() if policy.owner)
-    return [(table, path) for table, path in paths if _model_at(table, path) is model._meta.concrete_model]
+    own = cast("type[Model]", model._meta.concrete_model)
+    return [(table, path) for table, path in paths if issubclass(own, _model_at(table, path))]
 
 
 def _model_at(model: type[Model], path: str) -> type[Model]:

@@ -22,6 +22,7 @@ from django_delayq import checks
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policy_rules import unindexed
+from tests.testapp import keys
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Task
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
@@ -156,6 +157,19 @@ def test_one_page_shows_the_timeouts_of_a_customer_across_models(declare: Declar
     assert f"<h1>Timeouts of customer {ada.pk}</h1>" in answer.content.decode()
     for nonsense in ("testapp.customer:x", "testapp.customer", "no.model:1", "x", f"testapp.order:{ada.pk}0", "a.b:\0"):
         assert listed(admin_client, owner=nonsense) == []
+
+
+@pytest.mark.parametrize("model", [keys.OwnChild, keys.OwnGrandchild])
+def test_the_page_of_an_owner_shows_what_belongs_to_it_as_an_object_of_its_parent_model(
+    declare: Declare, admin_client: Client, model: Any
+) -> None:
+    declare(keys.Holder, name="hold", owner="child")
+    owners = [keys.OwnGrandchild.objects.create(id=n, number=n + 1, code=str(n + 2)) for n in (1, 2, 3)]
+    held = [keys.Holder.objects.create(child=owner.ownchild_ptr) for owner in owners]
+    row = [dq.schedule_timeout(each, "hold", hours=1) for each in held][1]
+    owner = model.objects.get(number=3)
+    assert listed(admin_client, owner=f"{model._meta.label_lower}:{owner.pk}") == [row.pk]
+    assert listed(admin_client, owner=f"{model._meta.label_lower}:99") == []
 
 
 def test_a_customer_of_very_many_orders_shows_the_newest(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
