@@ -226,10 +226,9 @@ def array_of(model: type[Model], pks: Iterable[Any]) -> str:
 
 def pk_of(model: type[Model], object_id: str) -> Any:
     """Return the primary key of which `object_id` is the text; ValueError if it is not a key of this model."""
-    field = root_of_key(model)
     try:
-        pk = field.to_python(object_id)
-        key_type(model).text(field, pk)  # not of a decimal or datetime for which Django or the database would raise
+        pk = root_of_key(model).to_python(object_id)
+        object_id_of(model, pk)  # not of a decimal or datetime for which Django or the database would raise
     except Exception as error:
         raise ValueError(f"{object_id!r} is not a key of {model.__name__}.") from error
     if isinstance(pk, int) and abs(pk) > BIGGEST_INTEGER:  # SQLite raises when it is only asked for one

@@ -94,8 +94,9 @@ def has_key(model: type[Model], name: str, count: int, using: str) -> Q | Func:
 
 def in_array(model: type[Model], array: Any, using: str) -> Func:
     """Return the condition on rows of `model` that `array`, as `array_of` writes it, has their key."""
-    template = f"%(expressions)s::{elements_of(model, using)}[])"
-    return Func(F("pk"), array, template=template, arg_joiner=" = ANY(", output_field=BooleanField())
+    kind = elements_of(model, using)
+    cast = "" if kind == "text" else f"::{kind}[]"  # as a `text` it never equals a longer column of type character(n)
+    return Func(F("pk"), array, template=f"%(expressions)s{cast})", arg_joiner=" = ANY(", output_field=BooleanField())
 
 
 def elements_of(model: type[Model], using: str) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import QuerySet
+from django.db import connection
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy
@@ -14,6 +17,7 @@ from django_delayq.firing import plan
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, make_due, state
 from tests.integration.matrix.keys import CASES, World, make_world
+from tests.testapp import keys
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FIRED = ("fired", "due")
@@ -73,3 +77,25 @@ def test_groups_and_batches_get_the_right_objects(world: World, declare: Declare
     [(pks, from_rows)] = batches
     assert pks == from_rows and set(pks) == expected
     assert dq.get_deadline(world.twin, world.auto) is not None
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which returns character(n) with spaces")
+def test_a_key_that_the_database_pads_with_spaces_is_fired(declare: Declare) -> None:
+    handled: list[str] = []
+    options: dict[str, Any] = {"name": "padded", "since": "begun_at", "after": timedelta(0), "when": Q(status="open")}
+    policy = declare(keys.TextKey, lambda obj, timeout: handled.append(obj.pk), **options)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE testapp_textkey RENAME TO its_own")
+        columns = "code character(40) PRIMARY KEY, status varchar(10), begun_at timestamptz"
+        cursor.execute(f"CREATE TABLE testapp_textkey ({columns})")
+    try:
+        for code in ("a", "b"):
+            keys.TextKey.objects.create(code=code, begun_at=timezone.now())
+        rows = list(dq.pending_timeouts(policy=policy))
+        fire(*rows)
+        assert [state(row) for row in rows] == [FIRED, FIRED]
+        assert [pk.rstrip() for pk in handled] == ["a", "b"]
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE testapp_textkey")
+            cursor.execute("ALTER TABLE its_own RENAME TO testapp_textkey")
