@@ -93,15 +93,17 @@ class _UUID(KeyType):
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Insert the dashes of `str(uuid)` where the database has no such type and stores 32 hex digits."""
         text: Any = super().sql(reference, field, connection)
-        if connection.features.has_native_uuid_field:
+        if field.db_type(connection) == "uuid":  # not by the features of MariaDB, where older columns have hex digits
             return text
         parts = [Substr(text, start, length) for start, length in DASHES]
         pieces = [piece for part in parts for piece in (Value("-"), part)][1:]
         return Lower(Concat(*pieces, output_field=CharField()))
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if not connection.features.has_native_uuid_field:
-            return Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
+        if field.db_type(connection) != "uuid":
+            digits = Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
+            table, column = field.model._meta.db_table, field.column
+            return _Template(dialect_of(connection).in_collation_of("{0}", connection, table, column), digits)
         return super().key(reference, field, connection)
 
 

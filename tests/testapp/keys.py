@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from typing import Any
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import models
@@ -36,6 +37,22 @@ class BigAutoKey(Keyed):
 
 class UUIDKey(Keyed):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+
+
+class HexUUIDField(models.UUIDField):  # type: ignore[type-arg]
+    """A column from before MariaDB 10.7, as Django 5.0 recommends to declare it; its collation is not the default."""
+
+    def db_type(self, connection: Any) -> str | None:
+        is_old = connection.vendor == "mysql"
+        return "char(32) COLLATE utf8mb4_unicode_ci" if is_old else super().db_type(connection)
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        found = super().get_db_prep_value(value, connection, prepared)
+        return found.hex if connection.vendor == "mysql" and isinstance(found, uuid.UUID) else found
+
+
+class HexUUIDKey(Keyed):
+    id = HexUUIDField(primary_key=True, default=uuid.uuid4)
 
 
 class TextKey(Keyed):
