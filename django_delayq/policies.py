@@ -129,8 +129,8 @@ class TimeoutPolicy(Generic[M]):
         if after is None:
             return None
         delay = after if in_force is None else in_force
-        may_precede = self.since is not None
-        return shifted(since_at, check_length(delay, f"after of {self.label}", may_be_negative=may_precede))
+        length = check_length(delay, f"after of {self.label}", may_be_negative=self.since is not None)
+        return shifted(check_moment(since_at, f"since of {self.label}"), length)
 
     def fits(self, model: type[Model]) -> bool:
         """Return whether rows of `model` (the model itself, a proxy, a multi-table child) belong to this policy."""

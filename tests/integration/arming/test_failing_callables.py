@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
@@ -263,3 +264,15 @@ def test_the_story_of_an_object_says_that_its_callable_raises(policy: dq.Timeout
     (bad,) = orders(OOPS)
     story = dq.explain_timeout(bad, policy)
     assert story.outlook == "Nothing is pending: its deadline cannot be computed. ValueError: no number: oops"
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which returns what its column has")
+def test_a_column_without_time_zone_is_named_as_the_reason() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE testapp_order ALTER COLUMN created_at TYPE timestamp")
+    try:
+        with pytest.raises(dq.InvalidDelay, match="since of testapp.order.cancel_unpaid is a naive datetime"):
+            Order.objects.create(created_at=timezone.now())
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE testapp_order ALTER COLUMN created_at TYPE timestamptz")
