@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import models
@@ -87,23 +88,27 @@ class _Text(KeyType):
         return f"its text may be longer than the {LONGEST} characters that the ledger stores: set max_length={LONGEST}"
 
 
+def _stores_digits(field: Any, connection: BaseDatabaseWrapper) -> bool:
+    # Not by the features of the database: in MariaDB older columns are declared by fields that convert their values.
+    return "-" not in str(field.get_db_prep_value(UUID(int=0), connection))
+
+
 class _UUID(KeyType):
     name = "uuid"
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        """Insert the dashes of `str(uuid)` where the database has no such type and stores 32 hex digits."""
+        """Insert the dashes of `str(uuid)` where the column has 32 hex digits."""
         text: Any = super().sql(reference, field, connection)
-        if field.db_type(connection) == "uuid":  # not by the features of MariaDB, where older columns have hex digits
+        if not _stores_digits(field, connection):
             return text
         parts = [Substr(text, start, length) for start, length in DASHES]
         pieces = [piece for part in parts for piece in (Value("-"), part)][1:]
         return Lower(Concat(*pieces, output_field=CharField()))
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if field.db_type(connection) != "uuid":
-            digits = Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
-            table, column = field.model._meta.db_table, field.column
-            return _Template(dialect_of(connection).in_collation_of("{0}", connection, table, column), digits)
+        if _stores_digits(field, connection):
+            sql = dialect_of(connection).in_collation_of("{0}", connection, field.model._meta.db_table, field.column)
+            return _Template(sql, Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value("")))
         return super().key(reference, field, connection)
 
 

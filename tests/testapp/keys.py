@@ -55,6 +55,21 @@ class HexUUIDKey(Keyed):
     id = HexUUIDField(primary_key=True, default=uuid.uuid4)
 
 
+class DashedUUIDField(models.UUIDField):  # type: ignore[type-arg]
+    """A column of another application, which has the dashes where there is no type for UUIDs."""
+
+    def db_type(self, connection: Any) -> str | None:
+        return super().db_type(connection) if connection.vendor == "postgresql" else "char(36)"
+
+    def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
+        found = self.to_python(value)
+        return str(found) if found and connection.vendor != "postgresql" else found
+
+
+class DashedUUIDKey(Keyed):
+    id = DashedUUIDField(primary_key=True, default=uuid.uuid4)
+
+
 class TextKey(Keyed):
     code = models.CharField(max_length=40, primary_key=True, db_collation=EXACT)
 

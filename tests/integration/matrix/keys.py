@@ -64,6 +64,7 @@ CASES = [
     Case(keys.BigAutoKey, _keyed("id", 2**62, 2**62 + 1, 24, 2)),
     Case(keys.UUIDKey, _keyed("id", *UUIDS)),
     Case(keys.HexUUIDKey, _keyed("id", *UUIDS)),
+    Case(keys.DashedUUIDKey, _keyed("id", *UUIDS)),
     Case(keys.TextKey, _keyed("code", *TEXTS)),
     Case(keys.SlugKey, _keyed("slug", "äpfel-a", "Äpfel-a", "apfel-a", "ÄPFEL-A")),
     Case(keys.DateKey, _keyed("day", *(datetime.date(2026, 1, 1) + number * DAY for number in range(4)))),
