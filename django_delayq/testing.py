@@ -21,6 +21,7 @@ from django_delayq import clock
 from django_delayq.clock import Span, shifted
 from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.firing.failures import TransientFailure, WorkerDied
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
@@ -173,6 +174,7 @@ def fire_due(
     chosen = None if policy is None and obj is None else pending_timeouts(target, policy)
     using = using if chosen is None else chosen.db
     stop_cache.forget()  # it may have the guard rails of the test before, which were rolled back
+    firing_state.forget_policies()  # after a failed batch of that test, they would be fired one by one
     settle_expired(using)
     fired, signals = 0, list[tuple[Any, Timeout]]()
     stuck: dict[int, str] = {}

@@ -303,12 +303,16 @@ class FiringState:
         """Return to the state of a new process. For tests."""
         self.backoff = TimeoutBackoff()
         self.running: dict[int, RunningWork] = {}
-        self.brake_counts: dict[str, int] = {}
-        self._logged_at: dict[Hashable, float] = {}
         self.abandoned: list[threading.Thread] = []
         self.database_ahead = timedelta(0)
-        self._group_sizes: dict[str, GroupSize] = {}
         self.unknown = UnknownPolicies()
+        self.forget_policies()
+
+    def forget_policies(self) -> None:
+        """Forget what firings have shown of each policy. For tests, each of which has policies that have not fired."""
+        self.brake_counts: dict[str, int] = {}
+        self._logged_at: dict[Hashable, float] = {}
+        self._group_sizes: dict[str, GroupSize] = {}
 
     @property
     def current(self) -> RunningWork | None:

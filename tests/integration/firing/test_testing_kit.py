@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db.models import QuerySet
 from django.test import TestCase, TransactionTestCase
 
 import django_delayq as dq
@@ -241,6 +242,32 @@ def test_guard_rails_of_the_test_before_do_not_apply(declare: Declare) -> None:
 
         def test_2_as_declared(self) -> None:
             assert perform(policy, Order.objects.create(status="new")).state == "fired"
+
+    assert run(Case).testsRun == 2
+
+
+def test_a_batch_is_whole_although_one_has_failed_in_the_test_before(declare: Declare) -> None:
+    batches: list[int] = []
+
+    def handler(orders: QuerySet[Order], timeouts: list[Timeout]) -> None:
+        batches.append(len(timeouts))
+        if orders.filter(status="broken").exists():
+            raise LookupError
+
+    policy = declare(Order, handler, name="counted", batch=5, brake=dq.Brake(5, per=timedelta(minutes=10)))
+
+    class Case(TestCase):
+        def test_1_with_one_that_fails(self) -> None:
+            for status in ("broken", "new", "new", "new", "new", "new"):
+                dq.schedule_timeout(Order.objects.create(status=status), policy, seconds=0)
+            assert fire_due(raises=False) == 5
+
+        def test_2_without(self) -> None:
+            for _ in range(5):
+                dq.schedule_timeout(Order.objects.create(status="new"), policy, seconds=0)
+            batches.clear()
+            assert fire_due() == 5
+            assert batches == [5]
 
     assert run(Case).testsRun == 2
 
