@@ -41,6 +41,7 @@ from django_delayq.signals import worker_started
 from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
+from django_delayq.worker.sources.ledger import slot_seconds
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
 
 logger = logging.getLogger("django_delayq.worker")
@@ -52,6 +53,8 @@ MAX_STUCK_PER_THREAD: Final = 4
 BURST_CHECK_SECONDS: Final = 0.05
 BURST_IDLE_SECONDS: Final = 5.0
 """How long a burst waits without progress for timeouts that it cannot fire now, for example locked ones."""
+MAX_SLOT_SECONDS: Final = 60.0
+"""For longer, a burst does not wait for the next slot of a policy with a rate: cron starts the next one."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -266,14 +269,15 @@ class Worker:
         """Return whether no row is due whose policy is declared here and not stopped.
 
         Due timeouts that cannot be fired now, because others lock their object or fire them, are waited for as long
-        as there is progress, and for some seconds more. Raises the database's errors.
+        as there is progress, and for some seconds more; those of a policy with a rate until its next slot, if that is
+        near. Raises the database's errors.
         """
         now = time.monotonic()
         if worked_on != self._progress[0]:
             self._progress = worked_on, now
-        if now - self._progress[1] > BURST_IDLE_SECONDS:
-            return True
-        labels = {label for policy in get_policies() for label in policy.labels}
+        idle = now - self._progress[1] - BURST_IDLE_SECONDS
+        awaited = [each for each in get_policies() if idle <= 0 or idle <= slot_seconds(each) <= MAX_SLOT_SECONDS]
+        labels = {label for policy in awaited for label in policy.labels}
         labels -= set(stop_cache.confirmed(self.using).all_labels())
         rows = Timeout.objects.using(self.using).due().of_labels(labels)
         if self.only is not None:

@@ -22,7 +22,7 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import Work
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
-from django_delayq.ledger.claiming import TURN_SECONDS, Slot
+from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew
@@ -143,6 +143,11 @@ class LedgerSource:
                 for chunk in chunks(ids, claiming.CHUNK):  # noted one by one: an error does not undo those before it
                     longer, kept = claiming.extend(chunk, until, get_settings().lease, self._using)
                     self._claimed.update(dict.fromkeys(kept, longer))
+
+
+def slot_seconds(policy: TimeoutPolicy[Any]) -> float:
+    """Return how long it is from one slot of `policy` to the next; 0 without a rate."""
+    return Spacing.of(policy.rate, policy.batch).interval if policy.rate else 0.0
 
 
 class PacedSource:

@@ -1,4 +1,4 @@
-"""Works that lose their slot, or that an executor or an error loses: the worker keeps none of them."""
+"""Works that lose their slot, or that an executor or an error loses: the worker keeps none of them. A burst waits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from django_delayq import Limits
+from django_delayq import Limits, Rate
 from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.ledger.claiming import Slot
 from django_delayq.models import Timeout
-from django_delayq.worker import Worker
+from django_delayq.worker import Worker, loop
 from django_delayq.worker import dispatch as dispatch_module
 from django_delayq.worker.background import leases_job
 from django_delayq.worker.dispatch import Dispatch
@@ -31,6 +31,18 @@ from tests.support.workers import StartWorker, due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
+    declare: Declare, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "BURST_IDLE_SECONDS", 0.5)
+    for name, period in (("soon", timedelta(seconds=4)), ("later", timedelta(hours=1))):  # a busy machine misses slots
+        overdue(declare(Order, Begins(), name=name, limits=Limits(rate=Rate(1, per=period))), 2)
+    start_worker(burst=True).join()
+    left = Timeout.objects.filter(state="pending").values_list("policy", flat=True)
+    assert [*left] == ["testapp.order.later"]
 
 
 @pytest.mark.parametrize("source", ["redis"], indirect=True)
