@@ -37,5 +37,5 @@ class CeleryExecutor(RemoteExecutor):
         try:
             fire_timeouts.apply_async((message,), connection=self._connection, retry=False)
         except Exception:
-            self._connection.collapse()
+            self._connection = self._connection.clone()  # not closed: a broker that does not answer would block that
             raise
