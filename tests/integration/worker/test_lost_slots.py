@@ -15,7 +15,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from django_delayq import Limits, Rate
+from django_delayq import Limits, Rate, clock
 from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.ledger.claiming import Slot
 from django_delayq.models import Timeout
@@ -27,7 +27,7 @@ from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
 from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, due_orders
+from tests.support.workers import StartWorker, due_orders, states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,6 +43,14 @@ def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
     start_worker(burst=True).join()
     left = Timeout.objects.filter(state="pending").values_list("policy", flat=True)
     assert [*left] == ["testapp.order.later"]
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_clock_that_a_test_has_stopped_withholds_no_slots(declare: Declare, start_worker: StartWorker) -> None:
+    overdue(declare(Order, Begins(), name="rated", limits=Limits(rate=RATE)), 30)
+    with clock.set_to(timezone.now() + timedelta(hours=1)):
+        start_worker(burst=True).join()
+    assert states() == {"fired": 30}
 
 
 @pytest.mark.parametrize("source", ["redis"], indirect=True)
