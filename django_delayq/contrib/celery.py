@@ -23,13 +23,13 @@ class CeleryExecutor(RemoteExecutor):
     """
 
     connect_seconds = 2.0
-    """How long to wait for a connection to the broker."""
+    """How long to wait for a connection to the broker, and, if that is Redis, for its answers."""
 
     def __init__(self, using: str, concurrency: int) -> None:
         # Without a limit, kombu waits indefinitely for a broker that is down.
         limits = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         app = current_app._get_current_object()
-        options = {**app.conf.broker_transport_options, **limits}
+        options = {"socket_timeout": self.connect_seconds, **app.conf.broker_transport_options, **limits}
         self._connection = app.connection_for_write(connect_timeout=self.connect_seconds, transport_options=options)
         super().__init__(using, concurrency)
 

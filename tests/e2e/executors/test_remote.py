@@ -155,6 +155,22 @@ def test_a_broker_that_is_down_does_not_stop_the_worker(
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
 
 
+@WITH_A_BROKER
+def test_a_broker_that_does_not_answer_is_given_up_and_timeouts_fire_when_it_answers(
+    engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path
+) -> None:
+    start_remote()
+    worker = start_worker()
+    due_now("remind", 5)
+    wait_until(settled(5), "it works")
+    engine.broker.pause()
+    due_now("remind", 5)
+    wait_until(lambda: "cannot send messages" in (tmp_path / "worker.log").read_text(), "it is logged", seconds=20)
+    engine.broker.resume()
+    wait_until(settled(10), "due timeouts fire when the broker answers")
+    end(worker)
+
+
 @pytest.mark.usefixtures("short_lease")
 @WITH_A_BROKER
 def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
