@@ -148,8 +148,8 @@ class _Decimal(KeyType):
         is_short = value.is_finite() and value.adjusted() < digits - places  # else its text may fill the memory
         text = f"{value or abs(value):.{places}f}" if is_short else "NaN"  # exact, unlike `round` beyond 28 digits
         if Decimal(text) != value:
-            rule = f"at most {digits} digits, {places} of them decimal places"
-            raise ValueError(f"{value} is not a key with {rule}: use the value that the database has.")
+            words = "{} is not a key with at most {} digits, {} of them decimal places: use the key that is stored."
+            raise ValueError(words.format(value, digits, places))
         return text
 
     def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:

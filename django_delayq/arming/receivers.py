@@ -16,9 +16,9 @@ from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
-from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted
+from django_delayq.arming.reconcile import arm_many, arm_one
 from django_delayq.arming.scan import policies_by_table
-from django_delayq.arming.sync import sync_timeouts
+from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.locking import (

@@ -44,7 +44,7 @@ from django_delayq.ledger.history import message_of, moment
 from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_keys, lock_row, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.subjects import kind_of, slots_of, subject_at
+from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Installation, Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
@@ -379,28 +379,3 @@ def _cancel(cancel: dict[int, tuple[RowState, Timeout.Cause]], using: str) -> No
             if len(ids) > 1:  # in the order of their slots, as everywhere
                 lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1), using)
             writing.cancel_ids({row_id: queues[row_id] for row_id in ids}, using, cause)
-
-
-def cancel_of_deleted(
-    model: type[Model], pks: Collection[Any], using: str, *, dry_run: bool = False
-) -> tuple[int, set[Any]]:
-    """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
-
-    Return how many there were, and the keys of the rows that are not deleted. Sends no signals, as there may be very
-    many. `dry_run`: only count.
-    """
-    kind = kind_of(model, using)
-    cancelled, left = 0, set[Any]()
-    with nullcontext() if dry_run else transaction_of(using):
-        for chunk in chunks(sorted(pks, key=str)):
-            there = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
-            ids = {object_id_of(model, pk) for pk in there}
-            left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
-            gone = {object_id_of(model, pk) for pk in chunk} - ids
-            rows = Timeout.objects.using(using).filter(content_type=kind, object_id__in=gone, slot_taken=1)
-            if dry_run:
-                cancelled += rows.count()
-                continue
-            found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
-            cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
-    return cancelled, left

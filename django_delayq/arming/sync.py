@@ -12,28 +12,29 @@ import logging
 import math
 import operator
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures, arm_many, cancel_of_deleted
+from django_delayq.arming.reconcile import Failures, arm_many
 from django_delayq.arming.scan import PAGE, Step, candidates, policies_by_table, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.ledger import writing
 from django_delayq.ledger.history import shown
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.locking import database_of, lock_in_slot_order, transaction_of
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.search import Count
-from django_delayq.ledger.subjects import instances, objects_of
+from django_delayq.ledger.subjects import instances, kind_of, objects_of
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from datetime import datetime
 
 logger = logging.getLogger("django_delayq.worker")
@@ -135,6 +136,29 @@ def repair(step: Step, using: str, oldest: timedelta | None, failures: Failures,
         if step.may_be_gone:
             done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0)
     return done
+
+
+def cancel_of_deleted(
+    model: type[Model], pks: Collection[Any], using: str, *, dry_run: bool = False
+) -> tuple[int, set[Any]]:
+    """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
+
+    Return how many there were, and the keys of the rows that are not deleted. Sends no signals, as there may be very
+    many. `dry_run`: only count.
+    """
+    kind = kind_of(model, using)
+    cancelled, left = 0, set[Any]()
+    with nullcontext() if dry_run else transaction_of(using):
+        for chunk in chunks(sorted(pks, key=str)):
+            there = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
+            ids = {object_id_of(model, pk) for pk in there}
+            left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
+            gone = {object_id_of(model, pk) for pk in chunk} - ids
+            rows = Timeout.objects.using(using).filter(content_type=kind, object_id__in=gone, slot_taken=1)
+            rows = rows.only("id", "queue", "slot")
+            entries = {row.pk: row.queue for row in (rows if dry_run else lock_in_slot_order(rows, using))}
+            cancelled += len(entries) if dry_run else writing.cancel_ids(entries, using, Timeout.Cause.GONE)
+    return cancelled, left
 
 
 class TableSync:

@@ -325,12 +325,9 @@ def _is_missing(error: BaseException) -> bool:
 
 
 def _is_contention(error: BaseException) -> bool:
-    if not isinstance(error, Error):
-        return False
     code = error_code(error)
-    if isinstance(code, str) and code.startswith(_TRANSIENT_STATES):
-        return True
-    return is_read_only(error) or code in _TRANSIENT_CODES
+    has_state = isinstance(code, str) and code.startswith(_TRANSIENT_STATES)
+    return has_state or is_read_only(error) or code in _TRANSIENT_CODES
 
 
 def _summary(error: BaseException) -> str:
