@@ -308,7 +308,7 @@ def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(decla
     with connection.execute_wrapper(fail), pytest.raises(OperationalError):
         tables.run()
     pauses = [tables.run() for _ in range(8)]
-    assert (pending(policy), pauses[0] < 1.0) == (7, True)
+    assert (pending(policy), pauses[0] < 20.0) == (7, True)  # half an interval, if it took the claim for another's
 
 
 @pytest.mark.usefixtures("small")
