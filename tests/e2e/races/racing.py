@@ -114,7 +114,9 @@ def _rows_of(orders: Collection[int]) -> dict[int, Timeout]:
     """Return the only timeout of each order."""
     rows = list(Timeout.objects.filter(object_id__in=[str(pk) for pk in orders], policy=cancel_unpaid.label))
     by_order = {int(row.object_id): row for row in rows}
-    assert len(rows) == len(by_order) == len(orders), "each order has had one timeout"
+    times = Counter(int(row.object_id) for row in rows)
+    wrong = {pk: [vars(row) for row in rows if row.object_id == str(pk)] for pk in orders if times[pk] != 1}
+    assert not wrong, f"{len(wrong)} of {len(orders)} orders have not had one timeout: {list(wrong.items())[:3]}"
     return by_order
 
 
