@@ -23,18 +23,11 @@ LARGE_TABLE_BYTES = 200_000
 @contextmanager
 def quick() -> Iterator[None]:
     """Tests inside the block are followed by a quick emptying of their databases."""
-    from django.contrib.contenttypes.models import ContentType
-
     cases: Any = TransactionTestCase
     flush = cases._fixture_teardown
     kept: dict[Any, list[Any]] = {}
 
     def empty_all(case: Any) -> None:
-        empty(case)
-        # A process that kept the ids of content types created again would arm second timeouts, in slots of their own.
-        ContentType.objects.clear_cache()
-
-    def empty(case: Any) -> None:
         opened = [connections[alias] for alias in type(case)._databases_names(include_mirrors=False)]
         if all(kept.get(_name(connection)) == _fingerprint(connection) for connection in opened):
             for connection in opened:
