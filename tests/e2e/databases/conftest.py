@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
 from tests.conftest import ROOT
@@ -70,12 +71,18 @@ def own_database(child_environment: dict[str, str], transactional_db: None) -> I
         }
         migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"]
         subprocess.run(migrate, env=environment, cwd=ROOT, check=True)
-        connection.settings_dict.update(own)
+        _lead_to(own)
         try:
             yield OwnDatabase(server, proxy, environment)
         finally:
             connection.close()
-            connection.settings_dict.update(before)
+            _lead_to(before)
+
+
+def _lead_to(settings: dict[str, str]) -> None:
+    connection.settings_dict.update(settings)
+    # Their ids differ. With those of this server, later tests would arm second timeouts beside those of the workers.
+    ContentType.objects.clear_cache()
 
 
 def _open_to_all(directory: Path) -> Path:
