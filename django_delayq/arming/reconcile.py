@@ -192,7 +192,7 @@ def arm_many(
         locked = lock_keys(policies[0].concrete_model, pks, using, wait=wait)
         if failures is not None:
             failures.locked += len(pks) - len(locked)
-        changes = diff(row_states(policies, pks if wait else locked, using), using, oldest, failures=failures)
+        changes = diff(row_states(policies, locked, using), using, oldest, failures=failures)
         apply(changes, using, signals=signals)
     return changes
 
