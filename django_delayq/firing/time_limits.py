@@ -96,6 +96,8 @@ class _Loan:
         interruption: what a signal handler has raised in this thread meanwhile.
         place: where the call was when it was abandoned.
         lent: the connections.
+
+    The lock `_begun` is for whoever comes first: the other thread, or this one to prevent that it begins.
     """
 
     running: RunningWork
@@ -103,6 +105,7 @@ class _Loan:
     interruption: BaseException | None = None
     place: str = ""
     lent: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
+    _begun: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, act: Callable[[], None]) -> Call | None:
@@ -116,11 +119,12 @@ class _Loan:
         target = partial(contextvars.copy_context().run, self._borrow, act)
         thread = threading.Thread(target=target, name=f"{threading.current_thread().name}-limited", daemon=True)
         lend(self.lent)
-        thread.start()
         try:
+            thread.start()
             call = self._watch(self.limit)
         except BaseException as error:  # noqa: BLE001 - raised again, or recorded
-            self.interruption, call = error, self._watch(0.0)
+            self.interruption = error
+            call = None if self._begun.acquire(blocking=False) else self._watch(0.0)
         if call is not None:
             self._abandon(thread)
         else:
@@ -137,6 +141,8 @@ class _Loan:
         return f"was interrupted by {type(self.interruption).__name__}"
 
     def _borrow(self, act: Callable[[], None]) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
         with suppress(Abandoned):
             try:
                 for connection in self.lent:

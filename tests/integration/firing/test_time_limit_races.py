@@ -157,6 +157,13 @@ class SoftTimeLimit(Exception):
     """What Celery raises by a signal handler, in the thread that waits for the handler."""
 
 
+@pytest.fixture
+def uninterrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let abandoned handlers continue. Otherwise one that is abandoned at once may end before it writes anything."""
+    monkeypatch.setattr(time_limits, "_interrupt", lambda thread_id: None)
+
+
+@pytest.mark.usefixtures("uninterrupted")
 @pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
 def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_connection(
     order: Order, declare: Declare, options: dict[str, Any]
@@ -166,8 +173,7 @@ def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_conn
 
     def handler(target: Any, timeouts: Any) -> None:
         signal.raise_signal(signal.SIGUSR1)  # Python calls the handler of a signal in the main thread
-        with contextlib.suppress(Abandoned):
-            go_on.wait(WAIT)
+        go_on.wait(WAIT)
         try:
             write()
         except Error as error:
@@ -190,6 +196,54 @@ def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_conn
     assert len(refused) == 1
     assert overrun(row) == ("pending", 1, "SoftTimeLimit")
     assert not Effect.objects.exists()
+
+
+class Interrupted(threading.Thread):
+    """A thread whose `start` is interrupted by an exception of a signal handler while it waits for the thread."""
+
+    def start(self) -> None:
+        super().start()
+        wait_until(lambda: any(running.timeout_ids for running in list(firing_state.running.values())))
+        raise SoftTimeLimit
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_a_signal_while_the_thread_starts_does_not_leave_two_threads_on_one_connection(
+    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def handler(target: Any, timeout: Timeout) -> None:
+        go_on.wait(WAIT)
+        write()
+
+    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Interrupted)
+        fire(row)
+    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
+    go_on.set()
+    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimit, RuntimeError])
+def test_a_thread_that_cannot_be_started_leaves_its_timeout_to_the_next_attempt(
+    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """As in a container with a limit of threads. This attempt is not counted: no handler was called."""
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise error
+
+    row = due(order, declare(Order, name="late", limits=LIMITS, retry=RETRY))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Refused)
+        assert row.pk in fire(row).again
+    assert overrun(row) == ("pending", 0, "")
+    assert fire(row).fired == (row.pk,)
 
 
 def test_a_coroutine_that_ends_while_it_is_abandoned_has_failed(

@@ -147,7 +147,7 @@ def test_a_worker_that_stops_withdraws_works_that_it_has_given_up(settings: Any)
 def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, withdrawals = time.monotonic(), list[float]()
+    now, withdrawals = int(time.monotonic()), list[float]()  # whole seconds: sums of others are rounded
 
     class Busy(Silent):
         """Runs the first work indefinitely; the others wait."""
