@@ -50,6 +50,11 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
+def has_terminal() -> bool:
+    """Return whether a person can answer: not under cron, and not where standard input is closed (`None`)."""
+    return bool(sys.stdin and sys.stdin.isatty())
+
+
 class _HelpFormatter(DjangoHelpFormatter):
     """Prints the examples as they are: one command a line."""
 
@@ -120,7 +125,7 @@ class AskingCommand(DelayqCommand):
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
         if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
             return
-        if not (sys.stdin and sys.stdin.isatty()):
+        if not has_terminal():
             raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()

@@ -1,14 +1,13 @@
 """`manage.py delayq_prune`: delete timeouts that were settled long ago."""
 
 import logging
-import sys
 from typing import Any
 
 from django.db import router
 
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.management.operating import AskingCommand, actor
+from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.models import Timeout
 from django_delayq.worker.sweep import count_old, prune
 
@@ -27,7 +26,7 @@ class Command(AskingCommand):
         if options["dry_run"]:
             self.report(f"{counted(old, 'timeout')} {settled}", options)
             return
-        if sys.stdin and sys.stdin.isatty():  # without a terminal it proceeds: workers do the same
+        if has_terminal():  # without a terminal it proceeds: workers do the same
             self.ask("delete", old, options)
         deleted = prune(using)
         words = counted(deleted, "timeout was", "timeouts were")

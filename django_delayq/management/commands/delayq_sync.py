@@ -1,7 +1,6 @@
 """`manage.py delayq_sync`: synchronize the ledger with the tables of automatic policies."""
 
 import logging
-import sys
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -10,7 +9,7 @@ from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
-from django_delayq.management.operating import AskingCommand, actor
+from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.policies import get_policies, get_policy
 
 logger = logging.getLogger("django_delayq.steering")
@@ -38,7 +37,7 @@ class Command(AskingCommand):
         for policy in policies:
             using = database_of(policy.concrete_model)
             # Without a terminal, as by cron, it proceeds: workers do the same on their own.
-            if backfill and sys.stdin and sys.stdin.isatty() and not (options["yes"] or dry_run):
+            if backfill and has_terminal() and not (options["yes"] or dry_run):
                 seen = sync_policy(policy, using, Failures(policy), backfill=True, dry_run=True)
                 self.ask("arm, move or cancel", Count(seen.armed + seen.moved + seen.cancelled), options)
             failures = Failures(policy)
