@@ -72,6 +72,15 @@ class Subject:
         return self.rounds().filter(slot_taken=1)
 
     @property
+    def automatic_policy(self) -> TimeoutPolicy[Any] | None:
+        """Return the policy by which saves arm the rounds of this subject; None: none does, or it is only one of them.
+
+        Rounds with a key are scheduled by hand, whatever the policy.
+        """
+        policy = self.policy if self.row_id is None and not self.key else None
+        return policy if policy is not None and policy.is_automatic else None
+
+    @property
     def about(self) -> str:
         """Return the object's id, and the key if there is one."""
         return f"{self.object_id}{f' ({self.key})' if self.key else ''}"

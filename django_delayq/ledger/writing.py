@@ -254,7 +254,7 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
     policy, using = subject.policy, subject.using
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return []
-    since = policy.since if lock and policy.is_automatic and not subject.key else None
+    since = policy.since if lock and subject.automatic_policy else None
     # One of several rows may be too late, or of another `since`.
     if callable(since) or ((in_time or since) and len(subject.slots) > 1):
         return []

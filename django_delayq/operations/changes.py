@@ -20,6 +20,7 @@ from django.db import connections, transaction
 from django.db.models import F, QuerySet
 from django.utils.translation import gettext as _
 
+from django_delayq.arming.reconcile import Failures
 from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
@@ -266,13 +267,10 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
     obj = page.object_of(row)
     if row.since_at is None or row.since_at >= counts_from or (obj is None and callable(policy.after)):
         return counts_from
-    try:
+    is_armed = False
+    with Failures(policy).counting(row.object_id):  # if `after` raises, it does not show that the row was armed
         natural = policy.due_of(obj, row.since_at, in_force)
         is_armed = natural == row.due_at or (natural == row.first_due_at and not restarts)
-    except DatabaseError:
-        raise
-    except Exception:  # noqa: BLE001 - `after` of the application
-        is_armed = False
     return row.since_at if is_armed else counts_from
 
 

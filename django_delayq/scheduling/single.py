@@ -13,10 +13,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from asgiref.sync import sync_to_async
-from django.db import Error as DatabaseError
 from django.db.models import Q
 
 from django_delayq import clock
+from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
 from django_delayq.clock import database_now, parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
@@ -221,24 +221,22 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
     policy raises, as it may for an object that does not match `when`, nothing can arm the round. A row that is settled
     never changes its state, so another one closes the round, with the same deadlines.
     """
-    policy, using = subject.policy, subject.using
-    if policy is None or not policy.is_automatic or subject.key or subject.row_id is not None:
+    policy, using = subject.automatic_policy, subject.using
+    if policy is None:
         return
-    try:
+    failures = Failures(policy)
+    with failures.counting(subject.pk):
         since_at = policy.since_of(obj)
         rounds = as_it_is(subject.rounds().filter(since_at=since_at), using)
         if since_at is None or rounds.filter(CLOSING)[:1]:
             return
         ended = rounds.first()
         due_at = policy.due_of(obj, since_at, read_delay(policy, using)) if ended is None else ended.due_at
-    except DatabaseError:
-        raise
-    except Exception as error:
+    if failures.first is not None:
         words = "%s: its present round cannot be closed, because its deadline cannot be computed"
         ids = {"policy": policy.label, "object_id": subject.object_id}
-        logger.error(words, subject, exc_info=shown(error), extra={"event": "close_failed", **ids})
-        return
-    if due_at is not None:
+        logger.error(words, subject, exc_info=shown(failures.first[1]), extra={"event": "close_failed", **ids})
+    elif due_at is not None:
         first_due_at = due_at if ended is None else ended.first_due_at
         row = writing.new_row(subject, due_at, since_at, first_due_at=first_due_at)
         writing.insert([row], using)
@@ -283,16 +281,13 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
 
 def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
     """Return whether the object has a later round than `fired`, not armed yet, as after `QuerySet.update`."""
-    policy, using = subject.policy, subject.using
-    if policy is None or subject.row_id is not None or subject.key or not policy.is_automatic:
+    policy, using = subject.automatic_policy, subject.using
+    if policy is None:
         return False
     found = objects_of_policy(policy, [subject.pk], using) if condition_holds(policy, subject.pk, using) else {}
-    try:
+    since_at = None
+    with Failures(policy).counting(subject.pk):  # if `since` raises, no round can be armed
         since_at = next(map(policy.since_of, found.values()), None)
-    except DatabaseError:
-        raise
-    except Exception:  # noqa: BLE001 - `since` of the application: no round can be armed
-        return False
     others = subject.rounds().filter(Q(since_at=since_at, state=State.FIRED) | Q(settled_at=None))
     return since_at not in {None, fired.since_at} and not as_it_is(others, using)[:1]
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from django.db import Error as DatabaseError
 from django.utils import formats
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Changes, diff
+from django_delayq.arming.reconcile import Changes, Failures, diff
 from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
@@ -221,12 +220,12 @@ def _why_nothing_is_pending(subject: Subject) -> str:
         return _("Nothing is pending: the policy is no longer declared.")
     if not policy.is_automatic or subject.key:
         return _("Nothing is pending: this policy is scheduled by hand.")
-    try:
+    failures = Failures(policy)
+    with failures.counting(subject.pk):
         states = row_states([policy], [subject.pk], subject.using)
         changes = diff(states, subject.using, get_settings().catch_up)
-    except DatabaseError:
-        raise
-    except Exception as error:  # noqa: BLE001 - code of the application, which often is what should be explained
+    if failures.first is not None:  # code of the application, which often is what should be explained
+        error = failures.first[1]
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")
         return text.format(error=type(error).__name__, message=message_of(error))
     return _why_not_armed(policy, states[0] if states else None, changes)
