@@ -247,14 +247,18 @@ class Worker:
         dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
         if self.is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
-            batch = self.sources.ledger.take_now(room)
-            dispatch.add(batch)
-            if batch.deliveries:
-                return 0.0
-            if self._is_burst_over(dispatch.worked_on):
-                self._stopping = True
-            return BURST_CHECK_SECONDS
+            return self._end_burst(dispatch, room)
         return min(batch.wait_seconds, self.sources.paced.seconds_left)
+
+    def _end_burst(self, dispatch: Dispatch, room: int) -> float:
+        """Take due rows that Redis has not returned; without any, stop if the burst is over. Return as `_pass` does."""
+        batch = self.sources.ledger.take_now(room)
+        dispatch.add(batch)
+        if batch.deliveries:
+            return 0.0
+        if self._is_burst_over(dispatch.worked_on):
+            self._stopping = True
+        return BURST_CHECK_SECONDS
 
     def _check_stuck(self) -> None:
         """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
