@@ -30,6 +30,10 @@ NEAR: Final = timedelta(milliseconds=1)
 """How long the first of a work that is planned before its deadline may wait for the last one."""
 
 
+ANY_TIME: Final = Slot(0.0, inf)
+"""The slot of works of policies without a rate: the worker decides when they begin."""
+
+
 class _Row(NamedTuple):
     id: int
     policy: str
@@ -75,7 +79,7 @@ def plan(
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
     stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
-    due: dict[tuple[str, str, datetime | Slot | None], list[_Row]] = defaultdict(list)
+    due: dict[tuple[str, str, datetime | None, Slot], list[_Row]] = defaultdict(list)
     early, begins = dict[int, datetime](), dict[tuple[str, str], datetime]()
     for row in found:
         policy, now = policies[row.policy], row.database_now
@@ -92,20 +96,20 @@ def plan(
             report.release_rest([row.id], stopped.recheck_at(policy.label, now), STOPPED)
         elif policy.rate and pacing and row.state == Timeout.State.PENDING:
             if slot := pacing.slots.get(row.id):
-                due[policy.label, row.queue, slot].append(row)
+                due[policy.label, row.queue, None, slot].append(row)
             else:
                 log_waiting([row.id], "the worker claims it when the rate of its policy allows")
                 report.done.append(row.id)
                 pacing.note_due(policy.label, (row.run_at - now).total_seconds())
         else:
             begin = None
-            if row.run_at > now:
+            if row.run_at > now:  # in the order of `run_at`: it joins the first row of a work, or begins the next work
                 begin = begins.get((policy.label, row.queue), row.run_at)
                 begin = begins[policy.label, row.queue] = begin if row.run_at <= begin + NEAR else row.run_at
                 early[row.id] = row.run_at
-            due[policy.label, row.queue, begin].append(row)
+            due[policy.label, row.queue, begin, ANY_TIME].append(row)
     reach("planned")
-    works = [work for (label, _, begin), rows in due.items() for work in _works(label, rows, deliveries, begin)]
+    works = [work for (label, *_, slot), rows in due.items() for work in _works(label, rows, deliveries, slot)]
     return works, report.report(early)
 
 
@@ -128,16 +132,13 @@ def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
     return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 
-def _works(
-    label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], begin: datetime | Slot | None
-) -> Iterator[Work]:
+def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], slot: Slot) -> Iterator[Work]:
     """Divide the due `rows` of one policy, queue and slot. Suspects are alone, and all timeouts with `atomic=False`.
 
     No work has two timeouts of one object: the first would change the object of the second.
     """
     policy = registry.get(label)
     assert policy is not None
-    slot = begin if isinstance(begin, Slot) else Slot(0.0, inf)
     sizes = firing_state.group_size(label)
     size = max(policy.batch or sizes.work_size(), sizes.uncalled_size)
     pieces: list[dict[str, int]] = []
