@@ -90,7 +90,7 @@ class Attempt:
         try:
             if error is not None:
                 self.report, self.left = ReportBuilder(now=firing_state.database_now()), set()
-                if not self._has_released(error):
+                if not self._release_if_transient(error):
                     if len(self.candidates) > 1:
                         return False
                     self._record(error)
@@ -137,7 +137,8 @@ class Attempt:
     def _mark_at_once(self) -> list[Member]:
         """Lock, check and mark those candidates with which nothing is unusual, in one statement; return them.
 
-        An empty list if one statement cannot do this for the policy, or if a forged work names an object twice.
+        An empty list with `checks_only`, if one statement cannot do this for the policy, or if a forged work names an
+        object twice.
         """
         policy, candidates, guards = self.policy, self.candidates, self.guards
         if self.checks_only or not settling.can_mark_at_once(policy, self.using):
@@ -145,7 +146,7 @@ class Attempt:
         if guards.shadow:
             candidates = [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
         pks = {each.id: pk for each in candidates if (pk := readable_pk(policy, each.object_id)) is not None}
-        if not candidates or len(set(pks.values())) < len(candidates):
+        if not pks or len(set(pks.values())) < len(pks):
             return []
         late = guards.late.after if guards.late else None
         found = settling.mark_at_once(policy, pks, self.using, counted=self.is_counted, late=late)
@@ -279,8 +280,8 @@ class Attempt:
         self.report.note_call(self.call)
         self.monitor.check_unbroken(row.pk)
 
-    def _has_released(self, error: BaseException) -> bool:
-        """Release all candidates and return True if `error` is transient. Adapt the group size."""
+    def _release_if_transient(self, error: BaseException) -> bool:
+        """Release all candidates and return True if `error` is transient, or the slot is over. Adapt the group size."""
         report, ids = self.report, [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
         if isinstance(error, SlotOver):

@@ -187,3 +187,15 @@ def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(or
     assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
     assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
+
+
+def test_a_key_that_no_row_can_have_keeps_no_other_member_from_being_marked_at_once(orders: list[Order]) -> None:
+    rows = [due(order, "cancel_unpaid") for order in orders]
+    grouping(dq.get_policy("testapp.order.cancel_unpaid"))
+    Timeout.objects.filter(pk=rows[0].pk).update(object_id="of a former kind")
+    rows[0].refresh_from_db()
+    with CaptureQueriesContext(connection) as queries:
+        report = fire(*rows)
+    assert set(report.fired) == {row.pk for row in rows[1:]}
+    assert state(rows[0]) == ("skipped", "gone")
+    assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
