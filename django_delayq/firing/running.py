@@ -55,9 +55,7 @@ def run(work: Work, using: str) -> Report:
         if (seconds := work.begin_at - time.monotonic()) > 0:
             time.sleep(seconds)
         with tracked(running):
-            error = caught(lambda: _fire(work, using, report))
-            if error is not None:
-                report.release_unknown(work.policy, work.ids, error, using)
+            _fire(work, using, report)
 
     error = caught(lambda: run_within_limit(fire, running, report, using))
     if error is not None:

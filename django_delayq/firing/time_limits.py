@@ -35,7 +35,7 @@ from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import persistently, record_error
-from django_delayq.firing.handler import Abandoned, Call, RunningWork, run_callbacks, tracked
+from django_delayq.firing.handler import Abandoned, Call, RunningWork, caught, run_callbacks, tracked
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
@@ -59,7 +59,7 @@ MAX_FRAMES: Final = 3
 
 
 def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
-    """Run `act`, which fires `running.work`. Complete `report` if a call in it takes longer than its policy allows.
+    """Run `act`, which fires `running.work`; raise what it raises. Complete `report` if a call in it takes too long.
 
     Inside another handler, or inside a transaction, as in a `TestCase`, the connections cannot be cut: then `act` runs
     without a limit of its own.
@@ -93,6 +93,7 @@ class _Loan:
     Attributes:
         running: the work.
         limit: how many seconds a call may take.
+        error: what the work has raised in the other thread.
         interruption: what a signal handler has raised in this thread meanwhile.
         place: where the call was when it was abandoned.
         lent: the connections.
@@ -102,6 +103,7 @@ class _Loan:
 
     running: RunningWork
     limit: float
+    error: BaseException | None = None
     interruption: BaseException | None = None
     place: str = ""
     lent: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
@@ -131,6 +133,8 @@ class _Loan:
             take_back(self.lent)
         if self.interruption is not None and (call is None or isinstance(self.interruption, KeyboardInterrupt)):
             raise self.interruption
+        if call is None and self.error is not None:
+            raise self.error
         return call
 
     @property
@@ -147,7 +151,7 @@ class _Loan:
             try:
                 for connection in self.lent:
                     connections[connection.alias] = connection
-                act()
+                self.error = caught(act)
             finally:
                 self._ended.release()
         for connection in self.lent if self.running.is_abandoned else ():

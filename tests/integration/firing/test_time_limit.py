@@ -334,6 +334,20 @@ def test_a_policy_without_a_limit_runs_in_the_thread_of_the_caller(orders: list[
     assert connection.allow_thread_sharing is False
 
 
+@pytest.mark.parametrize("limits", [None, LIMITS], ids=["without", "limited"])
+def test_an_error_outside_of_handlers_releases_the_work_with_and_without_a_limit(
+    order: Order, declare: Declare, limits: dq.Limits | None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    row = due(order, declare(Order, lambda *_: None, name="works", limits=limits))
+    monkeypatch.setattr("django_delayq.firing.running.brake_room", lambda *_: 1 / 0)
+    report = fire(row)
+    assert list(report.again) == [row.pk]
+    assert (*state(row), row.attempts) == ("pending", "", 0)
+    [record] = [each for each in caplog.records if getattr(each, "event", "") == "timeouts_put_back"]
+    assert "division by zero" in record.getMessage()
+    assert connection.allow_thread_sharing is False
+
+
 def test_a_limited_handler_uses_the_connection_and_the_context_of_its_caller(order: Order, declare: Declare) -> None:
     seen: list[object] = []
 
