@@ -110,7 +110,7 @@ def arm_saved(
         if not has_timeouts(sender, instance, using):
             return
         pk = concerned.policies[0].pk_of(instance)
-        if (later := _later.get(connections[using])) is not None:
+        if (later := _later.get(connections[using])) is not None:  # in a group of firings
             later.note(concerned.policies, pk)
         else:
             arm_one(concerned.policies, pk, using, is_new=created)

@@ -73,8 +73,8 @@ class Kept(NamedTuple):
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
 
-    def beside(self, due_at: datetime) -> Kept:
-        """Return what it keeps where its policy would now give it `due_at`.
+    def against_policy(self, due_at: datetime) -> Kept:
+        """Return what it keeps if its policy gives it the deadline `due_at` now.
 
         A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
         """
@@ -154,7 +154,8 @@ def arm_one(
     connection, oldest = connections[using], get_settings().catch_up
     is_committed = not connection.in_atomic_block
     # Mostly nothing must change after a save outside a transaction, which one query shows without a lock: a transaction
-    # that changes the row at the same time arms it itself.
+    # that changes the row at the same time arms it itself. A second one is for what the first does not compare:
+    # functions of the policy, exempt objects, and rounds that are too old.
     if is_committed and not is_new:
         if ledger_fits(policies, pk, using):
             return
@@ -237,7 +238,8 @@ def diff(
                     unfit.append((state, since_at))
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
-    settled = cache(lambda: _settled_rounds(unfit, using, is_new=is_new))  # not for an exempt object
+    # Read by the first round that needs it. None does if all objects are exempt, or their policies have no deadline.
+    settled = cache(lambda: _settled_rounds(unfit, using, is_new=is_new))
     for state, since_at in unfit:
         place = (state.policy.label, state.pk, since_at)
         is_closed = place in settled()[0] if state.closed is None else state.closed
@@ -257,7 +259,10 @@ def _diff_round(
     is_closed: bool,
     oldest: timedelta | None,
 ) -> None:
-    """Arm the round of `since_at`, or move the pending round to it; note in `changes` what must be written."""
+    """Add to `changes` what makes the ledger fit `state`: no round is pending, or one of another value than `since_at`.
+
+    `settled` reads what the ledger has of the rounds of all states. Only a round to be inserted keeps any of it.
+    """
     policy, pending_id = state.policy, state.pending_id
     needs_object = callable(policy.after) and since_at is not None
     obj = object_of(state) if needs_object else None
@@ -267,8 +272,9 @@ def _diff_round(
             changes.cancel[pending_id] = (state, Cause.CONDITION)
         return
     kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
-    kept = kept and kept.beside(due_at)
-    due_at = due_at if kept is None else kept.due_at or due_at
+    if kept is not None:
+        kept = kept.against_policy(due_at)
+        due_at = kept.due_at or due_at
     # A sync leaves more of the old rounds alone than a save, but not pending ones.
     limit = oldest if oldest is None or pending_id is None else max(oldest, get_settings().catch_up)
     is_too_old = limit is not None and clock.now() - due_at >= limit

@@ -200,7 +200,8 @@ def lock_keys(model: type[Model], pks: Collection[Any], using: str, *, wait: boo
     `wait=False` leaves out rows that other transactions have locked.
     """
     rows = _locking(model, pks, using, wait)
-    return list(rows.values_list("pk", flat=True)) if wait else [row.pk for row in rows]  # also of the parents' tables
+    # Without waiting, nothing has locked the parents' rows: the statement does, if it reads their columns, too.
+    return list(rows.values_list("pk", flat=True)) if wait else [row.pk for row in rows]
 
 
 def _locking(model: type[M], pks: Collection[Any], using: str, wait: bool) -> QuerySet[M]:

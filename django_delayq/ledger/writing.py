@@ -75,7 +75,7 @@ def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout |
         return None
     if _insert_if_free(new, using, policy.model, policy.since, subject.pk):
         return new
-    if not replace or policy.since is not None:
+    if not replace or policy.since is not None:  # this UPDATE cannot read `since_at` from the object
         return None
     rows = _replaced.objects(using, policy.model, **{**vars(new), "pk": subject.pk})
     push_rows(rows, using)
@@ -101,7 +101,7 @@ def _insert_if_free(
     if not found:
         return False
     row_id, since_at, *key = found[0]
-    if key not in ([], [row.idempotency_key]):  # MariaDB returned the row that has the slot already
+    if key and key != [row.idempotency_key]:  # MariaDB returned the row that has the slot already
         return False
     row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using

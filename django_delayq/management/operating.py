@@ -225,7 +225,7 @@ class PolicyCommand(OperatorCommand):
             before = policy_state(policy, using)
             pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
             was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
-            if OPERATIONS[self.name].moves_rows and before.stop in {"held", "releasing"} and not options["no_shift"]:
+            if self.parameters(options).get("shift") and before.stop in {"held", "releasing"}:  # only resume shifts
                 self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
             with _rolled_back(using) if options["dry_run"] else nullcontext():

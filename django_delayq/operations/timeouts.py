@@ -61,6 +61,7 @@ def cancel(
         for row in rows:
             record_death(row, context.now)
             record(row, "cancel_requested", **context.event)
+        # Those that are firing are among the refused.
         writing.forbid_attempts(context.refused, context.using, context.reason, context.now, context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 

@@ -104,7 +104,8 @@ def schedule_timeout(
 def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict, **values: Any) -> Timeout:
     """Lock the object, then the pending row, if there is one; then decide and write.
 
-    For what `write_at_once` leaves alone: a pending row that is kept, MySQL, or a deadline that depends on the object.
+    For what `write_at_once` leaves alone: a pending row that is kept, a deadline that depends on the object, and what
+    one statement cannot do for this model, policy or database.
     """
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
