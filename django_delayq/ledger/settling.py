@@ -137,17 +137,20 @@ def mark_at_once(
     """
     model: type[Model] = policy.model
     arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
-    found = _marked_at_once.rows(using, policy, 0 if counted else 1, late, **arrays)
+    found = _marked_at_once.rows(using, policy, int(counted), late, **arrays)
     own, size = [field.attname for field in model._meta.concrete_fields], len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
 
 
 @compiled
-def _marked_at_once(using: str, policy: TimeoutPolicy[Any], attempts: int, late: timedelta | None) -> Raw:
+def _marked_at_once(using: str, policy: TimeoutPolicy[Any], first: int, late: timedelta | None) -> Raw:
     """Look up each object and each row by its key, with LATERAL.
 
     For a list of keys PostgreSQL may read the whole table, and does so with a plan that it has kept since the table was
     small: up to seven times the CPU of a firing.
+
+    `first`: the `attempts` of a row that begins its first attempt. A row with fewer has begun a new round since the
+    attempt was counted.
     """
     model, key, connection = policy.model, cast("Any", policy.model._meta.pk), connections[using]
     quoted, ledger = connection.ops.quote_name, connection.ops.quote_name(Timeout._meta.db_table)
@@ -156,12 +159,11 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], attempts: int, late:
     own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
     due: Any = _due(Q(pk__in=[RawSQL("delayq_given.id", ())]), using)
     due = due.alias(label=_by_no_index("policy"), about=_by_no_index("object_id"))
-    due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ())).exclude(stop_in_force(policy))
-    if not attempts:  # not a new round that has begun since
-        due = due.filter(attempts__gt=0)
+    due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ()), attempts__gte=first)
+    due = due.exclude(stop_in_force(policy))
     if late is not None:
-        due = due.filter(Q(attempts__gt=1 - attempts) | Q(run_at__gte=DatabaseNow() - late))
-    values = {**settled(State.FIRED, Cause.DUE, DatabaseNow()), "attempts": F("attempts") + attempts}
+        due = due.filter(Q(attempts__gt=first) | Q(run_at__gte=DatabaseNow() - late))
+    values = {**settled(State.FIRED, Cause.DUE, DatabaseNow()), "attempts": F("attempts") + (1 - first)}
     parts = (
         sql_of(for_update(objects, using, wait=False), using),
         sql_of(for_update(due.order_by().values_list("pk"), using, wait=False), using),
