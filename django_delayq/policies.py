@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Unpack, cast, overload
@@ -16,7 +16,7 @@ from django.db.models import Model, Q, QuerySet
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
-from django_delayq.policy_rules import check_against_model, check_call, check_declaration
+from django_delayq.policy_rules import check_against_model, check_call, check_declaration, columns_read
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
@@ -204,6 +204,31 @@ def get_policies(model: type[Model] | None = None) -> list[TimeoutPolicy[Any]]:
     if not (model is None or (isinstance(model, type) and issubclass(model, Model))):
         raise TypeError(f"get_policies() takes a model class, not {model!r}.")
     return [policy for policy in registry if model is None or policy.fits(model)]
+
+
+def policies_by_table(
+    model: type[Model], names: Collection[str] | None = None
+) -> Collection[tuple[TimeoutPolicy[Any], ...]]:
+    """Return the automatic policies that a write of the fields `names` of `model` concerns; None: of all fields.
+
+    Those whose `concrete_model` is the same table are together.
+    """
+    derived = registry.derived
+    found: dict[tuple[TimeoutPolicy[Any], ...], frozenset[str] | None] | None = derived.get(model)
+    if found is None:
+        by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
+        for policy in get_policies(model):
+            if policy.is_automatic:
+                by_table.setdefault(policy.concrete_model, []).append(policy)
+        found = {}
+        for policies in by_table.values():
+            read = [columns_read(policy) for policy in policies]
+            # None: every write may change what one of them decides.
+            found[tuple(policies)] = None if None in read else frozenset[str]().union(*filter(None, read))
+        derived[model] = found
+    if names is None:
+        return found
+    return [policies for policies in found if (fields := found[policies]) is None or fields & set(names)]
 
 
 def declared_queues() -> list[str]:

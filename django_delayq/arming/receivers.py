@@ -17,7 +17,6 @@ from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one
-from django_delayq.arming.scan import policies_by_table
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
@@ -32,7 +31,7 @@ from django_delayq.ledger.locking import (
 )
 from django_delayq.ledger.paging import chunks
 from django_delayq.models import Timeout, slot_of
-from django_delayq.policies import M, get_policies
+from django_delayq.policies import M, get_policies, policies_by_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,14 +105,14 @@ def arm_saved(
     """Arm, move or cancel after a save. `raw` saves (fixtures) wait for `sync`: related rows may not exist yet."""
     if raw:
         return
-    for concerned in policies_by_table(sender, update_fields):
+    for policies in policies_by_table(sender, update_fields):
         if not has_timeouts(sender, instance, using):
             return
-        pk = concerned.policies[0].pk_of(instance)
+        pk = policies[0].pk_of(instance)
         if (later := _later.get(connections[using])) is not None:  # in a group of firings
-            later.note(concerned.policies, pk)
+            later.note(policies, pk)
         else:
-            arm_one(concerned.policies, pk, using, is_new=created)
+            arm_one(policies, pk, using, is_new=created)
 
 
 class ArmingLater:

@@ -1,4 +1,4 @@
-"""Which automatic policies a table has; its objects whose timeouts do not fit, page by page and without locks."""
+"""Find the objects of a table whose timeouts do not fit, page by page and without locks."""
 
 from __future__ import annotations
 
@@ -17,45 +17,13 @@ from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies, registry
-from django_delayq.policy_rules import columns_read
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from django.db.models import Model
+    from collections.abc import Iterator
 
     from django_delayq.policies import TimeoutPolicy
 
 PAGE = 500
-
-
-class TablePolicies(NamedTuple):
-    """Automatic policies that depend on the same table, the `concrete_model` of each of them."""
-
-    policies: tuple[TimeoutPolicy[Any], ...]
-    fields: frozenset[str] | None
-    """The names of the fields that decide on arming; None: every save may change the decision."""
-
-
-def policies_by_table(model: type[Model], names: Collection[str] | None = None) -> list[TablePolicies]:
-    """Return the automatic policies that a write of the fields `names` of `model` concerns; None: of all fields."""
-    derived = registry.derived
-    found: list[TablePolicies] | None = derived.get(model)
-    if found is None:
-        by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
-        for policy in get_policies(model):
-            if policy.is_automatic:
-                by_table.setdefault(policy.concrete_model, []).append(policy)
-        found = []
-        for policies in by_table.values():
-            read = [columns_read(policy) for policy in policies]
-            fields = None if None in read else frozenset[str]().union(*filter(None, read))
-            found.append(TablePolicies(tuple(policies), fields))
-        derived[model] = found
-    if names is None:
-        return found
-    return [each for each in found if each.fields is None or each.fields & set(names)]
 
 
 class Step(NamedTuple):

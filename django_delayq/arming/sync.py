@@ -20,7 +20,7 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.arming.reconcile import Failures, arm_many
-from django_delayq.arming.scan import PAGE, Step, candidates, policies_by_table, steps
+from django_delayq.arming.scan import PAGE, Step, candidates, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
@@ -31,7 +31,7 @@ from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.search import Count
 from django_delayq.ledger.subjects import instances, kind_of, objects_of
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies
+from django_delayq.policies import TimeoutPolicy, get_policies, policies_by_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -80,7 +80,7 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     """
     changed, oldest = 0, get_settings().catch_up
     for model, using, objects in list(_targets(target)):
-        for policies, _fields in policies_by_table(model):
+        for policies in policies_by_table(model):
             table: Any = policies[0].concrete_model
             if isinstance(objects, QuerySet):
                 found: Iterable[Any] = objects.values_list(table._meta.pk.name, flat=True)
