@@ -52,7 +52,7 @@ def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
 
 
 def _action(operation: Operation, *, on_objects: bool) -> Any:
-    def act(model_admin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
+    def confirm(model_admin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
         if on_objects or request.POST.get("select_across") not in {None, "", "0"}:
             rows = _rows_about(queryset, operation.states) if on_objects else queryset
             ids = list(rows.values_list("pk", flat=True)[: MAX_ROWS + 1])
@@ -68,9 +68,9 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
         page = TimeoutOperationView.as_view(site=site, ids=ids[:MAX_ROWS], back=here)
         return page(request, operation=operation.name)
 
-    act.__name__ = f"{operation.name}_timeouts"
+    confirm.__name__ = f"{operation.name}_timeouts"
     text = _("Timeouts: {what}").format(what=operation.label) if on_objects else operation.action
-    return action(description=text)(act)
+    return action(description=text)(confirm)
 
 
 def _rows_about(objects: QuerySet[Any], states: Iterable[str]) -> QuerySet[Any]:

@@ -207,12 +207,12 @@ class Sources:
         self.paced = PacedSource(self.ledger)
         self._must_poll = False
 
-    def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Batch:
-        """Lease or claim about `room` due timeouts, and without room up to `least` of underserved policies.
+    def take(self, room: int, in_flight: Mapping[str, int], left: int = MIN_SHARE) -> Batch:
+        """Lease or claim about `room` due timeouts, and without room some of underserved policies, but at most `left`.
 
         `in_flight` is how many timeouts the worker has already, by policy.
         """
-        others = self._fairness.take(room, in_flight, least)
+        others = self._fairness.take(room, in_flight, left)
         rest = room - len(others)
         try:
             # Without room the end of a handler wakes the worker, but all running handlers may be slow.
@@ -304,14 +304,15 @@ class Fairness:
         """Return how long it is until the next check. Infinite without a backlog."""
         return max(0.0, self._check_at - time.monotonic())
 
-    def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Mapping[int, int]:
+    def take(self, room: int, in_flight: Mapping[str, int], left: int = MIN_SHARE) -> Mapping[int, int]:
         """Claim about `room` due rows of policies that have less than half of a fair share; return their deliveries.
 
         A policy with half of all running handlers is the backlog itself, however few if its handlers are slow.
-        Up to `least` are claimed although there is no room. `in_flight` is how many timeouts the worker has, by policy.
+        Without room up to `MIN_SHARE` are claimed, but at most `left`, which the worker may still fire before it ends.
+        `in_flight` is how many timeouts the worker has, by policy.
         Raises the database's errors.
         """
-        budget = max(room, min(MIN_SHARE, least))
+        budget = max(room, min(MIN_SHARE, left))
         if self.seconds_left or budget <= 0:
             return {}
         began = time.monotonic()

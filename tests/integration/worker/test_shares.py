@@ -84,8 +84,8 @@ def test_without_room_every_policy_still_gets_a_little() -> None:
 def test_a_worker_that_may_take_three_more_takes_three() -> None:
     due_orders("linger", 10)
     due_orders("cancel_unpaid", 10)
-    assert len(behind().take(0, {REMIND: 100}, least=3)) <= 3
-    assert behind().take(0, {REMIND: 100}, least=0) == {}
+    assert len(behind().take(0, {REMIND: 100}, left=3)) <= 3
+    assert behind().take(0, {REMIND: 100}, left=0) == {}
 
 
 def test_who_has_its_share_already_is_not_asked_for() -> None:
