@@ -217,10 +217,10 @@ class TableSync:
             PolicySync.objects.using(self._using).bulk_create(new, ignore_conflicts=True)
             found = list(rows.all())
         self._claims = {claim for claim in self._claims if claim > now}
-        is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until__in=self._claims)
-        away_since = now - AWAY * interval
-        if left := [row for row in found if _was_left(row, away_since)]:
-            anew: dict[str, Any] = {"before_at": away_since, "began_at": None, "place": "", "checked": 0}
+        away_since, latest = now - AWAY * interval, now + interval
+        is_free = ~Q(claimed_until__gt=now, claimed_until__lte=latest) | Q(claimed_until__in=self._claims)
+        if left := [row for row in found if _was_left(row, away_since, latest)]:
+            anew = {"before_at": away_since, "began_at": None, "finished_at": None, "claimed_until": None}
             rows.filter(is_free, pk__in=[row.pk for row in left]).update(**anew)
             found = list(rows.all())
         free = [row for row in found if (at := row.claimed_until) is None or at in self._claims or at <= now]
@@ -312,10 +312,14 @@ def _begin(row: PolicySync, now: datetime, *, stays: bool) -> None:
     row.before_at, row.began_at, row.place, row.checked, row.failed = before_at, now, "", 0, 0
 
 
-def _was_left(row: PolicySync, since: datetime) -> bool:
-    """Return whether since then no worker had the claim, no pass began or ended, and the policy is not new."""
-    times = (row.before_at, row.began_at, row.finished_at, row.claimed_until)
-    return all(time is None or time < since for time in times)
+def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
+    """Return whether since then no worker had the claim, no pass began or ended, and the policy is not new.
+
+    Also if one of these times is after `latest`. Then the clock was set back, and no pass would begin until it shows
+    that time again.
+    """
+    newest = max(filter(None, (row.before_at, row.began_at, row.finished_at, row.claimed_until)), default=None)
+    return newest is None or not since <= newest <= latest
 
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
