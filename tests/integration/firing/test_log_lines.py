@@ -15,6 +15,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.clock import brief
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.history import is_user_code
 from django_delayq.models import Timeout
 from django_delayq.operations import policies
@@ -137,6 +138,21 @@ def test_a_server_that_is_down_does_not_fill_the_log_with_tracebacks(
     policy = declare(Order, raise_in_django, name="fails", retry=dq.Retry([120]), batch=10)
     fire(*[due(Order.objects.create(), policy) for _ in range(5)])
     assert [bool(line.exc_info) for line in lines(caplog, "timeout_failed")] == [True, *[False] * 4]
+
+
+def test_exception_classes_that_are_made_for_each_call_are_one_kind_and_are_not_kept(
+    declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of an API client that makes its exception classes for each session: each one stayed in memory."""
+
+    def refuse(*_: Any) -> None:
+        raise type("QuotaExceeded", (Exception,), {})
+
+    policy = declare(Order, refuse, name="fails", retry=dq.Retry([120]))
+    for _ in range(3):
+        fire(due(Order.objects.create(), policy))
+    assert [bool(line.exc_info) for line in lines(caplog, "timeout_failed")] == [True, False, False]
+    assert len(firing_state._logged_at) == 1
 
 
 def test_at_debug_a_line_states_why_a_timeout_does_not_fire(
