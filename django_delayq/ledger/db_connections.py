@@ -111,10 +111,9 @@ def server_limit(using: str) -> Limit | None:
 
 def open_connection(using: str) -> bool:
     """Open this thread's connection to the database, unless it comes from a pool; return False if that failed."""
-    connection = connections[using]
     try:
         if pool_limit(using) is None:
-            connection.ensure_connection()
+            connections[using].ensure_connection()
     except Exception as error:  # noqa: BLE001 - the next query raises it again where it can be handled
         logger.debug("no connection to database %r yet: %s", using, error)
         return False
@@ -327,7 +326,9 @@ def _is_missing(error: BaseException) -> bool:
 def _is_contention(error: BaseException) -> bool:
     code = error_code(error)
     has_state = isinstance(code, str) and code.startswith(_TRANSIENT_STATES)
-    return has_state or is_read_only(error) or code in _TRANSIENT_CODES
+    # A migration has changed a column of a prepared statement. psycopg prepares it again.
+    is_outdated = getattr(getattr(error.__cause__, "diag", None), "source_function", "") == "RevalidateCachedQuery"
+    return has_state or is_outdated or is_read_only(error) or code in _TRANSIENT_CODES
 
 
 def _summary(error: BaseException) -> str:
