@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, get_args
 Then = Literal["skip", "dead", "fire"]
 MAX_PERIOD: Final = timedelta(days=366)
 MAX_COUNT: Final = 1_000_000
+MAX_STORED: Final = 32_000
+"""The columns of the ledger for attempts and extensions are small integers."""
 _MINUTE, _HOUR = 60.0, 3600.0
 # Two immediate retries for a transient error, then delays in which a person or a partner's system can recover.
 DEFAULT_LADDER = (0.0, 0.0, 2 * _MINUTE, 10 * _MINUTE, 10 * _MINUTE, _HOUR, 2 * _HOUR, 6 * _HOUR, 15 * _HOUR)
@@ -20,9 +22,8 @@ def _seconds(value: float | timedelta, name: str) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}.")
-    longest = MAX_PERIOD.total_seconds()
-    if not 0 <= seconds <= longest:
-        raise ValueError(f"{name} must lie between 0 and {longest:.0f} seconds, not {seconds!r}.")
+    if not 0 <= seconds <= MAX_PERIOD.total_seconds():
+        raise ValueError(f"{name} must lie between 0 and {MAX_PERIOD.total_seconds():.0f} seconds, not {seconds!r}.")
     return float(seconds)
 
 
@@ -36,7 +37,8 @@ class Retry:
             that failed together are not retried together. Default 0.
 
     Raises:
-        TypeError, ValueError: a delay that is not a duration, or negative, or longer than a year.
+        TypeError, ValueError: a delay that is not a duration, or negative, or longer than a year; or more than 32,000
+            delays.
     """
 
     delays: tuple[float, ...]
@@ -52,6 +54,8 @@ class Retry:
             raise ValueError(f"jitter must lie between 0 and 1, not {jitter!r}.")
         object.__setattr__(self, "delays", tuple(_seconds(delay, "A delay of a Retry") for delay in delays))
         object.__setattr__(self, "jitter", float(jitter))
+        if len(self.delays) > MAX_STORED:
+            raise ValueError(f"A Retry has at most {MAX_STORED} delays, not {len(self.delays)}. Retry less often.")
 
     @classmethod
     def exponential(

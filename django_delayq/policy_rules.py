@@ -36,7 +36,7 @@ from django.utils.translation import gettext as _
 from django_delayq.clock import duration_text
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
-from django_delayq.policy_options import Brake, Late, Limits, Retry
+from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -47,8 +47,6 @@ ALIAS = re.compile(rf"{_NAME}(\.{_NAME}\.{_NAME})?\Z")
 MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
 MAX_LABEL = 200
 MAX_BATCH = 10_000
-MAX_EXTENSIONS = 32_000
-"""More extensions of one round are not counted: the column of the ledger is a small integer."""
 
 
 def check_call(model: Any, options: Iterable[str], known: Sequence[str]) -> None:
@@ -98,7 +96,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry: Retry([60, 600])."
     yield not _is_count(policy.batch, 1, MAX_BATCH), f"batch must be an int from 1 to {MAX_BATCH}, or None."
     yield policy.batch is not None and not policy.atomic, "batch needs atomic=True: its objects share one transaction."
-    yield not _is_count(policy.max_extensions, 0, MAX_EXTENSIONS), "max_extensions must be an int, 0 or more, or None."
+    yield not _is_count(policy.max_extensions, 0, MAX_STORED), "max_extensions must be an int, 0 or more, or None."
     for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
         given = getattr(policy, option)
         yield given is not None and not isinstance(given, type_), f"{option} must be a {type_.__name__}, not {given!r}."

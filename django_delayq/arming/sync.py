@@ -284,11 +284,10 @@ class TableSync:
         label = row.policy
         if failures.first is not None:
             pk, error = failures.first
-            key = object_id_of(failures.policy.concrete_model, pk)
             is_known = label in self._reported
             self._reported.add(label)
             level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
-            facts = {"policy": label, "object_id": key}
+            facts = {"policy": label, "object_id": object_id_of(failures.policy.concrete_model, pk)}
             logger.log(level, "%s", failures, exc_info=cause, extra={"event": "sync_failed", **facts})
         elif label in self._reported and is_complete and not row.failed:
             self._reported.discard(label)

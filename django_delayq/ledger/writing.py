@@ -20,7 +20,7 @@ from django_delayq.ledger.paging import DEFAULTS, ROUND_FIELDS, TIMES, chunks, i
 from django_delayq.ledger.settling import settled, waiting
 from django_delayq.ledger.statements import Raw, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
-from django_delayq.policy_rules import MAX_EXTENSIONS
+from django_delayq.policy_options import MAX_STORED
 from django_delayq.signals import timeout_cancelled
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def move_rows(
     rows = []
     for row, due_at, run_at in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
-        row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_EXTENSIONS)
+        row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_STORED)
         row.claims, row.claimed_until = 0, None
         rows.append(row)
     update_each(rows, (*MOVED_FIELDS, *columns), using)

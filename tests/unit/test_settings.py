@@ -261,6 +261,7 @@ def test_jitter_only_lengthens_and_can_be_seeded() -> None:
         lambda: Retry(jitter=2),
         lambda: Retry.exponential(factor=0.5),
         lambda: Retry.exponential(times=-1),
+        lambda: Retry([60] * 60 * 24 * 30),  # after 23 days, PostgreSQL refused the number of the attempt
     ],
 )
 def test_a_senseless_ladder_is_refused(make: Any) -> None:
