@@ -253,7 +253,7 @@ class News(NamedTuple):
 
     def resumed_since(self, since: datetime) -> set[str]:
         """Return the labels of policies that were changed after `since` and are not stopped."""
-        changed = {label for label, control in self.controls.items() if control.changed_at > since}
+        changed = {label for label, control in self.controls.items() if since < control.changed_at <= self.now}
         return changed - self.stopped.keys()
 
 

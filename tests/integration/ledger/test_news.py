@@ -41,6 +41,7 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
         ("a.b.over", "paused", now - SECOND, -60),
         ("a.b.resumed", "", None, -5),
         ("a.b.long_ago", "", None, -60),
+        ("a.b.ahead", "", None, 3600),  # the clock was set back: its due rows were requeued every few seconds meanwhile
     ]:
         PolicyControl.objects.create(policy=policy, stop=stop, until=until, changed_at=now + changed * SECOND)
     cache = StopCache()
