@@ -38,9 +38,9 @@ POOL_SIZE: Final = 4
 """The default of psycopg's pool."""
 # SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.
 _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
-# MySQL: lock wait timeout, deadlock, either of the two at the counter of keys, record changed since last read, NOWAIT;
+# MySQL: lock wait timeout, deadlock, either of the two at the counter of keys, record or table changed since, NOWAIT;
 # too many connections, of the server, of the account. SQLite: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL.
-_TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
+_TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL.
 _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and

@@ -1,4 +1,4 @@
-"""A migration changes a column while workers run whose connections have prepared statements."""
+"""A migration changes a column while workers run. What the server refuses once is repeated, and counts no attempt."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from django.db import connection
 import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due
-from tests.testapp.models import Order
+from tests.testapp.models import Order, Plain
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere no statement is prepared"),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere no statement is prepared")
+on_mysql = pytest.mark.skipif(connection.vendor != "mysql", reason="elsewhere an ALTER waits, or is seen")
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 
@@ -31,14 +30,29 @@ def prepared() -> Iterator[None]:
     connection.settings_dict["OPTIONS"] = options
 
 
-def widen(size: int) -> None:
-    def alter() -> None:
+@pytest.fixture
+def repeatable_reads() -> Iterator[None]:
+    connection.close()
+    options = connection.settings_dict["OPTIONS"]
+    connection.settings_dict["OPTIONS"] = {**options, "isolation_level": "repeatable read"}
+    yield
+    connection.close()
+    connection.settings_dict["OPTIONS"] = options
+
+
+def alter(sql: str) -> None:
+    def act() -> None:
         with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {Order._meta.db_table} ALTER COLUMN note TYPE varchar({size})")
+            cursor.execute(f"ALTER TABLE {sql}")
 
-    in_another_thread(alter)
+    in_another_thread(act)
 
 
+def widen(size: int) -> None:
+    alter(f"{Order._meta.db_table} ALTER COLUMN note TYPE varchar({size})")
+
+
+@on_postgresql
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("reads", [False, True], ids=["", "in the handler too"])
@@ -65,3 +79,29 @@ def test_a_statement_that_was_prepared_before_counts_no_attempt(
     finally:
         widen(50)
     assert set(Timeout.objects.values_list("state", "attempts")) == {("fired", 1)}
+
+
+@on_mysql
+@pytest.mark.usefixtures("repeatable_reads")
+@pytest.mark.parametrize("options", [{}, {"batch": 20}], ids=["alone", "batch"])
+def test_a_table_that_was_altered_after_the_transaction_began_counts_no_attempt(
+    declare: Declare, order: Order, options: dict[str, Any]
+) -> None:
+    """The server asks to repeat the transaction (1412). Timeouts without a retry were dead."""
+    changes = [f"{Plain._meta.db_table} ADD COLUMN delayq_new int, ALGORITHM=COPY"]
+
+    def handler(*_: Any) -> None:
+        Order.objects.count()  # takes the snapshot
+        if changes:
+            alter(changes.pop())
+        Plain.objects.count()
+
+    policy = declare(Order, handler, name="once", retry=dq.Retry.never(), **options)
+    row = due(order, policy)
+    try:
+        for _ in range(2):
+            make_due(row)
+            fire(row)
+    finally:
+        alter(f"{Plain._meta.db_table} DROP COLUMN delayq_new")
+    assert list(Timeout.objects.values_list("state", "attempts")) == [("fired", 1)]
