@@ -25,4 +25,5 @@ class DelayqConfig(AppConfig):
         for policy in registry:  # also those that were declared before the models were loaded
             check_against_model(policy)
         receivers.connect()
+        registry.connect = receivers.connect
         checks.register()

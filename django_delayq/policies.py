@@ -152,7 +152,12 @@ class _Registry:
     def __init__(self) -> None:
         self._by_label: dict[str, TimeoutPolicy[Any]] = {}
         self.derived: dict[Any, Any] = {}
-        """What has been derived from the policies, by the model or the name that was asked for; see `_changed`."""
+        """What has been derived from the policies, by the model or the name that was asked for.
+
+        A change sets a new one: a thread that is deriving now may still write its answer into the former one.
+        """
+        self.connect: Callable[[], object] = lambda: None
+        """Connect to the models of the policies. Set by the app config after it has done so itself."""
 
     def add(self, policy: TimeoutPolicy[Any]) -> None:
         check_declaration(policy)
@@ -166,16 +171,14 @@ class _Registry:
         if apps.models_ready:  # otherwise the app config checks it
             check_against_model(policy)
         self._by_label.update(dict.fromkeys(policy.labels, policy))
-        self._changed()
+        self.derived = {}
+        self.connect()
 
     def remove(self, policy: TimeoutPolicy[Any]) -> None:
         for label in policy.labels:
             if self._by_label.get(label) is policy:
                 del self._by_label[label]
-        self._changed()
-
-    def _changed(self) -> None:
-        self.derived = {}  # a new one: a thread that is deriving now may still write its answer into the former one
+        self.derived = {}
 
     def get(self, label: str) -> TimeoutPolicy[Any] | None:
         return self._by_label.get(label)

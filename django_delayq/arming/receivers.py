@@ -48,7 +48,7 @@ def connect() -> None:
     """Connect to saves and deletes of all models with policies, their proxies and children.
 
     The receivers are connected for each model, because one for all models would prevent Django's fast bulk deletes of
-    models without policies. May be called again when a policy has been declared late.
+    models without policies. Called again for each policy that is declared after the start.
     """
     for model in apps.get_models():
         policies = get_policies(model)
@@ -241,20 +241,14 @@ class ArmingQuerySet(QuerySet[M]):
             ValueError: the keys of the written rows would be unknown; nothing is written.
         """
         objects = list(objs)
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "ignore_conflicts": ignore_conflicts,
-            "update_conflicts": update_conflicts,
-            "update_fields": update_fields,
-            "unique_fields": unique_fields,
-        }
+        options = (batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields)
         using = self._armed_in(None)
         if using is None:
-            return super().bulk_create(objects, **options)
+            return super().bulk_create(objects, *options)
         self._check_keys(objects, using, ignore_conflicts, update_conflicts and not self._is_key(unique_fields))
         # After an error the caller's transaction must be rolled back.
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
-            created = super().bulk_create(objects, **options)
+            created = super().bulk_create(objects, *options)
             sync_timeouts(objects)
         return created
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_delayq import TimeoutPolicy, timeout_policy
-from django_delayq.arming import receivers
 from django_delayq.policies import registry
 from tests.support.waiting import Steady
 
@@ -29,7 +28,6 @@ def declare() -> Iterator[Callable[..., TimeoutPolicy[Any]]]:
     def do(model: Any, handler: Callable[..., Any] = lambda obj, timeout: None, **options: Any) -> TimeoutPolicy[Any]:
         policy: TimeoutPolicy[Any] = timeout_policy(model, **options)(handler)
         declared.append(policy)
-        receivers.connect()
         return policy
 
     yield do

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connection, transaction
 from django.db.models import Q
+from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import clock, get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
 from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import Timeout
+from django_delayq.policies import registry, timeout_policy
 from django_delayq.testing import fire_due
-from tests.testapp.models import ExpressOrder, Order
+from tests.testapp.models import ExpressOrder, Order, Voucher
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -225,3 +227,17 @@ def test_a_condition_on_a_day_means_that_of_the_project_whatever_zone_a_request_
         assert pending_timeouts(Order, policy).count() == 2
     with clock.set_to(monday + timedelta(hours=1)), timezone.override("Asia/Tokyo"):
         assert fire_due(policy) == 2
+
+
+def test_a_policy_that_is_declared_after_the_start_is_armed_by_saving() -> None:
+    """As in `AppConfig.ready()` of an app that follows this one in INSTALLED_APPS."""
+    post_save.disconnect(sender=Voucher, dispatch_uid="django_delayq.arm_saved")
+    declare = timeout_policy(Voucher, name="end", after=timedelta(days=1), since="issued_at", when=Q(status="open"))
+    policy = declare(lambda voucher, timeout: None)
+    try:
+        voucher = Voucher.objects.create(code="late", issued_at=timezone.now())
+        assert get_deadline(voucher, "end") is not None
+        voucher.delete()
+        assert not pending_timeouts(policy=policy).exists()
+    finally:
+        registry.remove(policy)
