@@ -7,6 +7,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.sync import sync_policy
+from django_delayq.clock import duration_text
+from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
@@ -48,6 +50,9 @@ class Command(AskingCommand):
                 line += f", {failures.count} failed"
             if done.too_old:
                 line += f", {done.too_old} too long overdue (--policy {policy.label} --backfill arms them)"
+            late = policy_state(policy, using).late if backfill else None
+            if late and late.then != "fire":
+                line += f"; those over {duration_text(late.after)} late do not fire: delayq_late {policy.label} off"
             if not dry_run:
                 by = actor()
                 logger.info("%s, by %s", line, by, extra={"event": "synced", "policy": policy.label, "by": by})

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db.models import Q
+from django.utils import timezone
 
 from django_delayq import Late, Limits, Rate, operations
 from django_delayq.ledger.controls import policy_state
@@ -123,3 +125,16 @@ def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
     assert found[REMIND]["late"] == {"after": 21600, "then": "skip"}
     assert found[REMIND]["guards"]["by"] == {"late": CLI, "brake": CLI}
     assert (found["testapp.order.watched"]["shadow"], found[UNPAID]["is_braked"]) == (100, True)
+
+
+@pytest.mark.parametrize("then", ["skip", "dead", "fire"])
+def test_a_backfill_names_the_lateness_beyond_which_its_rounds_do_not_fire(declare: Any, do: Do, then: Any) -> None:
+    """Otherwise all of them are closed as too late, and only the ledger says so."""
+    late = Late(timedelta(hours=6), then)
+    policy = declare(Order, name="old", after=timedelta(hours=1), since="created_at", when=Q(status="old"), late=late)
+    Order.objects.bulk_create([Order(status="old", created_at=timezone.now() - timedelta(days=40))])
+    backfill = ("delayq_sync", "--policy", policy.label, "--backfill", "--dry-run")
+    words = f"1 armed, 0 moved, 0 cancelled; those over 6 h late do not fire: delayq_late {policy.label} off"
+    assert (words in do(*backfill).out) == (then != "fire")
+    do("delayq_late", policy.label, "off")
+    assert "1 armed, 0 moved, 0 cancelled (dry run" in do(*backfill).out
