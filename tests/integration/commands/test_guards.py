@@ -129,7 +129,7 @@ def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
 
 @pytest.mark.parametrize("then", ["skip", "dead", "fire"])
 def test_a_backfill_names_the_lateness_beyond_which_its_rounds_do_not_fire(declare: Any, do: Do, then: Any) -> None:
-    """Otherwise all of them are closed as too late, and only the ledger says so."""
+    """Otherwise all of them are closed as too late, and only the ledger shows it."""
     late = Late(timedelta(hours=6), then)
     policy = declare(Order, name="old", after=timedelta(hours=1), since="created_at", when=Q(status="old"), late=late)
     Order.objects.bulk_create([Order(status="old", created_at=timezone.now() - timedelta(days=40))])
