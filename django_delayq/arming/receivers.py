@@ -241,14 +241,15 @@ class ArmingQuerySet(QuerySet[M]):
             ValueError: the keys of the written rows would be unknown; nothing is written.
         """
         objects = list(objs)
-        options = (batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields)
+        given: dict[str, Any] = {"batch_size": batch_size, "ignore_conflicts": ignore_conflicts}
+        given |= {"update_conflicts": update_conflicts, "update_fields": update_fields, "unique_fields": unique_fields}
         using = self._armed_in(None)
         if using is None:
-            return super().bulk_create(objects, *options)
+            return super().bulk_create(objects, **given)
         self._check_keys(objects, using, ignore_conflicts, update_conflicts and not self._is_key(unique_fields))
         # After an error the caller's transaction must be rolled back.
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
-            created = super().bulk_create(objects, *options)
+            created = super().bulk_create(objects, **given)
             sync_timeouts(objects)
         return created
 
