@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,12 +15,19 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 _STANDARD: Final = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def one_line(text: object) -> str:
+    """Return a string without line breaks, which messages of databases have, and codes that control a terminal."""
+    return _CONTROLS.sub(" ", str(text))
 
 
 class Formatter(logging.Formatter):
     """Format a record as a line with local time, level and message, or as a JSON object that also has its `extra`.
 
-    The lines after the first one are indented, so that a message of an exception cannot imitate a record.
+    A message of an exception cannot imitate a record: the lines after the first one are indented, and codes that
+    control a terminal are left out.
 
     Args:
         as_json: format JSON.
@@ -36,8 +44,8 @@ class Formatter(logging.Formatter):
         trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
         if not self._as_json:
             level = self._colors.get(record.levelno, str)(f"{record.levelname:<7}")
-            text = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info)))
-            return "\n    ".join(f"{at.isoformat(' ', 'milliseconds')} {level} {text}".splitlines())
+            lines = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info))).splitlines()
+            return f"{at.isoformat(' ', 'milliseconds')} {level} " + "\n    ".join(map(one_line, lines))
         found: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname,

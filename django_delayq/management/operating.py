@@ -18,6 +18,7 @@ from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
+from django_delayq.logs import one_line
 from django_delayq.management.options import Selection, add_selection, values_of
 from django_delayq.management.output import (
     Cells,
@@ -25,7 +26,6 @@ from django_delayq.management.output import (
     Painted,
     as_json,
     guards_of,
-    one_line,
     stop_of,
     table,
     terminal_width,
@@ -133,7 +133,8 @@ class AskingCommand(DelayqCommand):
             raise CommandError("Nothing was changed.")
 
     def report(self, line: str, options: dict[str, Any]) -> None:
-        self.stdout.write(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line)
+        # The line may have a reason that was given in the admin or by REST.
+        self.stdout.write(one_line(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line))
 
 
 class OperatorCommand(AskingCommand):

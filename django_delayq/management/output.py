@@ -16,12 +16,12 @@ from django.core.management.base import OutputWrapper
 from django_delayq import clock
 from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import PolicyState
+from django_delayq.logs import one_line
 from django_delayq.policy_options import Rate
 
 Paint = Callable[[str], str]
 Cells = Sequence[object]
 GAP: Final = "  "
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
 
 
@@ -34,11 +34,6 @@ class Painted(str):
         painted = super().__new__(cls, text)
         painted.paint = paint
         return painted
-
-
-def one_line(text: object) -> str:
-    """Return a string without line breaks, which messages of databases have, and codes that control a terminal."""
-    return _CONTROLS.sub(" ", str(text))
 
 
 def terminal_width(out: OutputWrapper) -> int | None:

@@ -39,6 +39,16 @@ def test_a_message_of_several_lines_cannot_imitate_a_record(end: str) -> None:
     assert lines[1].startswith("    2026")
 
 
+@pytest.mark.parametrize("code", ["\x1b[2K\x1b[G", "\x9b2K", "\b", "\x07"])
+def test_a_message_does_not_control_the_terminal(code: str) -> None:
+    found = record("It failed for %s")
+    found.args = (f"{code}2026-01-01 00:00:00.000+00:00 INFO forged",)
+    found.exc_text = f"ValueError: {code}forged"
+    line = Formatter(colors={logging.INFO: lambda level: f"\x1b[32m{level}\x1b[m"}).format(found)
+    assert code not in line
+    assert "\x1b[32mINFO   \x1b[m It failed for  " in line and "\n    ValueError:  " in line
+
+
 def test_json_has_the_extra_attributes_and_the_traceback() -> None:
     try:
         raise ValueError("no")

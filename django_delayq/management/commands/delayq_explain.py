@@ -20,7 +20,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
-from django_delayq.management.output import local, seconds
+from django_delayq.management.output import Painted, local, seconds
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import PEEKED, workers_alive
 from django_delayq.operations.selection import about_keys, find_ids, find_objects
@@ -67,9 +67,8 @@ class Command(ReportCommand):
         yield f"Times are in the zone {timezone.get_current_timezone_name()}."
         for story, late in stories:
             yield ""
-            yield self.style.MIGRATE_LABEL(story.title)
-            if story.note:
-                yield story.note
+            for line in filter(None, (story.title, story.note)):
+                yield from self.wrapped(line, self.style.MIGRATE_LABEL, label=Painted(""))
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
                 yield from self.wrapped(str(event), paint, hanging=DATETIME_WIDTH)

@@ -11,6 +11,7 @@ from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
+from django_delayq.logs import one_line
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.policies import get_policies, get_policy
 
@@ -46,7 +47,7 @@ class Command(AskingCommand):
             done = sync_policy(policy, using, failures, backfill=backfill, dry_run=dry_run)
             line = f"{policy.label}: {done.armed} armed, {done.moved} moved, {done.cancelled} cancelled"
             if failures.count:
-                failed.append(str(failures))
+                failed.append(one_line(failures))
                 line += f", {failures.count} failed"
             if done.too_old:
                 line += f", {done.too_old} too long overdue (--policy {policy.label} --backfill arms them)"

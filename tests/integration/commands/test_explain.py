@@ -156,8 +156,9 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
 
 def test_a_message_of_several_lines_is_one_line_and_does_not_control_the_terminal(do: Do) -> None:
     row = dead(Order.objects.create(), reason="IntegrityError: duplicate key\nDETAIL: \x1b[2Jit exists")
+    Timeout.objects.filter(pk=row.pk).update(key="\x1b[2Jreminder")
     out = do("delayq_explain", "--id", str(row.pk)).out
-    assert "duplicate key DETAIL:" in out and "\x1b" not in out
+    assert "duplicate key DETAIL:" in out and "[2Jreminder" in out and "\x1b" not in out
 
 
 def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:

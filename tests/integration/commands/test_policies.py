@@ -11,7 +11,7 @@ from django.core.management import CommandError
 from django.db import transaction
 from django.utils import timezone
 
-from django_delayq import get_policy, pending_timeouts
+from django_delayq import get_policy, operations, pending_timeouts
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.integration.commands.conftest import Do
@@ -64,6 +64,13 @@ def test_a_pause_again_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
     assert do("delayq_hold", REMIND).out.rstrip().endswith("(was paused: still down; 0 pending): held: still down")
     with pytest.raises(CommandError, match="held: resume it first"):
         do("delayq_pause", REMIND)
+
+
+@pytest.mark.parametrize("command", ["delayq_pause", "delayq_hold", "delayq_resume"])
+def test_a_reason_from_the_admin_does_not_control_the_terminal(do: Do, command: str) -> None:
+    operations.pause(REMIND, by="admin:eve", reason="\x1b[2J\x1b[Houtage\nall is well")
+    out = do(command, REMIND, "--dry-run").out
+    assert "outage all is well" in out and "\x1b" not in out and out.count("\n") == 1
 
 
 def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Callable[[str | None], None]) -> None:
