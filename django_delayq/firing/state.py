@@ -169,7 +169,6 @@ class GroupSize:
 class _Waiting(NamedTuple):
     times: int
     since: float
-    logged_at: float
     losses: int = 0
 
 
@@ -178,29 +177,30 @@ class TimeoutBackoff:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], _Waiting] = {}
+        self._logged: dict[str, float] = {}
+        """When which reason was logged, in the last 30 s."""
         self._lock = threading.Lock()
 
     def next_wait(self, using: str, timeout_id: int, why: str, max_seconds: float) -> timedelta:
         """Return the next wait: 50 to 150 ms first, doubling up to `max_seconds`. Log a long one every 30 s.
 
-        The wait is random, so that two workers that deadlocked do not meet again.
+        Of many that wait for the same reason, such as a missing column, one is logged. The wait is random, so that two
+        workers that deadlocked do not meet again.
         """
         now = time.monotonic()
         with self._lock:
-            before = self._waiting.pop((using, timeout_id), _Waiting(0, now, now))
-            logs = now - before.logged_at >= _LOG_WAIT_SECONDS
-            if len(self._waiting) >= _MAX_BACKOFFS:
+            before = self._waiting.pop((using, timeout_id), _Waiting(0, now))
+            others = len(self._waiting)
+            if others >= _MAX_BACKOFFS:
                 del self._waiting[next(iter(self._waiting))]
-            logged_at = now if logs else before.logged_at
-            self._waiting[using, timeout_id] = _Waiting(before.times + 1, before.since, logged_at, before.losses)
+            self._waiting[using, timeout_id] = before._replace(times=before.times + 1)
+            recent = {each: at for each, at in self._logged.items() if now - at < _LOG_WAIT_SECONDS}
+            logs = now - before.since >= _LOG_WAIT_SECONDS and why not in recent
+            self._logged = {**recent, why: now} if logs else recent
         if logs:
-            logger.warning(
-                "Timeout %s has waited %.0f s to be fired: %s",
-                timeout_id,
-                now - before.since,
-                why,
-                extra={"event": "timeout_waits", "timeout_id": timeout_id},
-            )
+            too = f", and {clock.counted(others, 'other')} may wait, too" if others else ""
+            words, extra = "Timeout %s has waited %.0f s to be fired%s: %s", {"timeout_id": timeout_id}
+            logger.warning(words, timeout_id, now - before.since, too, why, extra={"event": "timeout_waits", **extra})
         base = min(FIRST_BACKOFF_SECONDS * 2 ** min(before.times, 20), max_seconds)
         if base == max_seconds == LOCKED_MAX_SECONDS:  # so that thousands of locked timeouts come back in few groups
             seconds = base * random.uniform(1.0, 1.5)
@@ -211,7 +211,7 @@ class TimeoutBackoff:
         """Note that its handler has lost the connection; return how often, since the timeout was last reset."""
         now = time.monotonic()
         with self._lock:
-            waiting = self._waiting.get((using, timeout_id), _Waiting(0, now, now))
+            waiting = self._waiting.get((using, timeout_id), _Waiting(0, now))
             self._waiting[using, timeout_id] = waiting = waiting._replace(losses=waiting.losses + 1)
             return waiting.losses
 

@@ -57,6 +57,22 @@ def test_a_wait_that_lasts_is_logged_every_half_minute(
     assert words == [f"Timeout 7 has waited {s} s to be fired: others hold its object" for s in (30, 60, 90)]
 
 
+def test_of_many_that_wait_for_the_same_reason_one_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A missing column, or an import that locks all objects, holds thousands of timeouts back."""
+    now = [1000.0]
+    monkeypatch.setattr("django_delayq.firing.state.time.monotonic", lambda: now[0])
+    backoff = TimeoutBackoff()
+    for _ in range(61):
+        for timeout_id in range(100):
+            backoff.next_wait("default", timeout_id, "a column is missing" if timeout_id else "deadlock", 5.0)
+        now[0] += 1
+    words = [record.getMessage().partition(" to be fired, and 99 others may wait, too: ") for record in caplog.records]
+    found = [("Timeout 0 has waited {} s", "deadlock"), ("Timeout 1 has waited {} s", "a column is missing")]
+    assert [(text, why) for text, _, why in words] == [(t.format(s), why) for s in (30, 60) for t, why in found]
+
+
 def test_what_it_remembers_is_bounded() -> None:
     backoff = TimeoutBackoff()
     for timeout_id in range(_MAX_BACKOFFS + 50):
