@@ -1,9 +1,11 @@
 // Updates "in 12 min" and "3 s late" by the server's clock: the visitor's may be wrong, and may change while the page
 // is open. Each element has the time that it counts to, the server's time, and the texts to use.
+// And sends a form once, if it has the attribute data-delayq-once: a double click would postpone twice.
 "use strict";
 
 {
   const TICK_MS = 1000;
+  const ONCE_MS = 5000; // a form whose request was stopped can be sent again after that
   const [visit] = performance.getEntriesByType("navigation");
   const answeredAt = visit ? visit.responseStart : performance.now();
 
@@ -41,6 +43,13 @@
       node.classList.toggle("delayq-late", leftMs <= 0);
     }
   };
+
+  const sentAt = new WeakMap();
+  document.addEventListener("submit", (event) => {
+    if (!event.target.matches("[data-delayq-once]")) return;
+    if (performance.now() - sentAt.get(event.target) < ONCE_MS) event.preventDefault();
+    else sentAt.set(event.target, performance.now());
+  });
 
   const start = () => {
     draw();
