@@ -27,7 +27,7 @@ from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.ledger.subjects import kind_of
-from django_delayq.models import PolicyChange, Timeout
+from django_delayq.models import PolicyChange, Timeout, WorkerSeen
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
@@ -136,19 +136,21 @@ def connection_limit(using: str) -> Iterator[CheckMessage]:
 
 
 def workers(using: str) -> Iterator[CheckMessage]:
-    """Check that workers run, that none hangs, and that every queue with overdue timeouts has one."""
+    """Check that workers run and use Redis, that none hangs, and that every queue with overdue timeouts has one."""
     found = workers_alive(using)
     if not found:
         yield Error("No worker is running: nothing fires.", hint="Start one: manage.py delayq_worker.", id="workers")
+        # Raises, for `examine`, where workers run and cannot write their heartbeats, as in a read-only database.
+        WorkerSeen.objects.using(using).filter(pk="").update(held=0)
         return
-    releases = sorted({worker.version for worker in found})
-    names = ", ".join(worker.name for worker in found)
-    if len(releases) > 1:
-        text = f"{len(found)} running, of versions {', '.join(releases)}: {names}."
+    yield Info(f"{len(found)} running: {', '.join(worker.name for worker in found)}.", id="workers")
+    if len(releases := sorted({worker.version for worker in found})) > 1:
+        text = f"Workers of versions {', '.join(releases)} are running."
         yield Warning(text, hint="Restart the older ones, unless a deployment is in progress.", id="workers")
-    else:
-        yield Info(f"{len(found)} running: {names}.", id="workers")
     for worker in found:
+        if not worker.uses_redis and get_settings().redis is not None:
+            text = f"{worker.name} does not use Redis: it reads due timeouts from the database once a second."
+            yield Warning(text, hint="Its log names the reason: see the event redis_away.", id="workers.redis")
         if worker.stuck_seconds > STUCK_SECONDS:
             text = f"{worker.name} has not checked for due timeouts for {worker.stuck_seconds:.0f} s."
             hint = "Restart it. Its timeouts fire when their leases expire."

@@ -52,11 +52,8 @@ def redis(using: str) -> Iterator[CheckMessage]:
     now_ms = engine.queue("default", 0).stats().now_ms
     yield skew("redis.clock", "Redis's clock", (now_ms - to_ms(database_now(using))) / 1000)
     text = f"Redis has {status.compared - status.missing} of the next {counted(status.compared, 'timeout')}."
-    if status.missing:
-        hint = "If a worker is running, its sweep adds them within seconds."
-        yield Warning(text, hint=hint, id="redis.in_step")
-    else:
-        yield Info(text, id="redis.in_step")
+    advice = "If a worker is running, its sweep adds them within seconds." if status.missing else None
+    yield (Warning if advice else Info)(text, hint=advice, id="redis.in_step")
     try:
         with translated(engine.client):
             info = engine.client.info()

@@ -25,7 +25,7 @@ Do = Callable[..., Said]
 def a_worker(**values: Any) -> WorkerSeen:
     now = timezone.now()
     given: dict[str, Any] = {
-        "id": str(WorkerSeen.objects.count()), "host": "shop1", "pid": 7, "concurrency": 4, "uses_redis": False,
+        "id": str(WorkerSeen.objects.count()), "host": "shop1", "pid": 7, "concurrency": 4, "uses_redis": True,
         "version": django_delayq.__version__, "started_at": now, "seen_at": now, "passed_at": now,
     }  # fmt: skip
     return WorkerSeen.objects.create(**{**given, **values})
