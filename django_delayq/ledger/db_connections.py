@@ -43,6 +43,8 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL.
 _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054})
+_NOT_PERMITTED: Final = "42501"
+"""SQLSTATE: insufficient privilege. MySQL's drivers raise OperationalError, as for a lost connection."""
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB); READONLY (SQLite).
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
@@ -286,9 +288,10 @@ def transient_reason(
             databases, so a lost connection counts only if this one is lost, or replaced: leaving a transaction may have
             opened another one. None: no handler has run.
     """
-    # The code of this process is newer than the tables, or older: a migration was applied too late, or too early.
-    if driver_connection is None and _is_missing(error):
-        return f"the database lacks a table or column ({_summary(error)})"
+    # The code of this process is newer than the tables, or older: a migration was applied too late, or too early. Or it
+    # created a table without the permissions for the user of the worker.
+    if driver_connection is None and (_is_missing(error) or error_code(error) == _NOT_PERMITTED):
+        return f"the database lacks a table, a column or a permission ({_summary(error)})"
     causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
     is_lost = any(map(_is_connection_error, causes)) and (
