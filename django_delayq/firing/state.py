@@ -209,9 +209,8 @@ class TimeoutBackoff:
 
     def note_loss(self, using: str, timeout_id: int) -> int:
         """Note that its handler has lost the connection; return how often, since the timeout was last reset."""
-        now = time.monotonic()
         with self._lock:
-            waiting = self._waiting.get((using, timeout_id), _Waiting(0, now))
+            waiting = self._waiting.get((using, timeout_id), _Waiting(0, time.monotonic()))
             self._waiting[using, timeout_id] = waiting = waiting._replace(losses=waiting.losses + 1)
             return waiting.losses
 

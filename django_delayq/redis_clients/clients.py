@@ -59,6 +59,18 @@ _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}
 _DB = re.compile(r"/?(?:\d+/?)?")
 
 
+class Password(str):
+    """A password that is sent, but not shown.
+
+    redis-py 6 and 7 show the options of all connections in `repr`, and in the error that no sentinel answers.
+    """
+
+    def __format__(self, spec: str = "") -> str:
+        return "..."
+
+    __repr__ = __str__ = __format__
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long the connections of a client wait, in seconds.
@@ -81,6 +93,7 @@ class Timeouts:
             timeouts[name] = (min(seconds, self.seconds) if self.is_limit else seconds) / share
         return {
             **wanted,
+            **{name: Password(each) for name, each in wanted.items() if "password" in name and isinstance(each, str)},
             **timeouts,
             "health_check_interval": self.health_check_interval,
             "retry": Retry(NoBackoff(), 0),
@@ -108,13 +121,11 @@ def evicting_policy(client: Client) -> str | None:
 
 
 def _maxmemory_policies(client: Any) -> list[str]:
+    options = {"target_nodes": RedisCluster.PRIMARIES} if isinstance(client, RedisCluster) else {}
     with translated(client):
-        if isinstance(client, RedisCluster):
-            answer = client.info("memory", target_nodes=RedisCluster.PRIMARIES)
-            # The answer of one node is bare, those of several are by node.
-            nodes = [answer] if "maxmemory_policy" in answer else list(answer.values())
-        else:
-            nodes = [client.info("memory")]  # not CONFIG, which hosted servers refuse
+        answer = client.info("memory", **options)  # not CONFIG, which hosted servers refuse
+    # The answer of one node is bare, those of several are by node.
+    nodes = [answer] if "maxmemory_policy" in answer else [each for each in answer.values() if isinstance(each, dict)]
     return [str(node.get("maxmemory_policy", "")) for node in nodes]
 
 

@@ -60,8 +60,7 @@ class Command(ReportCommand):
         if options["id"] is not None and options["policy"] is not None:
             raise CommandError("--id names one timeout: --policy does not go with it.")
         stories = [(story_of(subject), _why_late(subject)) for subject in ways[given[0]](options)]
-        values = [asdict(story) | {"late": late} for story, late in stories]
-        self.print(values, self._lines(stories), options)
+        self.print([asdict(story) | {"late": late} for story, late in stories], self._lines(stories), options)
 
     def _lines(self, stories: list[tuple[Story, str]]) -> Iterator[str]:
         yield f"Times are in the zone {timezone.get_current_timezone_name()}."

@@ -29,6 +29,6 @@ class Command(AskingCommand):
         if has_terminal():  # without a terminal it proceeds: workers do the same
             self.ask("delete", old, options)
         deleted = prune(using)
-        words = counted(deleted, "timeout was", "timeouts were")
-        logger.info("%s pruned by %s", words, actor(), extra={"event": "pruned", "by": actor()})
-        self.stdout.write(counted(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted"))
+        words = counted(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted")
+        logger.info("%s, by %s", words, actor(), extra={"event": "pruned", "by": actor()})
+        self.stdout.write(words)
