@@ -114,7 +114,6 @@ class DatabaseNow(Expression):
     """
 
     output_field = DateTimeField()
-    contains_aggregate = False
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         dialect = dialect_of(connection)

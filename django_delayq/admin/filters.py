@@ -190,10 +190,9 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     found, due, policy = list[Scan](), params.get(DUE, ""), params.get(POLICY)
     state = DUE_STATES.get(due) or params.get(STATE, "")
     of_policy = rows.of_labels(search.labels_of(policy)) if policy else rows
-    if params.get(OBJECT):
-        found.append(Scan(rows.filter(object_condition(params[OBJECT])).order_by(*search.NEWEST.fields)))
-    if params.get(OWNER):
-        found.append(Scan(rows.filter(owner_condition(params[OWNER])).order_by(*search.NEWEST.fields)))
+    for name, condition in ((OBJECT, object_condition), (OWNER, owner_condition)):
+        if params.get(name):
+            found.append(Scan(rows.filter(condition(params[name])).order_by(*search.NEWEST.fields)))
     if state in {State.PENDING, State.FIRING}:
         period = due_condition(due) if due in {"hour", "overdue"} else Q()  # no index has the attempts of "retrying"
         found.append(Scan(search.in_state(of_policy.filter(period), state)))

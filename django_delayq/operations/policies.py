@@ -277,8 +277,6 @@ def late(
         TypeError, ValueError: as `Late` does, or `off` and `after` are both given.
         PolicyConflict: an earlier change still moves rows.
     """
-    if off and after is not None:
-        raise ValueError("Give either off=True or after.")
     return _set(policy, "late", None if after is None else Late(after, then), by, reason, off=off)
 
 
@@ -306,8 +304,6 @@ def brake(
         PolicyConflict: an earlier change still moves rows.
     """
     given: Any = (most, per)
-    if off and given != (None, None):
-        raise ValueError("Give either off=True or most and per.")
     return _set(policy, "brake", None if given == (None, None) else Brake(*given), by, reason, off=off)
 
 
@@ -344,6 +340,8 @@ def _set(
     policy: str | TimeoutPolicy[Any], guard: str, given: Late | Brake | int | None, by: str, reason: str, *, off: bool
 ) -> PolicyChange | None:
     """Put a guard in force: `given`, or none with `off`, or else what is declared; return the change, if any."""
+    if off and given is not None:
+        raise ValueError(f"Give either off=True or {given!r}.")
     found, value = get_policy(policy), _stored(given) if off or given is not None else DECLARED
     with control_of(found, by, reason) as (control, change):
         guards = valid_guards(found, control.guards)

@@ -38,7 +38,7 @@ class Operation:
     name: str
     call: Callable[..., Any]
     permission: str
-    states: frozenset[str]
+    states: frozenset[str] = NOT_MOVING
     moves_rows: bool = False
     label: Any
     action: Any = None
@@ -170,7 +170,6 @@ POLICY_OPERATIONS: Final = _by_name(
         name="delay",
         call=operations.change_delay,
         permission="change_policy_delay",
-        states=NOT_MOVING,
         moves_rows=True,
         label=_("Change the delay"),
         question=_("Change the delay of this policy?"),
@@ -183,7 +182,6 @@ POLICY_OPERATIONS: Final = _by_name(
         name="late",
         call=operations.late,
         permission="change_policy_guards",
-        states=NOT_MOVING,
         label=_("Limit the lateness"),
         question=_("Change the limit of lateness of this policy?"),
         explanation=_(
@@ -196,7 +194,6 @@ POLICY_OPERATIONS: Final = _by_name(
         name="brake",
         call=operations.brake,
         permission="change_policy_guards",
-        states=NOT_MOVING,
         label=_("Change the brake"),
         question=_("Change the brake of this policy?"),
         explanation=_(
@@ -209,7 +206,6 @@ POLICY_OPERATIONS: Final = _by_name(
         name="shadow",
         call=operations.shadow,
         permission="change_policy_guards",
-        states=NOT_MOVING,
         label=_("Shadow mode"),
         question=_("Change the shadow mode of this policy?"),
         explanation=_(

@@ -35,19 +35,20 @@ CACHE_SECONDS: Final = 5.0
 LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600, 21600, 86400)
 ADDRESS_VARIABLE: Final = "DELAYQ_METRICS_ADDRESS"
 
-COUNTED: Final = {
-    signals.timeout_scheduled: ("scheduled", "Timeouts that were scheduled"),
-    signals.timeout_rescheduled: ("rescheduled", "Pending timeouts that got another deadline"),
-    signals.timeout_cancelled: ("cancelled", "Timeouts that were cancelled"),
-    signals.timeout_fired: ("fired", "Timeouts that fired"),
-    signals.timeout_skipped: ("skipped", "Due timeouts that were skipped"),
-    signals.timeout_failed: ("failed", "Attempts that failed and will be retried"),
-    signals.timeout_dead: ("dead", "Timeouts that are dead"),
+COUNTERS: Final = {
+    signals.timeout_scheduled: Counter("delayq_scheduled", "Timeouts that were scheduled", ["policy"]),
+    signals.timeout_rescheduled: Counter(
+        "delayq_rescheduled", "Pending timeouts that got another deadline", ["policy"]
+    ),
+    signals.timeout_cancelled: Counter("delayq_cancelled", "Timeouts that were cancelled", ["policy"]),
+    signals.timeout_fired: Counter("delayq_fired", "Timeouts that fired", ["policy"]),
+    signals.timeout_skipped: Counter("delayq_skipped", "Due timeouts that were skipped", ["policy"]),
+    signals.timeout_failed: Counter("delayq_failed", "Attempts that failed and will be retried", ["policy"]),
+    signals.timeout_dead: Counter("delayq_dead", "Timeouts that are dead", ["policy"]),
 }
 LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the end", ["policy"], buckets=LAG_BUCKETS)
 GUARD_CAUSES: Final = ("late", "shadow", "limit")
 WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["policy", "cause"])
-COUNTERS = {signal: Counter(f"delayq_{name}", words, ["policy"]) for signal, (name, words) in COUNTED.items()}
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pending_timeouts": ("Pending timeouts", ("policy",)),
     "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),

@@ -166,10 +166,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         help_text=_("null: a function computes it, or each call sets its own.")
     )
     seconds = SecondsField(
-        source="delay",
-        read_only=True,
-        allow_null=True,
-        help_text=_("The delay in force, if every object has the same."),
+        source="delay", allow_null=True, help_text=_("The delay in force, if every object has the same.")
     )
     since = serializers.SerializerMethodField(
         help_text=_("The field that it counts from; null: a function, or nothing.")
@@ -219,11 +216,16 @@ class CountdownSerializer(serializers.Serializer[Any]):
     server_time = Instant(source="now")
 
 
-class RefusalSerializer(serializers.Serializer[Any]):
+class TroubleSerializer(serializers.Serializer[Any]):
+    """Why nothing was changed."""
+
+    detail = serializers.CharField()
+
+
+class RefusalSerializer(TroubleSerializer):
     """Why a timeout was not changed."""
 
     code = serializers.ChoiceField(Refusal.choices)
-    detail = serializers.CharField()
 
 
 class ActedSerializer(serializers.Serializer[Any]):
@@ -236,11 +238,10 @@ class ActedSerializer(serializers.Serializer[Any]):
     timeout = TimeoutSerializer()
 
 
-class PolicyRefusalSerializer(serializers.Serializer[Any]):
+class PolicyRefusalSerializer(TroubleSerializer):
     """Why a policy was not changed."""
 
     code = serializers.CharField(help_text=_("`in_force`: there was nothing to change."))
-    detail = serializers.CharField()
 
 
 class PolicyActedSerializer(serializers.Serializer[Any]):
@@ -250,12 +251,6 @@ class PolicyActedSerializer(serializers.Serializer[Any]):
     finished = serializers.BooleanField(help_text=_("false: its rows are still being moved."))
     refusal = PolicyRefusalSerializer(allow_null=True)
     policy = PolicySerializer()
-
-
-class TroubleSerializer(serializers.Serializer[Any]):
-    """Why nothing was changed."""
-
-    detail = serializers.CharField()
 
 
 class StatusPart(serializers.Serializer[Any]):

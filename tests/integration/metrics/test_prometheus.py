@@ -56,7 +56,7 @@ class Counted:
         return {name: after[name] - self._before[name] for name in after if after[name] != self._before[name]}
 
     def _now(self) -> dict[str, float]:
-        names = [f"delayq_{name}_total" for name, _ in metrics.COUNTED.values()]
+        names = [f"{family.name}_total" for each in metrics.COUNTERS.values() for family in each.describe()]
         return {name: value(name, self._policy) for name in (*names, "delayq_firing_lag_seconds_count")}
 
 
@@ -216,8 +216,8 @@ def test_counters_are_zero_before_the_first_event_so_that_an_increase_is_visible
     label = declare(Order, name="never").label
     metrics.serve_worker()  # no address is set
     page = generate_latest(REGISTRY).decode()
-    for name, _ in metrics.COUNTED.values():
-        assert f'delayq_{name}_total{{policy="{label}"}} 0.0\n' in page
+    for name in [family.name for each in metrics.COUNTERS.values() for family in each.describe()]:
+        assert f'{name}_total{{policy="{label}"}} 0.0\n' in page
     for cause in metrics.GUARD_CAUSES:
         assert f'delayq_withheld_total{{cause="{cause}",policy="{label}"}} 0.0\n' in page
 
