@@ -34,7 +34,7 @@ from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unind
 
 def register() -> None:
     """Register the checks below with Django."""
-    for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_versions):
+    for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_other_apps):
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     for check in (check_redis, check_bulk_writes, check_installation):
@@ -95,15 +95,19 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     except ConfigError as error:
         yield Error(str(error), id="django_delayq.E004")
         return
-    if words := refusal(policy.concrete_model, connections[using]):
+    if hasattr(connections[using], "schema_name"):
+        yield Error(
+            f"Database {using!r} has a schema for each tenant, and workers serve one: use a database for each tenant.",
+            id="django_delayq.E024",
+        )
+    elif words := refusal(policy.concrete_model, connections[using]):
         yield Error(f"Timeout policy {policy.label}: {words}", id="django_delayq.E011")
     for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
             yield Error(
                 f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
-                hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
-                f"--database {using}.",
+                hint=f"Let allow_migrate() answer True for {app} there, and run manage.py migrate --database {using}.",
                 id=error_id,
             )
 
@@ -177,33 +181,42 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
             )
 
 
-def check_versions(**_: Any) -> Iterator[CheckMessage]:
-    """Check that django-reversion, if the project uses it, keeps no versions of timeouts."""
-    is_registered = getattr(sys.modules.get("reversion"), "is_registered", None)
-    if is_registered is not None and is_registered(Timeout):
+def check_other_apps(**_: Any) -> Iterator[CheckMessage]:
+    """Check that no other app keeps versions of timeouts, or answers the queries of workers from a cache."""
+    if _of_app("reversion", "is_registered")(Timeout):
         yield Error(
             "django-reversion keeps versions of timeouts: a revert would make fired ones pending, and they fire again.",
-            hint="VersionAdmin registers the models of its inlines. Register the object's own model instead: put "
-            "@reversion.register() on its class.",
+            hint="VersionAdmin registers the models of its inlines, unless @reversion.register() is on its own model.",
             id="django_delayq.E022",
         )
+    # A query that compares with the clock of the database has the same text at any time.
+    profile = _of_app("cacheops.conf", "model_profile")(Timeout) or {}
+    if profile.get("ops") or _of_app("cachalot.utils", "is_cachable")(Timeout._meta.db_table):
+        yield Error(
+            "The queries of the ledger are cached: workers would not notice that a timeout is due.",
+            hint='Set CACHALOT_UNCACHABLE_APPS = ["django_delayq"], or CACHEOPS = {"django_delayq.*": None, ...}.',
+            id="django_delayq.E023",
+        )
+
+
+def _of_app(module: str, name: str) -> Any:
+    """Return a function of another app; one that returns None if the project does not use the app."""
+    return getattr(sys.modules.get(module), name, lambda _: None)
 
 
 def check_redis(**_: Any) -> Iterator[CheckMessage]:
     """Check that Redis does not evict. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
     from django_delayq.redis_clients.clients import PRODUCER, evicting_policy, make_client  # loads redis-py
 
-    policy = None
     with suppress(ConfigError):  # reported by `check_settings`, or when Redis is first used
         source = get_settings().redis
         policy = None if source is None else evicting_policy(make_client(source, PRODUCER))
-    if policy is not None:
-        yield Warning(
-            f"Redis has maxmemory-policy {policy}: when memory is short, it evicts due times.",
-            hint="CONFIG SET maxmemory-policy noeviction, or use a Redis that is not a cache. The database restores "
-            "what Redis evicts, but late.",
-            id="django_delayq.W005",
-        )
+        if policy is not None:
+            yield Warning(
+                f"Redis has maxmemory-policy {policy}: when memory is short, it evicts due times.",
+                hint="Set it to noeviction, or use a Redis that is not a cache: evicted timeouts fire late.",
+                id="django_delayq.W005",
+            )
 
 
 def check_installation(**_: Any) -> Iterator[CheckMessage]:
@@ -220,20 +233,17 @@ def check_installation(**_: Any) -> Iterator[CheckMessage]:
 
 def check_pool(**_: Any) -> Iterator[CheckMessage]:
     """Check that the connection pool of the ledger's database is large enough for a worker. Reads only settings."""
-    try:
-        settings = get_settings()
-    except ConfigError:
-        return  # reported by `check_settings`
-    using = router.db_for_write(Timeout)
-    limit = pool_limit(using) if using in connections else None  # else `check_policies` reports it
-    shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
-    if limit and shortage:
-        yield Warning(
-            shortage,
-            hint=f"Set max_size to {settings.concurrency + limit.own} or more: until then a worker runs fewer threads, "
-            "or does not start.",
-            id="django_delayq.W020",
-        )
+    with suppress(ConfigError):  # reported by `check_settings`
+        settings, using = get_settings(), router.db_for_write(Timeout)
+        limit = pool_limit(using) if using in connections else None  # else `check_policies` reports it
+        shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
+        if limit and shortage:
+            size = settings.concurrency + limit.own
+            yield Warning(
+                shortage,
+                hint=f"Set max_size to {size} or more: until then a worker runs fewer threads, or does not start.",
+                id="django_delayq.W020",
+            )
 
 
 def check_time_zone(**_: Any) -> Iterator[CheckMessage]:
