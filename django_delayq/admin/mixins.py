@@ -14,6 +14,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.utils.html import format_html
+from django.utils.inspect import get_func_args
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import filters, render
@@ -110,7 +111,10 @@ class TimeoutAdminMixin(_Mixin):
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
-        found: dict[str, Any] = super().get_actions(request, *place)
+        if not place or "action_location" in get_func_args(super().get_actions):
+            found: dict[str, Any] = super().get_actions(request, *place)
+        else:  # of a class for an older Django; on the page of one object Django itself ignores such a class, too
+            found = super().get_actions(request) if action_location.name == "CHANGE_LIST" else {}
         if self.actions is not None and IS_POPUP_VAR not in request.GET:
             permitted = permitted_actions(request, self.admin_site)
             made = {action.__name__: self.get_action(action, *place) for action in timeout_actions(on_objects=True)}

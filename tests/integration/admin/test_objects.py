@@ -52,6 +52,17 @@ class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg
     pass
 
 
+class AdminWithoutDeletion(admin.ModelAdmin):  # type: ignore[type-arg]
+    """As other apps and projects wrote it before Django 6.1, which passes where the actions are shown."""
+
+    def get_actions(self, request: Any) -> Any:
+        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
+
+
+class OldAdmin(TimeoutAdminMixin, AdminWithoutDeletion):
+    pass
+
+
 site.register(Timeout, TimeoutAdmin)
 site.register(Order, OrderAdmin)
 site.register(ExpressOrder, ExpressAdmin)
@@ -62,6 +73,7 @@ site.register(Plain, ParcelAdmin)
 elsewhere = admin.AdminSite(name="elsewhere")
 elsewhere.register(Timeout, TimeoutAdmin)
 elsewhere.register(Order, OrderAdmin)
+elsewhere.register(Parcel, OldAdmin)
 without_timeouts = admin.AdminSite(name="without_timeouts")
 without_timeouts.register(Order, OrderAdmin)
 only_policies = admin.AdminSite(name="only_policies")
@@ -104,6 +116,14 @@ def clerk() -> Callable[..., Client]:
         return client
 
     return made
+
+
+def test_the_actions_of_a_class_for_an_older_django_are_kept(admin_client: Client) -> None:
+    Parcel.objects.create()
+    page = admin_client.get("/elsewhere/testapp/parcel/").content.decode()
+    assert 'value="cancel_timeouts"' in page
+    assert "delete_selected" not in page
+    assert admin_client.get(f"/elsewhere/testapp/parcel/{Parcel.objects.get().pk}/change/").status_code == 200
 
 
 def test_the_page_of_a_customer_shows_the_newest_timeouts_of_the_customers_orders(
