@@ -62,9 +62,11 @@ class StaffWithPermission(BasePermission):
     """Allow active staff with the permission of the operation, or with one of the view's permissions to read."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        user, operation = request.user, view.operations.get(getattr(view, "action", None))
+        user: Any = request.user  # None if that is `UNAUTHENTICATED_USER`
+        operation = view.operations.get(getattr(view, "action", None))
         names = (operation.permission,) if operation else view.view_permissions
-        return user.is_active and user.is_staff and any(user.has_perm(f"django_delayq.{name}") for name in names)
+        is_staff = bool(user) and user.is_active and user.is_staff
+        return is_staff and any(user.has_perm(f"django_delayq.{name}") for name in names)
 
 
 class OptionalScope:
@@ -156,7 +158,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
             raise Http404 from None
 
     @describe("timeouts", outputs.TimeoutSerializer(many=True), (400, 401, 403), query=inputs.Selection)
-    def list(self, request: Request) -> Response:
+    def list(self, request: Request, *_: Any, **__: Any) -> Response:
         """List timeouts in pages, without payload and history.
 
         The order depends on the filters: unsettled timeouts by their next attempt, settled ones by the time of their
@@ -164,7 +166,8 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         """
         pages: Any = self.paginator
         names = {each["name"] for each in pages.get_schema_operation_parameters(self)} if pages else set()
-        asked = inputs.Selection.of(request.query_params, names)
+        version = getattr(request.versioning_scheme, "version_param", "")
+        asked = inputs.Selection.of(request.query_params, {*names, version})
         every: Any = self.filter_queryset(self.get_queryset())
         rows, narrow = asked.rows(every, request.user)
         if self.get_serializer_class() is outputs.TimeoutSerializer:
@@ -222,13 +225,13 @@ class PolicyViewSet(OperatorView, ViewSet):
     view_permissions = ("view_timeout", "view_policycontrol")
 
     @describe("policies", outputs.PolicySerializer(many=True), (401, 403))
-    def list(self, request: Request) -> Response:
+    def list(self, request: Request, *_: Any, **__: Any) -> Response:
         """List all declared policies by label."""
         states: Any = controls.policy_states(database_of(Timeout))
         return Response(outputs.PolicySerializer(states, many=True).data)
 
     @describe("policies", outputs.PolicySerializer, names_policy=True)
-    def retrieve(self, request: Request, label: str) -> Response:
+    def retrieve(self, request: Request, *_: Any, **__: Any) -> Response:
         """Show one policy, by its present label or a former one."""
         return Response(outputs.PolicySerializer(controls.policy_state(*self.target())).data)
 
@@ -281,7 +284,7 @@ class StatusView(OperatorView, APIView):
     """Show the state of workers, ledger and Redis, at a cost that does not depend on the number of rows."""
 
     @describe("status", outputs.StatusSerializer, (401, 403))
-    def get(self, request: Request) -> Response:
+    def get(self, request: Request, *_: Any, **__: Any) -> Response:
         """Show the present state, as `delayq_status` does."""
         return Response(outputs.StatusSerializer(snapshot(database_of(Timeout))).data)
 

@@ -11,8 +11,9 @@ from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import PageNumberPagination
 from rest_framework.serializers import ModelSerializer
 from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
+from rest_framework.versioning import QueryParameterVersioning
 
-from django_delayq.contrib.rest_framework import TimeoutViewSet
+from django_delayq.contrib.rest_framework import PolicyViewSet, StatusView, TimeoutViewSet
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder
 
@@ -84,6 +85,35 @@ def test_a_view_keeps_its_own_pages_and_serializer(schedule: Schedule, monkeypat
     assert answer(Whole, "get", "list").data == [{"id": second.pk}, {"id": first.pk}]
     assert answer(Whole, "get", "list", "?page=2").status_code == 400
     assert answer(Whole, "get", "list", "?queue=none").data == []
+
+
+def test_addresses_may_have_further_arguments_such_as_a_version_or_the_key_of_a_parent(schedule: Schedule) -> None:
+    one: dict[str, Any] = {"pk": schedule().pk}
+    label, all_ = {"label": "testapp.order.remind"}, dict[str, Any]()
+    views: list[tuple[Any, str, dict[str, Any]]] = [(TimeoutViewSet, "list", all_), (TimeoutViewSet, "retrieve", one)]
+    views += [(PolicyViewSet, "list", all_), (PolicyViewSet, "retrieve", label)]
+    for view, action, path in views:
+        assert answer(view, "get", action, version="v1", order_pk="7", **path).status_code == 200
+    assert answer(TimeoutViewSet, "post", "cancel", version="v1", **one).status_code == 200
+    assert answer(PolicyViewSet, "post", "pause", version="v1", **label).status_code == 200
+    request = APIRequestFactory().get("/")
+    force_authenticate(request, User.objects.get(username="boss"))
+    assert StatusView.as_view()(request, version="v1").status_code == 200
+
+
+class Versioned(TimeoutViewSet):
+    versioning_class = QueryParameterVersioning
+
+
+def test_the_query_may_have_a_version_where_the_project_asks_for_one(schedule: Schedule) -> None:
+    assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{schedule().object_id}").data) == 3
+    assert answer(TimeoutViewSet, "get", "list", "?version=v1").status_code == 400
+
+
+def test_a_request_without_a_user_is_refused(settings: Any) -> None:
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": None}
+    for view in (TimeoutViewSet, PolicyViewSet):
+        assert view.as_view({"get": "list"})(APIRequestFactory().get("/")).status_code in {401, 403}
 
 
 def test_an_object_is_found_by_the_model_of_its_child(viewer: APIClient, schedule: Schedule) -> None:
