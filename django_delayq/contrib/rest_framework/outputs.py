@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.contrib.contenttypes.models import ContentType
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
-from rest_framework import serializers
+from rest_framework import ISO_8601, serializers
 
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.fields import Instant, SecondsField
@@ -208,12 +208,12 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
 
 
 class CountdownSerializer(serializers.Serializer[Any]):
-    """What the owner of an object may know of its deadline."""
+    """What the owner of an object may know of its deadline. Its times have a format that scripts can read."""
 
-    due_at = Instant(allow_null=True)
+    due_at = Instant(allow_null=True, format=ISO_8601)
     seconds_left = serializers.IntegerField(allow_null=True, help_text=_("null: nothing is pending."))
     state = NullableChoice(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
-    server_time = Instant(source="now")
+    server_time = Instant(source="now", format=ISO_8601)
 
 
 class TroubleSerializer(serializers.Serializer[Any]):

@@ -151,9 +151,10 @@
 
     update(answer) {
       if (answer.state === "pending" || answer.state === "firing") { // the outcome of a running handler is not known
-        this.due = Date.parse(answer.due_at);
+        const due = answer.due_at ?? answer.dueAt; // some projects render all names in camel case
+        this.due = Date.parse(due);
         const time = this.querySelector("time");
-        if (time) time.dateTime = answer.due_at;
+        if (time) time.dateTime = due;
         return;
       }
       this.isOver = this.isSettled = true;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -45,6 +45,17 @@ def test_without_a_permission_of_the_projects_own_everybody_is_refused(order: Or
     for client in (APIClient(), boss):
         for pk in (order.pk, 999):
             assert client.get(reverse("closed", args=[pk]), **MINE).status_code in (401, 403)
+
+
+def test_scripts_can_read_the_times_whatever_format_the_project_has(
+    url: str, schedule: Schedule, order: Order, settings: Any
+) -> None:
+    """2026-12-11 was read as 12 November, and with a time of day as no time at all."""
+    due_at = schedule(order=order).due_at
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "DATETIME_FORMAT": "%d.%m.%Y %H:%M"}
+    found = APIClient().get(url, **MINE).json()
+    assert datetime.fromisoformat(found["due_at"]) == due_at
+    assert datetime.fromisoformat(found["server_time"]) < due_at
 
 
 def test_somebody_elses_object_is_not_found_like_one_that_does_not_exist(url: str, order: Order) -> None:

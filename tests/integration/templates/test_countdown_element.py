@@ -208,9 +208,10 @@ def test_a_page_that_listens_can_keep_itself_from_being_loaded_again(visit: Visi
     assert visit.ask("document.querySelector('delayq-countdown').mayReload") is False
 
 
-def test_a_deadline_that_was_moved_meanwhile_goes_on_running(visit: Visit) -> None:
+@pytest.mark.parametrize("sync", ["", "camel/"])
+def test_a_deadline_that_was_moved_meanwhile_goes_on_running(visit: Visit, sync: str) -> None:
     row = due_in(visit.order, minutes=5)
-    visit.open("?sync=1&at_zero=reload", clock_is_off_by=timedelta(seconds=1))
+    visit.open(f"?sync={sync}&at_zero=reload", clock_is_off_by=timedelta(seconds=1))
     dq.extend_timeout(row, minutes=30)
     visit.ask("shiftClock(302000)")
     visit.wait_for(lambda: re.fullmatch(r"3[345]:\d\d", visit.text) is not None, "it did not learn of it")
@@ -220,7 +221,7 @@ def test_a_deadline_that_was_moved_meanwhile_goes_on_running(visit: Visit) -> No
 
 def test_it_learns_what_became_of_the_deadline_and_then_loads_the_page(visit: Visit) -> None:
     row = due_in(visit.order, seconds=3)
-    visit.open("?sync=1")
+    visit.open("?sync=")
     visit.wait_for(lambda: visit.text == "too late", "it never ended")
     visit.come_back()
     tag = "document.querySelector('delayq-countdown').tag"
