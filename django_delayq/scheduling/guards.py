@@ -11,7 +11,7 @@ from django.db.models import Model
 from django_delayq.arming.row_state import condition_holds
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import begin_write, lock_object, lock_subject, locking_rows
+from django_delayq.ledger.locking import begin_write, lock_keys, lock_object, lock_subject, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.single import cancel_newest
@@ -80,13 +80,12 @@ def before_deadline(
 def _refresh(obj: Model, using: str) -> None:
     """Lock the row of `obj` and read it into `obj`, mostly by a statement that was compiled once."""
     model: Any = obj.__class__
-    if model.refresh_from_db is Model.refresh_from_db and not obj.get_deferred_fields():
-        row = lock_object(model, obj.pk, using)
-        if row is None:
-            raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
-        rows: Any = _Read([row])
-    else:
-        rows = locking_rows(model, [obj.pk], using)
+    is_plain = model.refresh_from_db is Model.refresh_from_db and not obj.get_deferred_fields()
+    # Locked first: a method of the model may ignore the query that it is given.
+    found: list[Any] = [lock_object(model, obj.pk, using)] if is_plain else lock_keys(model, [obj.pk], using)
+    if not found or found[0] is None:
+        raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
+    rows: Any = _Read(found) if is_plain else locking_rows(model, [obj.pk], using)
     try:
         obj.refresh_from_db(using=using, from_queryset=rows)
     except AttributeError as error:

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
+from django.db.models import Model
 from django.utils import timezone
 
 import django_delayq as dq
@@ -53,6 +54,30 @@ def test_the_object_is_refreshed_from_the_locked_row(order: Order) -> None:
     order.note = "not saved"
     with dq.before_deadline(order, "cancel_unpaid"):
         assert order.note == "by another process"
+
+
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite locks no rows")
+def test_the_object_is_locked_although_its_model_ignores_the_locking_query(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a `refresh_from_db` from before Django 5.1, which does not pass on the `from_queryset` that it is given."""
+
+    def refresh(self: Order, using: str | None = None, fields: Any = None, **_: Any) -> None:
+        Model.refresh_from_db(self, using=using, fields=fields)
+
+    free = list[int]()
+
+    def look() -> None:
+        with transaction.atomic():
+            free.extend(Order.objects.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        connections.close_all()
+
+    monkeypatch.setattr(Order, "refresh_from_db", refresh)
+    with dq.before_deadline(order, "cancel_unpaid"):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(20)
+    assert free == []
 
 
 @pytest.mark.parametrize("state", ["fired", "firing"])
