@@ -98,7 +98,7 @@ class _Loan:
         place: where the call was when it was abandoned.
         lent: the connections.
 
-    The lock `_begun` is for whoever comes first: the other thread, or this one to prevent that it begins.
+    The first to acquire the lock `_begun` decides: the other thread, which begins, or this one, to prevent that.
     """
 
     running: RunningWork
