@@ -190,8 +190,9 @@ def check_other_apps(**_: Any) -> Iterator[CheckMessage]:
             id="django_delayq.E022",
         )
     # A query that compares with the clock of the database has the same text at any time.
-    profile = _of_app("cacheops.conf", "model_profile")(Timeout) or {}
-    if profile.get("ops") or _of_app("cachalot.utils", "is_cachable")(Timeout._meta.db_table):
+    profile, is_cachable = _of_app("cacheops.conf", "model_profile"), _of_app("cachalot.utils", "is_cachable")
+    models = apps.get_app_config(Timeout._meta.app_label).get_models()
+    if any((profile(model) or {}).get("ops") or is_cachable(model._meta.db_table) for model in models):
         yield Error(
             "The queries of the ledger are cached: workers would not notice that a timeout is due.",
             hint='Set CACHALOT_UNCACHABLE_APPS = ["django_delayq"], or CACHEOPS = {"django_delayq.*": None, ...}.',

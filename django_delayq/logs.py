@@ -54,7 +54,13 @@ class Formatter(logging.Formatter):
             "process": record.process,
             **{name: value for name, value in vars(record).items() if name not in _STANDARD},
         }
-        return json.dumps(found | ({"traceback": trace} if trace else {}), default=_as_json, ensure_ascii=False)
+        return json_text(found | ({"traceback": trace} if trace else {}), default=_as_json)
+
+
+def json_text(value: object, **options: Any) -> str:
+    """Return JSON with letters as they are, but without codes that control a terminal."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _as_json(value: Any) -> str:

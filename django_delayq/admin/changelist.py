@@ -109,6 +109,7 @@ class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 
     ordering = ("-id",)
     sortable_by = ()
+    show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # they would count the table for each choice of each filter
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

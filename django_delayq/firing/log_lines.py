@@ -73,7 +73,7 @@ def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: floa
     is_dead, is_decided = row.state == State.DEAD, row.cause in {Cause.HANDLER, Cause.LIMIT}
     times, facts = ("", {}) if seconds is None else _timing(row, now, seconds, failed=True)
     reason = message_of(error, row) if is_decided else f"{type(error).__name__}: {message_of(error, row)}"
-    has_trace = not is_decided and (is_dead or firing_state.is_time_to_log((row.policy, type(error).__name__)))
+    has_trace = not is_decided and (is_dead or firing_state.is_time_to_log((row.policy, str(type(error)))))
     if is_recorded and row.state == State.PENDING:
         facts["next_at"] = row.run_at
     logger.log(

@@ -48,7 +48,7 @@ LOCKED_INTERVAL_SECONDS: Final = 2.5
 """Backoffs of `LOCKED_MAX_SECONDS` end at multiples of this interval."""
 TRANSIENT_MAX_SECONDS: Final = 60.0
 """The longest backoff after a transient database error: the handler may have run unnecessarily."""
-_LOG_WAIT_SECONDS: Final = 30.0
+LONG_WAIT_SECONDS: Final = 30.0
 _MAX_BACKOFFS: Final = 10_000
 
 LOG_INTERVAL_SECONDS: Final = 60.0
@@ -177,12 +177,10 @@ class TimeoutBackoff:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], _Waiting] = {}
-        self._logged: dict[str, float] = {}
-        """When which reason was logged, in the last 30 s."""
         self._lock = threading.Lock()
 
     def next_wait(self, using: str, timeout_id: int, why: str, max_seconds: float) -> timedelta:
-        """Return the next wait: 50 to 150 ms first, doubling up to `max_seconds`. Log a long one every 30 s.
+        """Return the next wait: 50 to 150 ms first, doubling up to `max_seconds`. Log a long one once a minute.
 
         Of many that wait for the same reason, such as a missing column, one is logged. The wait is random, so that two
         workers that deadlocked do not meet again.
@@ -190,17 +188,12 @@ class TimeoutBackoff:
         now = time.monotonic()
         with self._lock:
             before = self._waiting.pop((using, timeout_id), _Waiting(0, now))
-            others = len(self._waiting)
-            if others >= _MAX_BACKOFFS:
+            if len(self._waiting) >= _MAX_BACKOFFS:
                 del self._waiting[next(iter(self._waiting))]
             self._waiting[using, timeout_id] = before._replace(times=before.times + 1)
-            recent = {each: at for each, at in self._logged.items() if now - at < _LOG_WAIT_SECONDS}
-            logs = now - before.since >= _LOG_WAIT_SECONDS and why not in recent
-            self._logged = {**recent, why: now} if logs else recent
-        if logs:
-            too = f", and {clock.counted(others, 'other')} may wait, too" if others else ""
-            words, extra = "Timeout %s has waited %.0f s to be fired%s: %s", {"timeout_id": timeout_id}
-            logger.warning(words, timeout_id, now - before.since, too, why, extra={"event": "timeout_waits", **extra})
+        if now - before.since >= LONG_WAIT_SECONDS and firing_state.is_time_to_log(("waits", why)):
+            words, extra = "Timeout %s has waited %.0f s to be fired: %s", {"timeout_id": timeout_id}
+            logger.warning(words, timeout_id, now - before.since, why, extra={"event": "timeout_waits", **extra})
         base = min(FIRST_BACKOFF_SECONDS * 2 ** min(before.times, 20), max_seconds)
         if base == max_seconds == LOCKED_MAX_SECONDS:  # so that thousands of locked timeouts come back in few groups
             seconds = base * random.uniform(1.0, 1.5)
@@ -321,10 +314,9 @@ class FiringState:
     def is_time_to_log(self, key: Hashable) -> bool:
         """Return whether the last True for `key` was `LOG_INTERVAL_SECONDS` ago, or there was none."""
         now = time.monotonic()
-        if now - self._logged_at.get(key, -math.inf) < LOG_INTERVAL_SECONDS:
-            return False
-        self._logged_at[key] = now
-        return True
+        recent = {each: at for each, at in self._logged_at.items() if now - at < LOG_INTERVAL_SECONDS}
+        self._logged_at = {key: now} | recent
+        return key not in recent
 
     def note_database(self, now: datetime) -> None:
         """Note that the database clock has just shown `now`."""

@@ -131,10 +131,13 @@ class _Loan:
             self._abandon(thread)
         else:
             take_back(self.lent)
-        if self.interruption is not None and (call is None or isinstance(self.interruption, KeyboardInterrupt)):
-            raise self.interruption
-        if call is None and self.error is not None:
-            raise self.error
+        try:
+            if self.interruption is not None and (call is None or isinstance(self.interruption, KeyboardInterrupt)):
+                raise self.interruption
+            if call is None and self.error is not None:
+                raise self.error
+        finally:
+            self.error = None  # its traceback refers to this frame: the cycle would keep what handlers have read
         return call
 
     @property

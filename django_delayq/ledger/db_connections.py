@@ -41,10 +41,9 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 # MySQL: lock wait timeout, deadlock, either of the two at the counter of keys, record or table changed since, NOWAIT;
 # too many connections, of the server, of the account. SQLite: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL.
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
-# Undefined table, undefined column: SQLSTATE, and numbers of MySQL.
-_MISSING: Final = frozenset({"42P01", "42703", 1146, 1054})
-_NOT_PERMITTED: Final = "42501"
-"""SQLSTATE: insufficient privilege. MySQL's drivers raise OperationalError, as for a lost connection."""
+# Undefined table, undefined column: SQLSTATE, and numbers of MySQL. Insufficient privilege: only SQLSTATE, because the
+# drivers of MySQL raise OperationalError then, as for a lost connection.
+_MISSING: Final = frozenset({"42P01", "42703", 1146, 1054, "42501"})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB); READONLY (SQLite).
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
@@ -132,15 +131,14 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
 
     Args:
         idle_seconds: how long they were not used. After `IDLE_SECONDS` they are tested.
-        error: the exception of the last run. If a read-only server raised it, all connections are closed: they lead
-            to a primary that was demoted, and a test that only reads would succeed.
+        error: the exception of the last run. If it needs new connections, all are closed: a test would succeed.
     """
-    is_demoted, found_broken = error is not None and is_read_only(error), False
+    is_useless, found_broken = error is not None and _needs_new_connection(error), False
     for connection in connections.all(initialized_only=True):
         if connection.connection is None or connection.in_atomic_block:
             continue
         must_test = error is not None or connection.errors_occurred or idle_seconds > IDLE_SECONDS
-        if is_demoted or (must_test and not is_usable(connection)):
+        if is_useless or (must_test and not is_usable(connection)):
             discard(connection)
             found_broken = True
         elif getattr(connection, "pool", None) is not None:
@@ -256,6 +254,16 @@ def is_read_only(error: BaseException) -> bool:
     return error_code(error) in _READ_ONLY
 
 
+def _needs_new_connection(error: BaseException) -> bool:
+    """Return whether the same statement would be refused again and again on this connection, although it works.
+
+    It leads to a primary that was demoted. Or it keeps a prepared statement, of which a migration has changed a column;
+    only a rollback would forget it.
+    """
+    source = getattr(getattr(error.__cause__, "diag", None), "source_function", None)  # its messages are translated
+    return is_read_only(error) or source == "RevalidateCachedQuery"
+
+
 def error_code(error: BaseException) -> str | int | None:
     """Return the driver's code of a database error: SQLSTATE from psycopg, a number from MySQL's drivers and SQLite.
 
@@ -290,7 +298,7 @@ def transient_reason(
     """
     # The code of this process is newer than the tables, or older: a migration was applied too late, or too early. Or it
     # created a table without the permissions for the user of the worker.
-    if driver_connection is None and (_is_missing(error) or error_code(error) == _NOT_PERMITTED):
+    if driver_connection is None and _is_missing(error):
         return f"the database lacks a table, a column or a permission ({_summary(error)})"
     causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
@@ -299,8 +307,8 @@ def transient_reason(
         or driver_connection is not connections[using].connection
         or not is_usable(connections[using])
     )
-    if contention is not None and is_read_only(contention):
-        discard(connections[using])  # the next connection may lead to the new primary
+    if contention is not None and _needs_new_connection(contention):
+        discard(connections[using])
     if is_lost and not is_usable(connections[using]):
         discard(connections[using])
         contention = None
@@ -321,7 +329,7 @@ def _is_connection_error(error: BaseException) -> bool:
 
 
 def _is_missing(error: BaseException) -> bool:
-    """Return whether a statement named a table or column that the database does not have."""
+    """Return whether a statement named a table or column that the database does not have, or not for this user."""
     is_sqlite = isinstance(error, Error) and str(error).startswith(("no such table", "no such column"))
     return is_sqlite or error_code(error) in _MISSING
 
@@ -329,13 +337,12 @@ def _is_missing(error: BaseException) -> bool:
 def _is_contention(error: BaseException) -> bool:
     code = error_code(error)
     has_state = isinstance(code, str) and code.startswith(_TRANSIENT_STATES)
-    # A migration has changed a column of a prepared statement. psycopg prepares it again.
-    is_outdated = getattr(getattr(error.__cause__, "diag", None), "source_function", "") == "RevalidateCachedQuery"
-    return has_state or is_outdated or is_read_only(error) or code in _TRANSIENT_CODES
+    return has_state or code in _TRANSIENT_CODES or _needs_new_connection(error)
 
 
 def _summary(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    first_line = str(error).strip().partition("\n")[0]  # the others, such as the processes of a deadlock, always differ
+    return f"{type(error).__name__}: {' '.join(first_line.split())[:200]}"
 
 
 def unapplied_migrations(using: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from django.core.management.base import OutputWrapper
 from django_delayq import clock
 from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.logs import one_line
+from django_delayq.logs import json_text, one_line
 from django_delayq.policy_options import Rate
 
 Paint = Callable[[str], str]
@@ -160,7 +159,7 @@ def stop_of(state: PolicyState) -> str:
 
 def as_json(value: Any) -> str:
     """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False)
+    return json_text(_plain(value), indent=2)
 
 
 def _plain(value: Any) -> Any:

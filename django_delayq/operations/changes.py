@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_delayq.arming.reconcile import Failures
@@ -186,7 +186,8 @@ def move_missed(using: str) -> int:
     """
     now, total = database_now(using), 0
     delays = PolicyChange.objects.using(using).filter(what=What.DELAY)
-    for change in delays.filter(finished_at__gt=now - MISSED_FOR, touched_at__lte=now - MISSED_EVERY).order_by("id"):
+    recent = Q(touched_at__gt=now - MISSED_EVERY, touched_at__lte=now)  # later only if the clock was set back
+    for change in delays.filter(~recent, finished_at__gt=now - MISSED_FOR).order_by("id"):
         policy, before = registry.get(change.policy), change.details.get("before")
         claimed = delays.filter(pk=change.pk, touched_at=change.touched_at).update(touched_at=now)  # by one worker
         if not claimed or policy is None or before is None or "move" not in change.details:

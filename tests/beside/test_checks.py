@@ -44,6 +44,13 @@ def test_a_cache_of_the_queries_of_workers_is_refused_by_cacheops(
     ] * is_refused
 
 
+def test_a_cache_of_the_other_tables_of_the_app_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `{"django_delayq.timeout": None, "*.*": {"ops": "all"}}`: the sync would read outdated claims."""
+    conf: Any = SimpleNamespace(model_profile=lambda model: None if model is Timeout else {"ops": {"get"}})
+    monkeypatch.setitem(sys.modules, "cacheops.conf", conf)
+    assert [check_id for check_id, _ in errors()] == ["django_delayq.E023"]
+
+
 def test_schemas_of_tenants_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a shared ledger, the orders 1 of two tenants would be the same object: one payment cancelled both timeouts."""
     monkeypatch.setattr(connections["default"], "schema_name", "public", raising=False)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from django_delayq.logs import Formatter, shown
+from django_delayq.logs import Formatter, json_text, shown
 
 LOGGER = logging.getLogger("django_delayq")
 
@@ -47,6 +47,13 @@ def test_a_message_does_not_control_the_terminal(code: str) -> None:
     line = Formatter(colors={logging.INFO: lambda level: f"\x1b[32m{level}\x1b[m"}).format(found)
     assert code not in line
     assert "\x1b[32mINFO   \x1b[m It failed for  " in line and "\n    ValueError:  " in line
+
+
+@pytest.mark.parametrize("code", ["\x1b[2K", "\x9b2K", "\x7f"])
+def test_json_does_not_control_the_terminal(code: str) -> None:
+    text = json_text({"reason": f"é{code}"}, indent=2)
+    assert code not in text and "é" in text and "\n" in text
+    assert json.loads(text) == {"reason": f"é{code}"}
 
 
 def test_json_has_the_extra_attributes_and_the_traceback() -> None:

@@ -20,6 +20,7 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
+from rest_framework.versioning import QueryParameterVersioning
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
@@ -65,8 +66,8 @@ class StaffWithPermission(BasePermission):
         user: Any = request.user  # None if that is `UNAUTHENTICATED_USER`
         operation = view.operations.get(getattr(view, "action", None))
         names = (operation.permission,) if operation else view.view_permissions
-        is_staff = bool(user) and user.is_active and user.is_staff
-        return is_staff and any(user.has_perm(f"django_delayq.{name}") for name in names)
+        is_staff = user and user.is_active and user.is_staff
+        return bool(is_staff) and any(user.has_perm(f"django_delayq.{name}") for name in names)
 
 
 class OptionalScope:
@@ -166,8 +167,9 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         """
         pages: Any = self.paginator
         names = {each["name"] for each in pages.get_schema_operation_parameters(self)} if pages else set()
-        version = getattr(request.versioning_scheme, "version_param", "")
-        asked = inputs.Selection.of(request.query_params, {*names, version})
+        if isinstance(scheme := request.versioning_scheme, QueryParameterVersioning):
+            names.add(scheme.version_param)
+        asked = inputs.Selection.of(request.query_params, names)
         every: Any = self.filter_queryset(self.get_queryset())
         rows, narrow = asked.rows(every, request.user)
         if self.get_serializer_class() is outputs.TimeoutSerializer:

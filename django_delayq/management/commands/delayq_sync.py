@@ -39,6 +39,10 @@ class Command(AskingCommand):
         failed = []
         for policy in policies:
             using = database_of(policy.concrete_model)
+            late = policy_state(policy, using).late if backfill else None
+            if late and late.then != "fire":  # before anything is armed: workers fire it at once
+                words = "Those over %s late will not fire. If they should, switch that off first: delayq_late %s off"
+                self.stderr.write(words % (duration_text(late.after), policy.label))
             # Without a terminal, as by cron, it proceeds: workers do the same on their own.
             if backfill and has_terminal() and not (options["yes"] or dry_run):
                 seen = sync_policy(policy, using, Failures(policy), backfill=True, dry_run=True)
@@ -51,9 +55,6 @@ class Command(AskingCommand):
                 line += f", {failures.count} failed"
             if done.too_old:
                 line += f", {done.too_old} too long overdue (--policy {policy.label} --backfill arms them)"
-            late = policy_state(policy, using).late if backfill else None
-            if late and late.then != "fire":
-                line += f"; those over {duration_text(late.after)} late do not fire: delayq_late {policy.label} off"
             if not dry_run:
                 by = actor()
                 logger.info("%s, by %s", line, by, extra={"event": "synced", "policy": policy.label, "by": by})

@@ -81,6 +81,26 @@ def test_a_statement_that_was_prepared_before_counts_no_attempt(
     assert set(Timeout.objects.values_list("state", "attempts")) == {("fired", 1)}
 
 
+@on_postgresql
+@pytest.mark.usefixtures("prepared")
+def test_a_prepared_statement_is_not_refused_again_and_again_outside_transactions(declare: Declare) -> None:
+    """Only a rollback makes psycopg forget it. No attempt was counted, so the timeout neither fired nor was dead."""
+    policy = declare(Order, lambda *_: list(Plain.objects.all()), name="reads", atomic=False, retry=dq.Retry.never())
+    for _ in range(3):
+        fire(due(Order.objects.create(), policy))
+    row = due(Order.objects.create(), policy)
+    table = Plain._meta.db_table
+    alter(f"{table} ALTER COLUMN name TYPE varchar(30)")
+    try:
+        fire(row)
+        make_due(row)
+        assert fire(row).fired == (row.pk,)
+    finally:
+        alter(f"{table} ALTER COLUMN name TYPE varchar(20)")
+    row.refresh_from_db()
+    assert row.attempts == 1
+
+
 @on_mysql
 @pytest.mark.usefixtures("repeatable_reads")
 @pytest.mark.parametrize("options", [{}, {"batch": 20}], ids=["alone", "batch"])

@@ -11,7 +11,7 @@ from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import PageNumberPagination
 from rest_framework.serializers import ModelSerializer
 from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
-from rest_framework.versioning import QueryParameterVersioning
+from rest_framework.versioning import QueryParameterVersioning, URLPathVersioning
 
 from django_delayq.contrib.rest_framework import PolicyViewSet, StatusView, TimeoutViewSet
 from django_delayq.models import Timeout
@@ -105,9 +105,14 @@ class Versioned(TimeoutViewSet):
     versioning_class = QueryParameterVersioning
 
 
+class VersionedByAddress(TimeoutViewSet):
+    versioning_class = URLPathVersioning
+
+
 def test_the_query_may_have_a_version_where_the_project_asks_for_one(schedule: Schedule) -> None:
     assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{schedule().object_id}").data) == 3
     assert answer(TimeoutViewSet, "get", "list", "?version=v1").status_code == 400
+    assert answer(VersionedByAddress, "get", "list", "?version=v1", version="v1").status_code == 400
 
 
 def test_a_request_without_a_user_is_refused(settings: Any) -> None:
