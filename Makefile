@@ -57,9 +57,10 @@ coverage: ## Which lines and branches the tests run, on SQLite and PostgreSQL (a
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report
 
-mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., a few minutes)
+mutants: ## Plant small faults in the Python core and in the Lua files: each must fail a test (ONLY=..., a quarter of an hour)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/mutants.py $(if $(ONLY),--only "$(ONLY)")
+	$(if $(ONLY),,@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/pytest -q -n 2 tests/engine/test_mutants.py)
 
 messages: ## Bring every language's catalogue up to the sources and compile it (needs gettext)
 	@$(PYTHON) tools/environment.py test

@@ -66,7 +66,7 @@ NOT_OF_THREADS = ("executors", "rates", "remote")
 NOT_OF_CONNECTIONS = (*NOT_OF_THREADS, "installation", "limits", "long_runs", "query_plans", "shares")
 """Others that no kind of connection changes: they run with the smallest pool."""
 WORKERS_OF_ONE_DATABASE = (
-    *("crashes/test_installation.py", "crashes/test_supervisor.py"),
+    *("crashes/test_installation.py", "crashes/test_supervisor.py", "deployments/test_closed_streams.py"),
     *("executors", "fairness", "guard_rails", "operations"),
 )
 """Tests of processes whose statements the integration tests run on each database: PostgreSQL's stage runs them."""
@@ -243,10 +243,10 @@ def _stages() -> list[Stage]:
         ),
         Stage(
             "sqlite",
-            "all tests, on SQLite, and a sample of the mutation gate",
+            "all tests, on SQLite, and a sample of both mutation gates",
             [_computing("tests")],
             [*_waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE)), MUTANTS],
-            {"DELAYQ_TEST_DB": "sqlite"},
+            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_MUTANTS_STEP": "5"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
         _routers(),

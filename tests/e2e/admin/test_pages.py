@@ -20,6 +20,8 @@ POLICIES = "/admin/django_delayq/policycontrol/"
 LABEL = "shop.order.cancel_unpaid"
 DJANGOS_OWN = (".datetime",)
 """Fields whose labels axe-core does not accept."""
+SCREENS = {"desktop": (DESKTOP, False), "dark": (DESKTOP, True), "phone": (PHONE, False)}
+each_screen = pytest.mark.parametrize(("width", "dark"), SCREENS.values(), ids=SCREENS)
 
 
 def detail(timeout: int) -> str:
@@ -284,11 +286,16 @@ def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Adm
         assert text in possible, (seconds, text, possible)
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [(DESKTOP, False), (DESKTOP, True), (PHONE, False)],  # colours are the same on each width
-    ids=["desktop", "dark", "phone"],
-)
+@pytest.mark.parametrize("path", ["timeout/operate/postpone/?ids={}", "policycontrol/shop.order.cancel_unpaid/hold/"])
+def test_a_double_click_on_a_confirmation_sends_it_once(admin: Admin, stock: Stock, path: str) -> None:
+    """Otherwise both requests arrive, and the second one postpones a second time, or fires again a second time."""
+    admin.open(f"/admin/django_delayq/{path.format(stock.pending[0][1])}")
+    event = 'new SubmitEvent("submit", {bubbles: true, cancelable: true})'
+    submit = f'return document.querySelector("#content-main form").dispatchEvent({event})'
+    assert [admin.browser.execute_script(submit) for _ in range(2)] == [True, False]
+
+
+@each_screen
 def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, width: int, dark: bool) -> None:
     admin.show_on(width, dark=dark)
     order, timeout, _ = stock.pending[0]
@@ -320,9 +327,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     assert {page: faults for page, faults in found.items() if faults} == {}
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"), [(DESKTOP, False), (DESKTOP, True), (PHONE, False)], ids=["desktop", "dark", "phone"]
-)
+@each_screen
 def test_axe_finds_no_serious_fault_on_the_shops_pages(admin: Admin, stock: Stock, width: int, dark: bool) -> None:
     admin.show_on(width, dark=dark)
     reference, refused = stock.pending[0][2], stock.pending.pop()[2]
