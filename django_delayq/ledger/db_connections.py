@@ -133,7 +133,7 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
         idle_seconds: how long they were not used. After `IDLE_SECONDS` they are tested.
         error: the exception of the last run. If it needs new connections, all are closed: a test would succeed.
     """
-    is_useless, found_broken = error is not None and _needs_new_connection(error), False
+    is_useless, found_broken = error is not None and needs_new_connection(error), False
     for connection in connections.all(initialized_only=True):
         if connection.connection is None or connection.in_atomic_block:
             continue
@@ -249,19 +249,14 @@ def is_usable(connection: BaseDatabaseWrapper) -> bool:
     return usable
 
 
-def is_read_only(error: BaseException) -> bool:
-    """Return whether the server refused `error`'s statement because it accepts no writes."""
-    return error_code(error) in _READ_ONLY
-
-
-def _needs_new_connection(error: BaseException) -> bool:
+def needs_new_connection(error: BaseException) -> bool:
     """Return whether the same statement would be refused again and again on this connection, although it works.
 
     It leads to a primary that was demoted. Or it keeps a prepared statement, of which a migration has changed a column;
     only a rollback would forget it.
     """
     source = getattr(getattr(error.__cause__, "diag", None), "source_function", None)  # its messages are translated
-    return is_read_only(error) or source == "RevalidateCachedQuery"
+    return error_code(error) in _READ_ONLY or source == "RevalidateCachedQuery"
 
 
 def error_code(error: BaseException) -> str | int | None:
@@ -307,7 +302,7 @@ def transient_reason(
         or driver_connection is not connections[using].connection
         or not is_usable(connections[using])
     )
-    if contention is not None and _needs_new_connection(contention):
+    if contention is not None and needs_new_connection(contention):
         discard(connections[using])
     if is_lost and not is_usable(connections[using]):
         discard(connections[using])
@@ -337,7 +332,7 @@ def _is_missing(error: BaseException) -> bool:
 def _is_contention(error: BaseException) -> bool:
     code = error_code(error)
     has_state = isinstance(code, str) and code.startswith(_TRANSIENT_STATES)
-    return has_state or code in _TRANSIENT_CODES or _needs_new_connection(error)
+    return has_state or code in _TRANSIENT_CODES or needs_new_connection(error)
 
 
 def _summary(error: BaseException) -> str:

@@ -45,20 +45,7 @@ def test_each_timeout_of_each_database_waits_for_itself() -> None:
     assert backoff.next_wait("default", 7, "held", 5.0).total_seconds() <= 0.15
 
 
-def test_a_wait_that_lasts_is_logged_every_half_minute(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("django_delayq.firing.state.time.monotonic", lambda: now[0])
-    backoff = TimeoutBackoff()
-    for _ in range(91):
-        backoff.next_wait("default", 7, "others hold its object", 5.0)
-        now[0] += 1
-    words = [record.getMessage() for record in caplog.records]
-    assert words == [f"Timeout 7 has waited {s} s to be fired: others hold its object" for s in (30, 90)]
-
-
-def test_of_many_that_wait_for_the_same_reason_one_is_logged(
+def test_of_the_long_waits_for_one_reason_one_is_logged_each_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A missing column, or an import that locks all objects, holds thousands of timeouts back."""

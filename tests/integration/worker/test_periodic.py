@@ -16,7 +16,7 @@ from django.db import OperationalError, connection, connections
 from django_delayq.arming import scan
 from django_delayq.arming import sync as sync_module
 from django_delayq.firing import plan
-from django_delayq.ledger.db_connections import check_connections, is_read_only
+from django_delayq.ledger.db_connections import check_connections, needs_new_connection
 from django_delayq.models import WorkerSeen
 from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job, PeriodicThread
@@ -98,13 +98,13 @@ def test_errors_of_a_read_only_server_are_known_and_others_are_not() -> None:
         make_read_only()
         with pytest.raises(DatabaseError) as caught:
             write()
-        assert is_read_only(caught.value)
+        assert needs_new_connection(caught.value)
         check_connections(error=caught.value)
         write()
 
     in_a_thread(run)
-    assert not is_read_only(OperationalError("the server closed the connection"))
-    assert not is_read_only(ZeroDivisionError())
+    assert not needs_new_connection(OperationalError("the server closed the connection"))
+    assert not needs_new_connection(ZeroDivisionError())
 
 
 @pytest.mark.skipif(bool(POOL), reason="a thread returns its connection to the pool")
