@@ -49,6 +49,10 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
     def unsettled(self) -> TimeoutQuerySet:
         return self.filter(settled_at__isnull=True)
 
+    def failing(self) -> TimeoutQuerySet:
+        """Return pending rows of which an attempt has failed, and which are tried again."""
+        return self.pending().filter(attempts__gt=0)
+
     def due(self) -> TimeoutQuerySet:
         """Return pending rows whose next attempt is due by the database's clock."""
         return self.pending().filter(run_at__lte=clock.DatabaseNow())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE_LINES = 400
+MODULE_LINES = 500
 FUNCTION_LINES = 40  # without its docstring, which may be long for a public function
 LUA_LINES = 60
 README_WORDS = 1000
@@ -36,7 +36,7 @@ def functions(module: Path) -> Iterator[tuple[str, int]]:
             yield f"{module}:{node.lineno} {node.name}", lines
 
 
-def test_no_module_is_longer_than_400_lines() -> None:
+def test_no_module_is_longer_than_500_lines() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules(*FOLDERS)}
     assert lengths
     assert {name: lines for name, lines in lengths.items() if lines > MODULE_LINES} == {}
