@@ -263,8 +263,15 @@ class _Literal(Func):
     template, arity, output_field = "'%(text)s'", 0, models.CharField()
 
 
+class _Zero(Func):
+    """The number 0 in the SQL itself, for the same reason."""
+
+    template, arity, output_field = "0", 0, models.IntegerField()
+
+
 HAS_KEY = Q(key__gt=_Literal(text=""))
 HAS_OWN_QUEUE = ~Q(queue=_Literal(text="default"))
+HAS_FAILED = Q(attempts__gt=_Zero())
 
 
 class PartialIndex(models.Index):

@@ -20,7 +20,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.key_types import HAS_KEY, HAS_OWN_QUEUE, HexField, PartialIndex
+from django_delayq.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, HexField, PartialIndex
 
 SLOT_BYTES = 16
 
@@ -50,8 +50,8 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         return self.filter(settled_at__isnull=True)
 
     def failing(self) -> TimeoutQuerySet:
-        """Return pending rows of which an attempt has failed, and which are tried again."""
-        return self.pending().filter(attempts__gt=0)
+        """Return pending rows of which an attempt has failed, and which are tried again, by `delayq_failing`."""
+        return self.pending().filter(HAS_FAILED)
 
     def due(self) -> TimeoutQuerySet:
         """Return pending rows whose next attempt is due by the database's clock."""
@@ -189,6 +189,12 @@ class Timeout(models.Model):
             models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
             # For operators who search by deadline, key and queue. Few rows have a key or a queue of their own.
             models.Index(fields=["due_at", "id"], name="delayq_due"),
+            # Failing rows of a policy, those with the most attempts last. They are few among its pending ones.
+            PartialIndex(
+                fields=["policy", "state", "attempts", "id"],
+                name="delayq_failing",
+                rows=Q(HAS_FAILED, settled_at__isnull=True),
+            ),
             PartialIndex(fields=["key", "id"], name="delayq_key", rows=HAS_KEY),
             PartialIndex(fields=["queue", "state", "run_at", "id"], name="delayq_queue", rows=HAS_OWN_QUEUE),
         ]

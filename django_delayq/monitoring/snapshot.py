@@ -36,7 +36,7 @@ COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500
 
-COUNTS: Final = ("pending", "due", "overdue", "firing", "dead", "fired", "skipped")
+COUNTS: Final = ("pending", "due", "overdue", "failing", "firing", "dead", "fired", "skipped")
 """The counts of a policy."""
 
 State = Timeout.State
@@ -90,6 +90,8 @@ class PolicyStatus:
     pending: Count = NOTHING
     due: Count = NOTHING
     overdue: Count = NOTHING
+    failing: Count = NOTHING
+    """Pending timeouts of which an attempt has failed, and which are tried again."""
     firing: Count = NOTHING
     dead: Count = NOTHING
     fired: Count = NOTHING
@@ -159,6 +161,7 @@ class Snapshot:
     pending: Count = NOTHING
     due: Count = NOTHING
     overdue: Count = NOTHING
+    failing: Count = NOTHING
     firing: Count = NOTHING
     dead: Count = NOTHING
     oldest_overdue_seconds: float = 0.0
@@ -182,7 +185,7 @@ def snapshot(using: str | None = None) -> Snapshot:
     oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
     sums: dict[str, Any] = {
         name: sum((getattr(policy, name) for policy in policies), NOTHING)
-        for name in ("pending", "due", "overdue", "firing", "dead")
+        for name in ("pending", "due", "overdue", "failing", "firing", "dead")
     }
     worst: dict[str, Any] = {
         name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)
@@ -294,6 +297,7 @@ def _counts(using: str) -> tuple[str, list[Any]]:
         "pending": pending,
         "due": pending.filter(run_at__lte=_time("now")),
         "overdue": pending.filter(run_at__lte=_time("overdue")),
+        "failing": rows.failing().order_by("policy", "state", "attempts", "id"),
         "firing": rows.filter(state=State.FIRING),
         "dead": rows.filter(state=State.DEAD),
         "fired": recent.filter(state=State.FIRED),

@@ -10,8 +10,8 @@ from django_delayq.management.output import Paint, Painted, guards_of, rate_text
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = (
-    *("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99"),
-    "guard rails",
+    *("policy", "delay", "stop", "pending", "due", "failing", "dead", "fired 24h", "skipped 24h", "next 24h"),
+    *("lag p50", "p99", "guard rails"),
 )
 
 
@@ -29,9 +29,10 @@ class Command(ReportCommand):
 def _row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
     state = policy.state
     delay, stop, guards = ("not declared", "", "") if state is None else (_delay(state), state.stop, _guards(state))
+    failing, dead = (Painted(each, warn if each.value else str) for each in (policy.failing, policy.dead))
     return (
         policy.label, Painted(delay, str if state else warn), Painted(stop, warn),
-        policy.pending, policy.due, Painted(policy.dead, warn if policy.dead.value else str),
+        policy.pending, policy.due, failing, dead,
         policy.fired, policy.skipped, sum(policy.hours, NOTHING), seconds(policy.lag_p50), seconds(policy.lag_p99),
         guards,
     )  # fmt: skip

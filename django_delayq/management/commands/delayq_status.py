@@ -20,7 +20,7 @@ WATCH_SECONDS = 2.0
 
 
 class Command(ReportCommand):
-    """Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies, guard rails and Redis."""
+    """Shows workers, counts of timeouts, the lag of firing, stopped policies, guard rails and Redis."""
 
     examples = ("", "--watch", "--json")
 
@@ -90,6 +90,7 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     none = "nothing due that may fire" if seen.due.value else "nothing due"
     waited = seen.oldest_overdue_seconds
     yield Line("oldest", f"due for {seconds(waited)}" if waited else none)
+    yield Line("failing", str(seen.failing), "warning" if seen.failing.value else "")
     yield Line("firing", str(seen.firing))
     yield Line("dead", str(seen.dead), "warning" if seen.dead.value else "")
     lags = [(policy.lag_p99, policy.label) for policy in seen.policies if policy.lag_p99 is not None]
@@ -121,6 +122,9 @@ def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
         until = f" until {local(state.until)}" if state.until else ""
         why = f": {state.reason}" if state.reason else ""
         yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", "warning")
+    if policy.failing.value:
+        words = counted(policy.failing, "has failed, and is tried again", "have failed, and are tried again")
+        yield Line("failing", f"{policy.label}: {words}", "warning")
     # Those that operators have set, and shadow mode, in which the policy fires nothing.
     guards = [f"{guard} {text} by {actor}" for guard, (text, actor) in guards_of(state).items() if actor]
     if state.shadow and not state.set_by("shadow"):

@@ -171,7 +171,7 @@ def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do
     assert "dead      4" in told
     assert "testapp.order.forgotten is not declared: 0 pending, 0 firing, 4 dead" in told
     (line,) = [line for line in do("delayq_policies").out.splitlines() if "testapp.order.forgotten" in line]
-    assert line.split()[1:7] == ["not", "declared", "0", "0", "4", "0"]
+    assert line.split()[1:8] == ["not", "declared", "0", "0", "0", "4", "0"]
     assert do("delayq_list", "--state", "dead", "--all").out.count("testapp.order.forgotten") == 4
     level, words = worst("unknown_policy")
     assert level == WARNING

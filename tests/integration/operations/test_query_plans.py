@@ -33,6 +33,7 @@ def ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
             common = {
                 "policy": label, "content_type_id": kind, "object_id": str(number), "created_at": now,
                 "due_at": moment, "run_at": moment, "first_due_at": moment,
+                "attempts": number % 80 == 0,
                 "slot": slot_of(label, kind, str(number), ""), "queue": "rare" if number % 100 == 7 else "default",
             }  # fmt: skip
             rows.append(Timeout(**common))
@@ -99,3 +100,13 @@ def test_a_rare_queue_is_read_by_its_index(ledger: None, state: str) -> None:
     assert "delayq_queue" in plan, plan
     assert rows.count() == ROWS // 100
     assert Timeout.objects.of_queue("default").count() == 2 * (ROWS - ROWS // 100)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_failing_rows_are_counted_without_reading_the_pending_ones(ledger: None, attempts: int) -> None:
+    """Of 1,000,000 pending rows of a policy some dozens may fail."""
+    rows = Timeout.objects.filter(policy=REMIND).failing().filter(attempts__gte=attempts)
+    plan = rows.order_by("policy", "state", "attempts", "id").values("pk")[:10_001].explain()
+    assert "delayq_failing" in plan, plan
+    assert rows.count() == (ROWS // 80 if attempts == 1 else 0)

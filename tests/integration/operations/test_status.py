@@ -53,15 +53,17 @@ def test_a_policy_is_counted_by_what_its_rows_do() -> None:
             run_at=due_at,
             settled_at=due_at + timedelta(seconds=late),
         )
+    as_if(pending(Order.objects.create(), minutes=40), "pending", attempts=1)
     days_ago = now - timedelta(days=3)
     as_if(pending(Order.objects.create()), "fired", "due", run_at=days_ago, settled_at=days_ago)
     as_if(pending(Order.objects.create()), "skipped", "condition", run_at=now - HOUR)
     found = of("testapp.order.remind")
-    assert (found.pending.value, found.due.value, found.overdue.value) == (6, 2, 1)
+    assert (found.pending.value, found.due.value, found.overdue.value) == (7, 2, 1)
+    assert found.failing.value == 1, "a dead row with attempts, or one that fired after some, is not failing"
     assert (found.dead.value, found.fired.value, found.skipped.value, found.firing.value) == (1, 3, 1, 0)
     assert (found.lag_p50, found.lag_p99) == (2.0, 30.0)
     assert found.oldest_due_at == now - HOUR
-    assert [count.value for count in found.hours] == [1, 2, *[0] * 22]
+    assert [count.value for count in found.hours] == [2, 2, *[0] * 22]
     assert of("testapp.order.linger").pending == search.NOTHING
     assert of("testapp.order.remind", hours=False).hours == ()
 
