@@ -29,7 +29,7 @@ from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, WorkerSeen
 from django_delayq.monitoring.servers import redis, skew
-from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, policy_statuses, workers_alive
+from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
 from django_delayq.policies import declared_queues
 
@@ -139,7 +139,8 @@ def workers(using: str) -> Iterator[CheckMessage]:
     """Check that workers run and use Redis, that none hangs, and that every queue with overdue timeouts has one."""
     found = workers_alive(using)
     if not found:
-        yield Error("No worker is running: nothing fires.", hint="Start one: manage.py delayq_worker.", id="workers")
+        for obstacle in obstacles(using, ()):
+            yield Error(obstacle.english(), hint=f"Start one: {obstacle.command}", id="workers")
         # Raises, for `examine`, where workers run and cannot write their heartbeats, as in a read-only database.
         WorkerSeen.objects.using(using).filter(pk="").update(held=0)
         return
@@ -162,13 +163,13 @@ def workers(using: str) -> Iterator[CheckMessage]:
             yield Warning(text, hint=hint, id="workers.stuck_threads")
     if any(worker.queues is None for worker in found):
         return
-    served = {queue for worker in found for queue in worker.queues or ()}
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=database_now(using) - OVERDUE)
     overdue = set(rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_OVERDUE_ROWS])
-    for queue in sorted({*declared_queues(), *overdue} - served):
-        kind, why = (Error, "and timeouts in it are overdue") if queue in overdue else (Warning, "which policies name")
-        hint = f"Start delayq_worker --queue {queue}, or a worker without --queue."
-        yield kind(f"No worker serves the queue {queue!r}, {why}.", hint=hint, id="workers.queues")
+    for obstacle in obstacles(using, (), {*declared_queues(), *overdue}):
+        is_overdue = obstacle.queue in overdue
+        kind, why = (Error, "and timeouts in it are overdue") if is_overdue else (Warning, "which policies name")
+        hint = f"Start {obstacle.command}, or a worker without --queue."
+        yield kind(f"{obstacle.english().rstrip('.')}, {why}.", hint=hint, id="workers.queues")
 
 
 def policies(using: str) -> Iterator[CheckMessage]:

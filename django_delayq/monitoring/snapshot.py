@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, router
+from django.utils import translation
+from django.utils.translation import gettext as _
 
 from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
@@ -19,8 +21,9 @@ from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, undeclared_in
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
-from django_delayq.policies import declared_queues, get_policies
+from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
+from django_delayq.scheduling.story import stop_label, undeclared_label
 
 OVERDUE: Final = timedelta(minutes=1)
 """A pending timeout counts as overdue this long after it was to run."""
@@ -58,6 +61,50 @@ class WorkerStatus:
     seen_at: datetime
     stuck_seconds: float
     """Seconds since it last checked for due timeouts; about one is normal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reason why due timeouts do not fire, whatever their handlers would do; `str()` is a translated sentence.
+
+    Attributes:
+        code: `no_worker`, `no_worker_for_queue`, `paused`, `braked`, `held`, `releasing`, or `undeclared`.
+        policy: whose timeouts it concerns, by its present label; empty: those of every policy.
+        queue: whose timeouts it concerns; empty: those of every queue.
+        until: when a pause ends by itself.
+        by: who has stopped the policy.
+        reason: why.
+    """
+
+    code: str
+    policy: str = ""
+    queue: str = ""
+    until: datetime | None = None
+    by: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.code == "no_worker":
+            return _("No worker is running: nothing fires.")
+        if self.code == "no_worker_for_queue":
+            return _("No worker serves the queue {queue}.").format(queue=repr(self.queue))
+        if self.code == "undeclared":
+            return undeclared_label()
+        return stop_label(self.code.replace("braked", "paused"), self.until, self.by, self.reason)
+
+    def english(self) -> str:
+        """Return the sentence for commands, which are in English whatever `LANGUAGE_CODE` is."""
+        with translation.override("en"):
+            return str(self)
+
+    @property
+    def command(self) -> str:
+        """Return the command that removes it; empty: none does."""
+        if self.code == "no_worker":
+            return "manage.py delayq_worker"
+        if self.code == "no_worker_for_queue":
+            return f"manage.py delayq_worker --queue {self.queue}"
+        return f"manage.py delayq_resume {self.policy}" if self.code in {"paused", "braked", "held"} else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +218,8 @@ class Snapshot:
     lag_p99: float | None = None
     installation: str | None = None
     """The name that the ledger remembers; None: no worker with a name has used it."""
+    obstacles: tuple[Obstacle, ...] = ()
+    """Why timeouts of declared policies do not fire: see `obstacles`."""
 
 
 def snapshot(using: str | None = None) -> Snapshot:
@@ -191,10 +240,13 @@ def snapshot(using: str | None = None) -> Snapshot:
         name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)
         for name in ("lag_p50", "lag_p99")
     }
+    alive = workers_alive(using)
+    states = [policy.state for policy in policies if policy.state is not None]
     return Snapshot(
         at=now,
         database=using,
-        workers=tuple(workers_alive(using)),
+        workers=tuple(alive),
+        obstacles=tuple(_obstacles(alive, states, declared_queues())),
         policies=policies,
         redis=redis_status(using, now),
         installation=ledger_name(using),
@@ -218,6 +270,40 @@ def workers_alive(using: str) -> list[WorkerStatus]:
         )
         for row in rows
     ]
+
+
+def obstacles(
+    using: str, labels: Collection[str] | None = None, queues: Collection[str] | None = None
+) -> list[Obstacle]:
+    """Return why timeouts do not fire although they are due, with at most three queries.
+
+    Args:
+        using: the database of the ledger.
+        labels: only of these policies, by present or former labels; None: of all declared ones.
+        queues: only of these queues, such as those of rows; None: of the queues of the policies.
+    """
+    states = policy_states(using)
+    undeclared: list[str] = []
+    if labels is not None:
+        undeclared = sorted(label for label in set(labels) if registry.get(label) is None)
+        states = [state for state in states if not set(labels).isdisjoint(state.policy.labels)]
+    queues = {state.policy.queue for state in states} if queues is None else queues
+    found = list(_obstacles(workers_alive(using), states, queues))
+    return found + [Obstacle("undeclared", label) for label in undeclared]
+
+
+def _obstacles(
+    workers: Sequence[WorkerStatus], states: Iterable[PolicyState], queues: Collection[str]
+) -> Iterator[Obstacle]:
+    if not workers:
+        yield Obstacle("no_worker")
+    elif not any(worker.queues is None for worker in workers):
+        served = {queue for worker in workers for queue in worker.queues or ()}
+        yield from (Obstacle("no_worker_for_queue", queue=queue) for queue in sorted(set(queues) - served))
+    for state in states:
+        if state.is_stopped:
+            code = "braked" if state.is_braked else state.stop
+            yield Obstacle(code, state.label, until=state.until, by=state.by, reason=state.reason)
 
 
 def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[PolicyStatus]:

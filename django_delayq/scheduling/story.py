@@ -185,19 +185,27 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
 def _why_stopped(subject: Subject) -> str:
     """Return why the pending round does not fire although it may be due; empty: its policy is declared, not stopped."""
     if subject.policy is None:
-        return _("Its policy is no longer declared: it does not fire until the policy is declared again.")
+        return undeclared_label()
     state = policy_state(subject.policy, subject.using)
-    if not state.is_stopped:
-        return ""
+    return stop_label(state.stop, state.until, state.by, state.reason) if state.is_stopped else ""
+
+
+def undeclared_label() -> str:
+    """Return why a row of an undeclared policy does not fire."""
+    return _("Its policy is no longer declared: it does not fire until the policy is declared again.")
+
+
+def stop_label(stop: str, until: datetime | None, by: str, reason: str) -> str:
+    """Return why the rows of a policy with this stop do not fire, as a sentence about one of them."""
     text = {
         "paused": _("Its policy is paused until {until} by {who}.")
-        if state.until
+        if until
         else _("Its policy is paused by {who} until an operator resumes it."),
         "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
-    }[state.stop]
-    text = text.format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
-    return f"{text} ({reason_label(state.reason)})" if state.reason else text
+    }[stop]
+    text = text.format(who=operator_label(by), until=_local(until) if until else "")
+    return f"{text} ({reason_label(reason)})" if reason else text
 
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:

@@ -22,7 +22,7 @@ from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
 from django_delayq.management.output import Painted, local, seconds
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.monitoring.snapshot import PEEKED, workers_alive
+from django_delayq.monitoring.snapshot import PEEKED, obstacles
 from django_delayq.operations.selection import about_keys, find_ids, find_objects
 from django_delayq.policies import get_policies, registry, resolve_policy
 from django_delayq.redis_clients import get_engine
@@ -145,11 +145,8 @@ def _why_late(subject: Subject) -> str:
         return f"{text} {renamed} If it was removed: manage.py delayq_retire {row.policy}."
     if held_until := _held_until(row, now, subject.using):
         text += f" A worker has claimed or deferred it until {local(held_until)}."
-    workers = workers_alive(subject.using)
-    if not workers:
-        return f"{text} No worker is running. Start one: manage.py delayq_worker."
-    if not any(worker.queues is None or row.queue in worker.queues for worker in workers):
-        return f"{text} No worker serves its queue. Start one: manage.py delayq_worker --queue {row.queue}."
+    for obstacle in obstacles(subject.using, (), [row.queue]):
+        return f"{text} {obstacle.english()} Start one: {obstacle.command}"
     if held_until:
         return f"{text} If that worker has died, another one fires it then."
     return f"{text} Workers are running: manage.py delayq_status and delayq_doctor show what delays them."

@@ -85,6 +85,9 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     words = f", {counted(stuck, 'stuck thread')}" if stuck else ""
     text = f"{len(seen.workers)} alive, {counted(threads, 'thread')}, {held} under way{words}"
     yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
+    for obstacle in seen.obstacles:
+        if not obstacle.policy:  # of a policy that is stopped, a line of its own shows more
+            yield Line("", f"{obstacle.english()} Start one: {obstacle.command}", "bad")
     text = f"{seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
     yield Line("pending", text, "warning" if seen.overdue.value else "")
     none = "nothing due that may fire" if seen.due.value else "nothing due"

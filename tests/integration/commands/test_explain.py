@@ -138,16 +138,16 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
     def last() -> str:
         return do("delayq_explain", "--id", str(row.pk)).out.splitlines()[-1]
 
-    assert "It has been due for 5 min" in last() and "No worker is running." in last()
+    assert "It has been due for 5 min" in last() and "No worker is running: nothing fires." in last()
     a_worker(queues=["mail"])
-    assert "No worker serves its queue. Start one: manage.py delayq_worker --queue default." in last()
+    assert "No worker serves the queue 'default'. Start one: manage.py delayq_worker --queue default" in last()
     a_worker()
     assert "delayq_status and delayq_doctor show what delays them" in last()
     Timeout.objects.update(claimed_until=timezone.now() + timedelta(minutes=1))
     assert "A worker has claimed or deferred it until " in last()
     assert last().endswith("If that worker has died, another one fires it then.")
     WorkerSeen.objects.all().delete()
-    assert last().endswith("No worker is running. Start one: manage.py delayq_worker."), "so that none fires it then"
+    assert last().endswith("nothing fires. Start one: manage.py delayq_worker"), "so that none fires it then"
     a_worker()
     operations.pause(REMIND, by=BY, reason="outage")
     assert last().strip() == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
