@@ -122,21 +122,22 @@ def record_error(
         return record_error(policy, error, using, call, superseded=True)
     reach("recorded")
     report.errors[timeout_id] = error
+    report.calls.append(call)
     if verdict is not None and (row.is_settled or verdict.error is not None):
         report.add_outcomes([row])
     else:
         report.add_row(row)
-    _log(row, error, verdict, now, call.took)
+    _log(row, error, verdict, now, call)
     return report
 
 
-def _log(row: Timeout, error: BaseException, verdict: _Verdict | None, now: datetime, took: float | None) -> None:
+def _log(row: Timeout, error: BaseException, verdict: _Verdict | None, now: datetime, call: Call) -> None:
     if verdict is not None and verdict.error is not None:
-        log_failure(row, verdict.error, now, took, is_recorded=True)
+        log_failure(row, verdict.error, now, call, is_recorded=True)
     elif verdict is not None and isinstance(error, Snooze):
-        log_snooze(row, now, message_of(error, row) if error.reason else "")
+        log_snooze(row, now, message_of(error, row) if error.reason else "", call)
     elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
-        log_failure(row, error, now, took, is_recorded=False)
+        log_failure(row, error, now, call, is_recorded=False)
 
 
 def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> bool:

@@ -14,13 +14,17 @@ from typing import Any, Final
 from django_delayq.clock import brief, counted
 from django_delayq.firing.handler import Call
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.history import keep_user_frames, message_of, shown
+from django_delayq.ledger.history import keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
+from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
 MAX_LISTED: Final = 20
+MAX_NAME: Final = 100
+"""Longer names of objects are cut, so that a line remains readable."""
+MIN_FAILURES_ERROR: Final = 2
 STOPPED: Final = "its policy is paused or on hold"
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
@@ -36,10 +40,11 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
             others = len(call.timeout_ids) - 1
             together = f", together with {counted(others, 'other')}" if others else ""
             times, facts = _timing(row, call.at or row.settled_at, call.took or 0.0)
-            logger.info("%s fired %s%s", _name(row), times, together, extra=_extra(row, "timeout_fired", **facts))
+            logger.info("%s fired %s%s", _name(row, call), times, together, extra=_extra(row, "timeout_fired", **facts))
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:
             why = _SKIPPED.get(Cause(row.cause), row.reason)
-            logger.info("%s is skipped: %s", _name(row), why, extra=_extra(row, "timeout_skipped", cause=row.cause))
+            name = _name(row, call_of.get(row.pk))
+            logger.info("%s is skipped: %s", name, why, extra=_extra(row, "timeout_skipped", cause=row.cause))
         elif row.cause == Cause.SHADOW:
             words = "%s would have fired: its policy is in shadow mode"
             logger.info(words, _name(row), extra=_extra(row, "timeout_shadow"))
@@ -51,14 +56,19 @@ def log_suspect(row: Timeout) -> None:
     logger.warning(words, _name(row), row.attempts, extra=_extra(row, "timeout_suspected", attempt=row.attempts))
 
 
-def log_snooze(row: Timeout, now: datetime, reason: str) -> None:
+def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:
     """Log at INFO that the handler of `row` has asked to be called again later."""
-    args = _name(row), _until(row, now), f": {reason}" if reason else ""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    args = _name(row, call), _until(row, now), f": {reason}" if reason else ""
     logger.info("%s snoozes, and is tried again %s%s", *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
 
 
-def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: float | None, *, is_recorded: bool) -> None:
-    """Log a failed attempt as a warning, and a dead timeout as an error.
+def log_failure(row: Timeout, error: BaseException, now: datetime, call: Call, *, is_recorded: bool) -> None:
+    """Log the first failed attempt of a timeout as a warning, further ones and a dead timeout as errors.
+
+    One failure is often transient. A handler that fails again must be noticed where only errors are read: its timeouts
+    may be retried for a day before they are dead.
 
     Of the traceback only the frames of the project are shown. While timeouts of a policy are retried after the same
     kind of exception, it is shown once a minute: a server that is down makes thousands of them fail.
@@ -67,19 +77,20 @@ def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: floa
         row: as it is after the attempt.
         error: what the handler raised.
         now: the time by the database clock.
-        seconds: for how long the handler ran; None: that is not known.
+        call: that of the handler, and for how long it ran, if that is known.
         is_recorded: False: the row was changed meanwhile, and the attempt does not count.
     """
     is_dead, is_decided = row.state == State.DEAD, row.cause in {Cause.HANDLER, Cause.LIMIT}
-    times, facts = ("", {}) if seconds is None else _timing(row, now, seconds, failed=True)
+    times, facts = ("", {}) if call.took is None else _timing(row, now, call.took, failed=True)
+    is_error = is_dead or (is_recorded and row.attempts >= MIN_FAILURES_ERROR)
     reason = message_of(error, row) if is_decided else f"{type(error).__name__}: {message_of(error, row)}"
     has_trace = not is_decided and (is_dead or firing_state.is_time_to_log((row.policy, str(type(error)))))
     if is_recorded and row.state == State.PENDING:
         facts["next_at"] = row.run_at
     logger.log(
-        logging.ERROR if is_dead else logging.WARNING,
+        logging.ERROR if is_error else logging.WARNING,
         "%s %s: %s",
-        _name(row),
+        _name(row, call),
         _outcome(row, now, f"{', ' * bool(times)}{times}") if is_recorded else f"failed, and is already {row.state}",
         reason,
         exc_info=shown(keep_user_frames(error), row) if has_trace else None,
@@ -108,9 +119,26 @@ def log_waiting(ids: Collection[int], why: str) -> None:
         logger.debug("Not fired now: %s: %s", listed, why, extra={"event": "not_fired", "timeout_ids": tuple(ids)})
 
 
-def _name(row: Timeout) -> str:
-    object_id = row.object_id if row.object_id.isprintable() else repr(row.object_id)
-    return f"Timeout {row.pk} ({row.policy}, object {object_id})"
+def _name(row: Timeout, call: Call | None = None) -> str:
+    """Name `row` and its object, by the value of `search` too, such as an order number, if the object is at hand."""
+    return f"Timeout {row.pk} ({row.policy}, object {_printable(row.object_id)}{_object_name(row, call)})"
+
+
+def _object_name(row: Timeout, call: Call | None) -> str:
+    """Return ` (A-2026-0050)`, the first local `search` field of the locked object. Never queries the database."""
+    obj, policy = row._state.fields_cache.get("content_object"), registry.get(row.policy)
+    if obj is None and call is not None and call.timeout_ids == (row.pk,):
+        obj = call.obj
+    for path in policy.search if policy and obj else ():
+        value = vars(obj).get(path)  # a path to another model is not there, nor a deferred column
+        if value not in (None, "") and str(value) != row.object_id:
+            name = scrubbed(str(value), row)
+            return f" ({_printable(name if len(name) <= MAX_NAME else f'{name[:MAX_NAME]}...')})"
+    return ""
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
 
 
 def _timing(row: Timeout, at: datetime, seconds: float, *, failed: bool = False) -> tuple[str, dict[str, Any]]:

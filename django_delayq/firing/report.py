@@ -157,7 +157,7 @@ class ReportBuilder:
     missed: bool = False
     """The slot of the work was over before it could begin."""
     calls: list[Call] = field(default_factory=list)
-    """For the log: the calls of handlers that returned."""
+    """For the log: the calls of handlers that returned or raised."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or an estimate if the database has not answered."""

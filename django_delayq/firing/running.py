@@ -187,7 +187,7 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
         return
     [member], driver_connection = attempt.ready, connections[using].connection
     row = member.row
-    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True)
+    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True, obj=member.obj)
     try:
         failure = caught(lambda: call_handler(policy, member.obj, row, call))
         if failure is not None:

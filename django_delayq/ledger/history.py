@@ -152,6 +152,11 @@ def get_scrubber() -> Scrubber | None:
     return cast("Scrubber | None", found)
 
 
+def scrubbed(text: str, timeout: Timeout) -> str:
+    """Return a string of the application that the log is to show, scrubbed and clean."""
+    return _scrubbed(lambda: text, UNREADABLE, timeout)
+
+
 def message_of(error: BaseException, timeout: Timeout | None = None) -> str:
     """Return the message of `error`, scrubbed and clean, also if its `__str__` fails."""
     return _scrubbed(lambda: str(error), UNREADABLE, timeout)

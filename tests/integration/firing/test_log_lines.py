@@ -198,3 +198,50 @@ def test_a_key_that_cannot_be_printed_does_not_begin_a_line(declare: Declare, ca
 )
 def test_durations_are_shown_in_two_units(seconds: float, shown: str) -> None:
     assert brief(seconds) == shown
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}])
+def test_the_first_failure_is_a_warning_and_from_the_second_on_each_is_an_error(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ConnectionRefusedError("the mail server refuses")
+
+    row = due(order, declare(Order, fail, name="mails", retry=dq.Retry([0, 0, 0]), **options))
+    for _ in range(4):
+        fire(row)
+    levels = [line.levelname for event in ("timeout_failed", "timeout_dead") for line in lines(caplog, event)]
+    assert levels == ["WARNING", "ERROR", "ERROR", "ERROR"]
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
+def test_lines_name_the_object_as_people_do(
+    declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    declare(Order, name="noted", search=("customer__name", "note"), **options)
+    order = Order.objects.create(note="A-2026-0050")
+    fire(due(order, "noted"))
+    [line] = lines(caplog, "timeout_fired")
+    assert f"(testapp.order.noted, object {order.pk} (A-2026-0050)) fired" in line.getMessage()
+    assert line.object_id == str(order.pk)
+    fire(due(Order.objects.create(note="two\nlines"), "noted"), due(unnamed := Order.objects.create(), "noted"))
+    _, two_lines, without = [line.getMessage() for line in lines(caplog, "timeout_fired")]
+    assert r"('two\nlines'))" in two_lines
+    assert f"object {unnamed.pk})" in without
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}])
+@pytest.mark.parametrize("error", [LookupError("no"), dq.Snooze(minutes=5), dq.Skip("paid"), dq.GiveUp("closed")])
+def test_lines_of_attempts_that_did_not_fire_name_the_object_too(
+    declare: Declare, caplog: pytest.LogCaptureFixture, settings: Any, error: Exception, options: dict[str, Any]
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, row: text.replace("A-", "X-")}
+
+    def act(*_: Any) -> None:
+        raise error
+
+    declare(Order, act, name="noted", search="note", **options)
+    fire(due(Order.objects.create(note="A-2026-0050"), "noted"))
+    told = [record.getMessage() for record in caplog.records]
+    assert any(" (X-2026-0050)) " in line for line in told), "names are scrubbed as errors are"
+    assert not any("A-2026" in line for line in told)
