@@ -23,11 +23,12 @@ from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit, unapplied_migrations
+from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.ledger.subjects import kind_of
-from django_delayq.models import PolicyChange, Timeout, WorkerSeen
+from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
@@ -41,6 +42,10 @@ MIN_ALIKE: Final = 2
 MIN_ALIKE_SHARE: Final = 0.1
 """How many of the compared timeouts must have the same other delay to be taken for those of a former one."""
 OVERDUE_ERROR: Final = timedelta(minutes=10)
+FAILURES_WARNING: Final = 3
+ALL_FAIL_ERROR: Final = timedelta(minutes=10)
+MAX_FAILING: Final = 20
+"""How many failing and how many dead timeouts of a policy are read with their histories, which may be long."""
 STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
 CAPACITY: Final = {
@@ -179,6 +184,7 @@ def policies(using: str) -> Iterator[CheckMessage]:
     overdue = [finding for policy in statuses for finding in _overdue(policy, now)]
     yield from overdue or [Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")]
     for policy in statuses:
+        yield from _failing(policy, now, using)
         yield from _notable(policy, now)
 
 
@@ -194,6 +200,49 @@ def _overdue(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
         hint += "see delayq_status."
         kind = Error if waited > OVERDUE_ERROR else Warning
         yield kind(counted(policy.overdue, one, many), hint=hint, id="overdue")
+
+
+def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckMessage]:
+    """Report failing timeouts: a warning from the third failure of one on, an error if all attempts of a policy fail.
+
+    All attempts fail if none has succeeded since one that failed ten minutes ago or earlier. A success is a timeout
+    that fired; the failures are those in the histories of the timeouts with the most attempts, and of the last dead
+    ones, which also show a policy without retries. An error ends when a timeout fires, when no timeout is failing and
+    none has failed for ten minutes, or when the policy is stopped.
+    """
+    if not policy.failing.value and not policy.dead.value:
+        return
+    rows = _failed_rows(policy, using)
+    failures = [moment(error["at"]) for row in rows for error in row.errors]
+    failures = sorted(at for at in failures if policy.last_fired_at is None or at > policy.last_fired_at)
+    is_going_on = bool(policy.failing.value) or any(at > now - ALL_FAIL_ERROR for at in failures)
+    count = counted(policy.failing, "is failing", "are failing")
+    worst = max(rows, key=lambda row: (row.state == Timeout.State.PENDING, row.attempts), default=None)
+    if worst is None:
+        return
+    last = worst.errors[-1] if worst.errors else {"error": "its process died", "message": "see the log"}
+    text = f"Timeout {worst.pk} has failed {counted(worst.attempts, 'time')}, last: {last['error']}: {last['message']}."
+    hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
+    hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."
+    if failures and is_going_on and now - failures[0] >= ALL_FAIL_ERROR and not policy.is_stopped:
+        since = duration_text(now - failures[0], is_exact=False)
+        text = f"No attempt of {policy.label} has succeeded for {since}: {count}, and {policy.dead} dead. {text}"
+        yield Error(text, hint=hint, id="failing")
+    elif worst.state == Timeout.State.PENDING and worst.attempts >= FAILURES_WARNING:
+        count = counted(policy.failing, f"of {policy.label} is failing.", f"of {policy.label} are failing.")
+        yield Warning(f"{count} {text}", hint=hint, id="failing")
+
+
+def _failed_rows(policy: PolicyStatus, using: str) -> list[Timeout]:
+    """Return the failing rows of a policy with the most attempts, and its last dead ones, by their indexes."""
+    labels = [policy.label] if policy.state is None else policy.state.policy.labels
+    found: list[Timeout] = []
+    for label in labels:
+        rows: TimeoutQuerySet = Timeout.objects.using(using).filter(policy=label).defer("payload")
+        failing = rows.failing().order_by("policy", "state", "attempts", "id").reverse()
+        dead = rows.filter(state=Timeout.State.DEAD).order_by("policy", "state", "run_at", "id").reverse()
+        found += [*failing[:MAX_FAILING], *dead[:MAX_FAILING]]
+    return [row for row in found if row.cause in ("", Timeout.Cause.RETRIES)]
 
 
 def _notable(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:

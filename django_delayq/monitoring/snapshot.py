@@ -149,6 +149,8 @@ class PolicyStatus:
     """Median seconds from deadline to firing, of those of the last 1,000 fired of each label, by the time at which they
     were to run, that fired in the last day; None: there are none."""
     lag_p99: float | None = None
+    last_fired_at: datetime | None = None
+    """When the last of these fired."""
     hours: tuple[Count, ...] = ()
     """How many fall due in each of the next 24 hours; empty if `hours=False`."""
     sync: SyncStatus | None = None
@@ -355,6 +357,7 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -
         **{name: _capped(value) for name, value in counts.items()},
         "oldest_due_at": min(oldest, default=None),
         "lag_p50": lags[len(lags) // 2] if lags else None,
+        "last_fired_at": max((settled_at for settled_at, _ in fired), default=None),
         "lag_p99": lags[int(len(lags) * 0.99)] if lags else None,
         "hours": tuple(_capped(coming[hour]) for hour in range(HOURS if hours else 0)),
     }

@@ -52,6 +52,7 @@ WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["po
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pending_timeouts": ("Pending timeouts", ("policy",)),
     "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
+    "failing_timeouts": ("Pending timeouts of which an attempt has failed", ("policy",)),
     "dead_timeouts": ("Timeouts that are dead", ("policy",)),
     "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
     "policy_braked": ("1 while it is paused by its brake", ("policy",)),
@@ -140,6 +141,7 @@ class Gauges(Collector):
             values = {
                 "pending_timeouts": policy.pending.value,
                 "overdue_timeouts": policy.overdue.value,
+                "failing_timeouts": policy.failing.value,
                 "dead_timeouts": policy.dead.value,
                 "policy_stopped": policy.is_stopped,
             }

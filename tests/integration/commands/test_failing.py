@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.core.checks import ERROR, WARNING, CheckMessage
+from django.core.management import call_command
+from django.utils import timezone
 
+from django_delayq.ledger.history import event
+from django_delayq.models import Timeout
+from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import snapshot
-from tests.integration.commands.conftest import Do
-from tests.integration.operations.conftest import as_if, dead, pending
+from django_delayq.operations import pause
+from tests.integration.commands.conftest import Do, a_worker
+from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.testapp.models import Order
 
+ERROR_OF = {"error": "SMTPError", "message": "421", "traceback": ""}
 pytestmark = pytest.mark.django_db(transaction=True)
 
 REMIND = "testapp.order.remind"
@@ -37,3 +47,70 @@ def test_status_and_policies_count_the_failing_timeouts(do: Do) -> None:
 def test_a_policy_without_failing_timeouts_has_no_line_of_its_own(do: Do) -> None:
     pending(Order.objects.create())
     assert do("delayq_status").out.count("failing") == 1
+
+
+def failed(minutes_ago: float, attempts: int = 1, *, policy: str = "remind", **values: Any) -> Timeout:
+    """Return a failing timeout whose first attempt failed so long ago, and its last one half a minute ago."""
+    now, row = timezone.now(), pending(Order.objects.create(), policy, minutes=30)
+    first, last = (event("failed", now - timedelta(minutes=ago), attempt=1, **ERROR_OF) for ago in (minutes_ago, 0.5))
+    return as_if(row, "pending", attempts=attempts, history=[first, last][: max(1, attempts)], **values)
+
+
+def fired(minutes_ago: float, policy: str = "remind") -> None:
+    at = timezone.now() - timedelta(minutes=minutes_ago)
+    as_if(pending(Order.objects.create(), policy), "fired", "due", due_at=at, run_at=at, settled_at=at)
+
+
+def finding() -> CheckMessage | None:
+    (found,) = [each for each in examine(quick=True) if each.id == "failing"] or [None]
+    return found
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_doctor_warns_from_the_third_failure_of_a_timeout_on() -> None:
+    a_worker()
+    failed(1, attempts=2)
+    assert finding() is None, "two failures may be transient"
+    worst = failed(2, attempts=3)
+    found = finding()
+    assert found is not None and found.level == WARNING
+    words = f"2 of {REMIND} are failing. Timeout {worst.pk} has failed 3 times, last: SMTPError: 421."
+    assert found.msg == words
+    assert f"delayq_explain --id {worst.pk}" in str(found.hint)
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_it_is_an_error_if_all_attempts_of_a_policy_have_failed_for_ten_minutes() -> None:
+    a_worker()
+    failed(9, attempts=5)
+    assert (found := finding()) is not None and found.level == WARNING
+    failed(11)
+    fired(12)
+    found = finding()
+    assert found is not None and found.level == ERROR
+    assert f"No attempt of {REMIND} has succeeded for 11 min: 2 are failing" in found.msg
+    with pytest.raises(SystemExit, match="1"):
+        call_command("delayq_doctor", "--quick")
+    fired(5, "linger")
+    assert (found := finding()) is not None and found.level == ERROR, "another policy fires"
+    fired(10)
+    assert (found := finding()) is not None and found.level == WARNING, "one has fired after that failure"
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_timeouts_without_a_retry_that_die_one_after_the_other_are_an_error_too() -> None:
+    a_worker()
+    for minutes in (30, 20, 1):
+        at = timezone.now() - timedelta(minutes=minutes)
+        dead(Order.objects.create(), history=[event("failed", at, attempt=1, **ERROR_OF)], run_at=at, settled_at=at)
+    assert (found := finding()) is not None and found.level == ERROR
+    Timeout.objects.filter(run_at__gt=timezone.now() - timedelta(minutes=10)).delete()
+    assert finding() is None, "nothing has been tried for ten minutes: that they are dead is a finding of its own"
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_policy_that_is_stopped_because_it_fails_is_a_warning() -> None:
+    a_worker()
+    failed(11, attempts=4)
+    pause(REMIND, by=BY, reason="the mail server is down")
+    assert (found := finding()) is not None and found.level == WARNING

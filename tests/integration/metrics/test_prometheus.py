@@ -128,10 +128,13 @@ def test_the_gauges_tell_what_the_ledger_holds() -> None:
     type(overdue).objects.filter(pk=overdue.pk).update(
         due_at=clock.now() - timedelta(hours=1), run_at=clock.now() - timedelta(hours=1)
     )
+    failing = dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    Timeout.objects.filter(pk=failing.pk).update(attempts=2)
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     labels = {"policy": "testapp.order.remind"}
-    assert registry.get_sample_value("delayq_pending_timeouts", labels) == 2
+    assert registry.get_sample_value("delayq_failing_timeouts", labels) == 1
+    assert registry.get_sample_value("delayq_pending_timeouts", labels) == 3
     assert registry.get_sample_value("delayq_overdue_timeouts", labels) == 1
     assert registry.get_sample_value("delayq_dead_timeouts", labels) == 0
     assert registry.get_sample_value("delayq_policy_stopped", labels) == 0
