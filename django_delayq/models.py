@@ -221,6 +221,11 @@ class Timeout(models.Model):
     def is_settled(self) -> bool:
         return self.settled_at is not None
 
+    @property
+    def is_failing(self) -> bool:
+        """Return whether an attempt of the pending row has failed, and it is tried again: see `failing`."""
+        return self.state == self.State.PENDING and self.attempts > 0
+
     def lateness(self) -> float | None:
         """Return the seconds from the deadline to the settling of a row that fired, otherwise None."""
         if self.state != self.State.FIRED or not isinstance(self.settled_at, datetime):

@@ -18,7 +18,7 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, undeclared_in
+from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.policies import declared_queues, get_policies, registry
@@ -363,6 +363,12 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -
     }
 
 
+def count_failing(labels: Sequence[str], using: str) -> Count:
+    """Return the same number as `PolicyStatus.failing`, for one policy."""
+    rows: TimeoutQuerySet = Timeout.objects.using(using).of_labels(labels)
+    return count(rows.failing().order_by("policy", "state", "attempts", "id"), MAX_COUNT)
+
+
 def _capped(value: int) -> Count:
     return Count(min(value, MAX_COUNT), value > MAX_COUNT)
 
@@ -455,8 +461,8 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
     except (EngineError, ConfigError) as error:
         return RedisStatus(is_configured=True, error=str(error))
     # Rows that were fired, moved or cancelled in the meantime are not missing.
-    count = pending.filter(pk__in=missing).count() if missing else 0
-    return RedisStatus(True, True, "", tuple(queues), len(rows), count)
+    still = pending.filter(pk__in=missing).count() if missing else 0
+    return RedisStatus(True, True, "", tuple(queues), len(rows), still)
 
 
 def _missing(engine: Any, rows: Iterable[tuple[int, str]]) -> list[int]:

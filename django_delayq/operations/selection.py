@@ -33,22 +33,21 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
 
     It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
     object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
-    not a value of a field's type finds nothing there. With a `user`, only the fields are searched that
+    not a value of a field's type finds nothing there. Blanks count: without them `text` is another key. With a `user`, only the fields are searched that
     `searched_fields` returns for that user.
     """
-    term = text.strip()
-    if not term or "\0" in term:
+    if not text or "\0" in text:
         return []
     kinds = search.distinct(Timeout.objects.using(rows.db), "content_type_id", "object_id", limit=MAX_KINDS)
-    written = {term}
+    written = {text}
     for kind in kinds:
         model = model_of_kind(kind, rows.db)
         if model is not None:
             with suppress(ValueError):
-                written.add(object_id_of(model, pk_of(model, term)))
-    found = [rows.filter(content_type__in=kinds, object_id__in=written), rows.of_key(term)]  # type: ignore[attr-defined]
+                written.add(object_id_of(model, pk_of(model, text)))
+    found = [rows.filter(content_type__in=kinds, object_id__in=written), rows.of_key(text)]  # type: ignore[attr-defined]
     # One statement each: joined by OR, no index would answer them all.
-    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(term, rows.db, user)]
+    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(text, rows.db, user)]
     hits = {pk for part in found for pk in part.order_by("-id").values_list("pk", flat=True)[:MAX_HITS]}
     return sorted(hits, reverse=True)
 
@@ -58,13 +57,12 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
 
     It finds them by their complete key, and by the fields in `search` of all policies: `limit` of each model and field.
     """
-    term = text.strip()
-    if not term or "\0" in term:
+    if not text or "\0" in text:
         return []
-    found = [obj for objects in _objects_with(term, using, None) for obj in objects[:limit]]
+    found = [obj for objects in _objects_with(text, using, None) for obj in objects[:limit]]
     for model in dict.fromkeys(policy.concrete_model for policy in get_policies()):
         with suppress(ValueError):  # of some types of keys only the driver finds out
-            found += model._base_manager.using(using).filter(pk=pk_of(model, term))[:limit]
+            found += model._base_manager.using(using).filter(pk=pk_of(model, text))[:limit]
     return found
 
 

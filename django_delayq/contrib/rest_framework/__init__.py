@@ -4,9 +4,18 @@ from django_delayq.contrib.rest_framework.fields import DeadlineField
 from django_delayq.contrib.rest_framework.views import (
     CountdownView,
     PolicyViewSet,
+    RootView,
     StaffWithPermission,
     StatusView,
     TimeoutViewSet,
 )
 
-__all__ = ["CountdownView", "DeadlineField", "PolicyViewSet", "StaffWithPermission", "StatusView", "TimeoutViewSet"]
+__all__ = [
+    "CountdownView",
+    "DeadlineField",
+    "PolicyViewSet",
+    "RootView",
+    "StaffWithPermission",
+    "StatusView",
+    "TimeoutViewSet",
+]

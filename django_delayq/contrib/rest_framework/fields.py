@@ -15,6 +15,14 @@ from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, pending_countdowns
 
 
+def shown_time(at: datetime) -> Any:
+    """Return a time as the serializers show the times of rows: in the present time zone, and in the project's format.
+
+    A view that returned the datetime itself would show UTC beside local times.
+    """
+    return serializers.DateTimeField().to_representation(at)
+
+
 class Instant(serializers.DateTimeField):
     """A time with its offset, also with `USE_TZ = False`: a browser takes one without it for its own local time."""
 

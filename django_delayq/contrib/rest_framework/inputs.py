@@ -19,10 +19,13 @@ from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
+from rest_framework.validators import ProhibitSurrogateCharactersValidator
 from rest_framework.views import APIView
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.fields import SecondsField
+from django_delayq.contrib.rest_framework.fields import SecondsField, shown_time
+from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obstacles_of
+from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import database_of
@@ -78,20 +81,28 @@ class Selection(serializers.Serializer[Any]):
     policy = serializers.CharField(
         required=False, max_length=200, help_text=_("A label. Rows under the policy's former labels are included.")
     )
-    queue = serializers.CharField(required=False, max_length=100)
+    # Blanks belong to a key: without them it is the key of another object.
+    queue = serializers.CharField(required=False, max_length=100, trim_whitespace=False)
     object = ObjectReference(
-        required=False, max_length=400, help_text=_("The timeouts of one object, like `shop.order:17`.")
+        required=False,
+        max_length=400,
+        trim_whitespace=False,
+        help_text=_("The timeouts of one object, like `shop.order:17`."),
     )
-    key = serializers.CharField(required=False, max_length=200)
+    key = serializers.CharField(required=False, max_length=200, trim_whitespace=False)
     search = serializers.CharField(
         required=False,
         max_length=400,
+        trim_whitespace=False,
         help_text=_("A complete object id, a key, or the value of a field that a policy names in `search`."),
     )
     due_from = Moment(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
     due_until = Moment(required=False, help_text=_("Pending rows whose next attempt is before this time."))
     overdue = serializers.BooleanField(
         required=False, help_text=_("true: pending rows that are due by the database's clock.")
+    )
+    failing = serializers.BooleanField(
+        required=False, help_text=_("true: pending rows of which an attempt has failed, and which are tried again.")
     )
     settled_from = Moment(required=False, help_text=_("Rows that were settled at this time or later."))
     settled_until = Moment(required=False, help_text=_("Rows that were settled before this time."))
@@ -114,10 +125,11 @@ class Selection(serializers.Serializer[Any]):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse parameters that no row can satisfy: an unsettled one has no settling time."""
-        due = any(attrs.get(name) for name in ("due_from", "due_until", "overdue"))
+        due = any(attrs.get(name) for name in ("due_from", "due_until", "overdue", "failing"))
         settled = any(attrs.get(name) for name in ("settled_from", "settled_until"))
         state = attrs.get("state")
-        if (due and settled) or (due and state and state not in UNSETTLED) or (settled and state in UNSETTLED):
+        allowed = (State.PENDING,) if attrs.get("failing") else UNSETTLED
+        if (due and settled) or (due and state and state not in allowed) or (settled and state in UNSETTLED):
             raise ValidationError(
                 _("Pending rows have a due time and settled rows have none: these filters exclude each other.")
             )
@@ -136,8 +148,9 @@ class Selection(serializers.Serializer[Any]):
         of_policy, in_state = Q(policy__in=labels) if labels else Q(), Q(state=state) if state else Q()
         narrow = Q(queue=asked["queue"]) if "queue" in asked else Q()
         rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
-        if asked.get("overdue"):
-            rows = rows.filter(run_at__lte=clock.DatabaseNow())
+        is_failing = asked.get("failing", False)
+        narrow &= HAS_FAILED if is_failing else Q()
+        rows = rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
         if not {"object", "key", "search"}.isdisjoint(asked):
             rows = rows.of_key(asked["key"]) if "key" in asked else rows
             rows = rows.filter(asked["object"]) if "object" in asked else rows
@@ -146,8 +159,10 @@ class Selection(serializers.Serializer[Any]):
             return rows.order_by(*search.NEWEST.fields), narrow & of_policy & in_state
         is_settled = state is not None and state not in UNSETTLED
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
-        if few is None and is_settled:  # dead rows are usually few: the index `delayq_policy` finds them by label
-            found = every.of_labels(labels or search.labels_in(every)).filter(state=state)
+        if few is None and (is_settled or is_failing):
+            # Dead and failing rows are usually few: `delayq_policy` and `delayq_failing` find them by label.
+            found = every.of_labels(labels or search.labels_in(every))
+            found = found.failing() if is_failing else found.filter(state=state)
             few = search.ids_if_few(found, MAX_SORTED)
         if few is not None:
             rows = rows.filter(in_state if is_settled else Q(), pk__in=few)
@@ -181,21 +196,28 @@ class KeysetPagination(BasePagination):
         except ValueError as error:
             raise ValidationError({"cursor": [_("This is not a cursor of this list.")]}) from error
         self.request = request
-        found, self.following = search.page(queryset, self.narrow, start, min(int(size), self.max_page_size))
-        return found
+        self.rows, self.following = search.page(queryset, self.narrow, start, min(int(size), self.max_page_size))
+        return self.rows
 
     def get_paginated_response(self, data: Any) -> Response:
         address, end = self.request.build_absolute_uri(), self.following
         following = replace_query_param(address, "cursor", end.encode()) if end else None
-        return Response({"server_time": clock.now(), "next": following, "results": data})
+        obstacles = ObstacleSerializer(obstacles_of(self.rows), many=True).data
+        now = shown_time(clock.now())
+        return Response({"server_time": now, "next": following, "obstacles": obstacles, "results": data})
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         return {
             "type": "object",
-            "required": ["server_time", "next", "results"],
+            "required": ["server_time", "next", "obstacles", "results"],
             "properties": {
                 "server_time": {"type": "string", "format": "date-time"},
                 "next": {"type": "string", "format": "uri", "nullable": True},
+                "obstacles": {
+                    "type": "array",
+                    "items": {"type": "object"},
+                    "description": "Why unsettled timeouts of this page do not fire although they are due.",
+                },
                 "results": schema,
             },
         }
@@ -219,6 +241,8 @@ class ReasonSerializer(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
+        if isinstance(data, Mapping):
+            self._check_texts(data)
         known = {*self.fields, "csrfmiddlewaretoken"}  # a form's, for Django
         if isinstance(data, Mapping) and (unknown := set(data) - known):
             words = _("There is no such field. This action accepts {names}.")
@@ -227,6 +251,19 @@ class ReasonSerializer(serializers.Serializer[Any]):
             names = sorted(name.encode(errors="replace").decode() for name in unknown)
             raise ValidationError({name: [complaint] for name in names})
         return super().to_internal_value(data)
+
+    def get_initial(self) -> dict[str, Any]:
+        """Return what the browsable API offers: data that the action accepts, so no null where it refuses one."""
+        initial = dict(super().get_initial())
+        return {name: value for name, value in initial.items() if value is not None or self.fields[name].allow_null}
+
+    def _check_texts(self, data: Mapping[str, Any]) -> None:
+        """Refuse lone surrogates, which JSON may contain: a message that quoted one could not be encoded."""
+        for name, value in data.items():
+            try:
+                ProhibitSurrogateCharactersValidator()(value)
+            except ValidationError as error:
+                raise ValidationError({name.encode(errors="replace").decode(): error.detail}) from error
 
 
 class VerbSerializer(ReasonSerializer):
@@ -241,7 +278,13 @@ class PostponeSerializer(VerbSerializer):
     at = Moment(required=False)
 
     def get_fields(self) -> dict[str, Any]:
-        units = {unit: serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS) for unit in clock.UNITS}
+        example = {"hours": 1.0}
+        units = {
+            unit: serializers.FloatField(
+                required=False, min_value=0, max_value=MAX_UNITS, initial=example.get(unit, serializers.empty)
+            )
+            for unit in clock.UNITS
+        }
         return super().get_fields() | units
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +309,7 @@ class PauseSerializer(ReasonSerializer):
 class ResumeSerializer(ReasonSerializer):
     """Whether, after a hold, pending deadlines move by its length."""
 
-    shift = serializers.BooleanField(required=False, default=True)
+    shift = serializers.BooleanField(required=False, default=True, initial=True)
 
 
 class GuardSerializer(ReasonSerializer):
@@ -294,16 +337,20 @@ class SetLateSerializer(GuardSerializer):
     """How late a first attempt may begin, and what happens to timeouts that are later."""
 
     values = ("after_seconds",)
-    after_seconds = SecondsField(source="after", required=False, min_value=0, max_value=MAX_PERIOD.total_seconds())
-    then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip")
+    after_seconds = SecondsField(
+        source="after", required=False, min_value=0, max_value=MAX_PERIOD.total_seconds(), initial=3600
+    )
+    then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip", initial="skip")
 
 
 class SetBrakeSerializer(GuardSerializer):
     """After how many firings within a period the policy pauses itself."""
 
     values = ("most", "per_seconds")
-    most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT)
-    per_seconds = SecondsField(source="per", required=False, min_value=1, max_value=MAX_PERIOD.total_seconds())
+    most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT, initial=1000)
+    per_seconds = SecondsField(
+        source="per", required=False, min_value=1, max_value=MAX_PERIOD.total_seconds(), initial=3600
+    )
 
 
 class SetShadowSerializer(ReasonSerializer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import NoneType
@@ -14,9 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework import ISO_8601, serializers
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.fields import Instant, SecondsField
+from django_delayq.contrib.rest_framework.fields import Instant, SecondsField, shown_time
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
+from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.monitoring import snapshot
@@ -61,11 +63,16 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
 
     object = ObjectSerializer(source="*", read_only=True)
     cause = NullableChoice(choices=Timeout.Cause.choices, allow_null=True, read_only=True)
+    failing = serializers.BooleanField(
+        source="is_failing",
+        read_only=True,
+        help_text=_("It is pending, and an attempt has failed; the next one follows at `run_at`."),
+    )
 
     class Meta:
         model = Timeout
         fields = [
-            *("id", "policy", "object", "key", "queue", "state", "cause", "due_at", "run_at", "since_at"),
+            *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "since_at"),
             *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
         ]
         read_only_fields = fields
@@ -112,14 +119,23 @@ class TimeoutDetailSerializer(TimeoutSerializer):
 
     story = StorySerializer(source="*", read_only=True)
     errors = ErrorSerializer(many=True, read_only=True)  # type: ignore[assignment] # hides DRF's own, unused here
+    obstacles = serializers.SerializerMethodField(
+        help_text=_("Why it does not fire although it is due: no worker is running, or its policy is stopped.")
+    )
     server_time = serializers.SerializerMethodField()
 
     class Meta(TimeoutSerializer.Meta):
-        fields = [*TimeoutSerializer.Meta.fields, "payload", "idempotency_key", "errors", "story", "server_time"]
+        fields = [
+            *TimeoutSerializer.Meta.fields,
+            *("payload", "idempotency_key", "errors", "story", "obstacles", "server_time"),
+        ]
         read_only_fields = fields
 
-    def get_server_time(self, row: Timeout) -> datetime:
-        return clock.now()
+    def get_obstacles(self, row: Timeout) -> list[dict[str, Any]]:
+        return [dict(each) for each in ObstacleSerializer(obstacles_of([row]), many=True).data]
+
+    def get_server_time(self, row: Timeout) -> str:
+        return str(shown_time(clock.now()))
 
 
 class LateSerializer(serializers.Serializer[Late]):
@@ -183,6 +199,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)
+    failing = serializers.SerializerMethodField(
+        help_text=_("How many pending timeouts are tried again after a failure, up to 10,000.")
+    )
     braked = serializers.BooleanField(source="is_braked", help_text=_("Its own brake has paused it."))
     late = LateSerializer(allow_null=True)
     brake = BrakeSerializer(allow_null=True)
@@ -190,6 +209,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     guards_set_by = serializers.SerializerMethodField(
         help_text=_("Who has set `late`, `brake` or `shadow`; without one, it is as declared.")
     )
+
+    def get_failing(self, state: PolicyState) -> int:
+        return snapshot.count_failing(state.policy.labels, database_of(Timeout)).value
 
     def get_guards_set_by(self, state: PolicyState) -> dict[str, str]:
         return {guard: actor for guard in GUARDS if (actor := state.set_by(guard))}
@@ -251,6 +273,14 @@ class PolicyActedSerializer(serializers.Serializer[Any]):
     finished = serializers.BooleanField(help_text=_("false: its rows are still being moved."))
     refusal = PolicyRefusalSerializer(allow_null=True)
     policy = PolicySerializer()
+
+
+class RootSerializer(serializers.Serializer[Any]):
+    """The addresses of the API."""
+
+    timeouts = serializers.URLField()
+    policies = serializers.URLField()
+    status = serializers.URLField()
 
 
 class StatusPart(serializers.Serializer[Any]):
@@ -315,6 +345,22 @@ class SyncSerializer(StatusPart):
     """How far the workers have compared the policy with its table."""
 
     shows = snapshot.SyncStatus
+
+
+class ObstacleSerializer(StatusPart):
+    """A reason why due timeouts do not fire."""
+
+    shows = snapshot.Obstacle
+    text = serializers.CharField(source="__str__", help_text=_("The reason as a sentence."))
+
+
+def obstacles_of(rows: Iterable[Timeout]) -> list[snapshot.Obstacle]:
+    """Return why those of `rows` that are not settled do not fire although they are due."""
+    unsettled = [row for row in rows if not row.is_settled]
+    if not unsettled:
+        return []
+    policies, queues = {row.policy for row in unsettled}, {row.queue for row in unsettled}
+    return snapshot.obstacles(database_of(Timeout), policies, queues)
 
 
 class PolicyStatusSerializer(StatusPart):

@@ -3,7 +3,7 @@
 from django.urls import path
 from rest_framework.routers import SimpleRouter
 
-from django_delayq.contrib.rest_framework.views import PolicyViewSet, StatusView, TimeoutViewSet
+from django_delayq.contrib.rest_framework.views import PolicyViewSet, RootView, StatusView, TimeoutViewSet
 
 app_name = "django_delayq"
 
@@ -11,4 +11,8 @@ router = SimpleRouter()
 router.register("timeouts", TimeoutViewSet, basename="timeout")
 router.register("policies", PolicyViewSet, basename="policy")
 
-urlpatterns = [*router.urls, path("status/", StatusView.as_view(), name="status")]
+urlpatterns = [
+    path("", RootView.as_view(), name="root"),
+    *router.urls,
+    path("status/", StatusView.as_view(), name="status"),
+]

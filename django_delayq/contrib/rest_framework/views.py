@@ -19,6 +19,7 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.reverse import reverse
 from rest_framework.settings import api_settings
 from rest_framework.versioning import QueryParameterVersioning
 from rest_framework.views import APIView
@@ -49,6 +50,7 @@ BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
     "shadow": inputs.SetShadowSerializer,
 }
 """The requests of the operations; those of the others are `VerbSerializer`s."""
+NOT_IN_THE_BODY: Final = _("Send the fields of an action in its body, not in its address.")
 
 
 class Conflict(APIException):
@@ -113,11 +115,19 @@ class OperatorView(OptionalScope):
         return response
 
 
+def _version_parameter(request: Request) -> tuple[str, ...]:
+    """Return the query parameter by which the project versions its API, if it does."""
+    scheme = request.versioning_scheme
+    return (scheme.version_param,) if isinstance(scheme, QueryParameterVersioning) else ()
+
+
 def operation(name: str, description: str) -> Any:
     """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
     body = BODIES.get(name, inputs.VerbSerializer)
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
+        if unknown := set(request.query_params) - {"format", *_version_parameter(request)}:
+            raise ValidationError({each: [NOT_IN_THE_BODY] for each in sorted(unknown)})
         sent = body(data=request.data)
         sent.is_valid(raise_exception=True)
         response: Response = self.operate(dict(sent.validated_data))
@@ -146,7 +156,12 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         return cast("TimeoutQuerySet", super().get_queryset()).using(database_of(Timeout))
 
     def get_serializer_class(self) -> Any:
-        """Return the view's own class, if a subclass has one. Ours has in a list neither payload nor history."""
+        """Return the view's own class, if a subclass has one. Ours has in a list neither payload nor history.
+
+        For an action, return that of its request, whose fields the browsable API shows as a form.
+        """
+        if self.action in self.operations:
+            return BODIES.get(self.action, inputs.VerbSerializer)
         found = super().get_serializer_class()
         is_own_list = self.action == "list" and found is outputs.TimeoutDetailSerializer
         return outputs.TimeoutSerializer if is_own_list else found
@@ -167,9 +182,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         """
         pages: Any = self.paginator
         names = {each["name"] for each in pages.get_schema_operation_parameters(self)} if pages else set()
-        if isinstance(scheme := request.versioning_scheme, QueryParameterVersioning):
-            names.add(scheme.version_param)
-        asked = inputs.Selection.of(request.query_params, names)
+        asked = inputs.Selection.of(request.query_params, names.union(_version_parameter(request)))
         every: Any = self.filter_queryset(self.get_queryset())
         rows, narrow = asked.rows(every, request.user)
         if self.get_serializer_class() is outputs.TimeoutSerializer:
@@ -258,6 +271,10 @@ class PolicyViewSet(OperatorView, ViewSet):
         "Set for which percentage of the objects of a policy everything happens but the handler.",
     )
 
+    def get_serializer(self, *args: Any, **options: Any) -> Any:
+        """Return the serializer of the request of the action, whose fields the browsable API shows as a form."""
+        return BODIES[self.action](*args, **options)
+
     def target(self) -> tuple[TimeoutPolicy[Any], str]:
         policy = registry.get(self.kwargs["label"])
         if policy is None:
@@ -280,6 +297,21 @@ class PolicyViewSet(OperatorView, ViewSet):
 def _invalid_delay(words: str, parameters: dict[str, Any]) -> ValidationError:
     """Name the field of the request that has a wrong deadline; `delay` for a duration, which several units make up."""
     return ValidationError({next((name for name in ("at", "until") if name in parameters), "delay"): [words]})
+
+
+class RootView(OperatorView, APIView):
+    """The addresses of the ledger for operators."""
+
+    view_permissions = ("view_timeout", "view_policycontrol")
+
+    @describe("status", outputs.RootSerializer, (401, 403))
+    def get(self, request: Request, *_: Any, **__: Any) -> Response:
+        """Show the addresses of timeouts, policies and status."""
+        names = {"timeouts": "timeout-list", "policies": "policy-list", "status": "status"}
+        match: Any = request.resolver_match
+        space = f"{match.namespace}:" if match.namespace else ""
+        found = {each: reverse(f"{space}{name}", kwargs=self.kwargs, request=request) for each, name in names.items()}
+        return Response(found)
 
 
 class StatusView(OperatorView, APIView):

@@ -110,7 +110,7 @@ class VersionedByAddress(TimeoutViewSet):
 
 
 def test_the_query_may_have_a_version_where_the_project_asks_for_one(schedule: Schedule) -> None:
-    assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{schedule().object_id}").data) == 3
+    assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{schedule().object_id}").data) == 4
     assert answer(TimeoutViewSet, "get", "list", "?version=v1").status_code == 400
     assert answer(VersionedByAddress, "get", "list", "?version=v1", version="v1").status_code == 400
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from django_delayq import clock, operations
 from django_delayq.contrib.rest_framework import TimeoutViewSet, inputs
 from django_delayq.ledger import search
 from django_delayq.models import Timeout, WorkerSeen
-from tests.testapp.models import Order, Parcel
+from tests.testapp.models import Order, Parcel, Voucher
 
 pytestmark = pytest.mark.django_db
 LIST = "/api/timeouts/"
@@ -95,7 +95,7 @@ def test_a_list_takes_the_same_few_queries_however_long_it_is(viewer: APIClient,
         assert not any("payload" in sql or "history" in sql for sql in statements)
         for _ in range(10):
             schedule()
-    assert counts == [1, 1]
+    assert counts == [2, 2], "the rows, and whether anything keeps them from firing"
     assert parcel.timeouts.count() == 1
 
 
@@ -319,7 +319,7 @@ def test_a_policy_shows_its_limits(viewer: APIClient, declare: Any) -> None:
 def test_the_page_says_what_time_the_server_has(viewer: APIClient) -> None:
     at = timezone.now() + timedelta(hours=3)
     with clock.set_to(at):
-        assert viewer.get(LIST).data["server_time"] == at
+        assert datetime.fromisoformat(viewer.get(LIST).data["server_time"]) == at
 
 
 @pytest.mark.parametrize(("rates", "codes"), [({}, [200, 200]), ({"delayq": "1/hour"}, [200, 429])])
@@ -383,3 +383,14 @@ def test_the_status_counts_rows_of_a_policy_that_is_not_declared_and_marks_it(
     assert told["dead"]["value"] == 1
     (shown,) = [policy for policy in told["policies"] if policy["label"] == "gone.order.old"]
     assert (shown["is_declared"], shown["dead"]["value"]) == (False, 1)
+
+
+@pytest.mark.parametrize("parameter", ["key", "search", "object"])
+def test_blanks_belong_to_a_key(viewer: APIClient, schedule: Schedule, parameter: str) -> None:
+    """Without them it is the key of another timeout, which an operator would then cancel."""
+    trimmed, blank = (Voucher.objects.create(code=code) for code in ("A", "A "))
+    rows = [dq.schedule_timeout(each, "expire", key=f"k{each.code}", minutes=5) for each in (trimmed, blank)]
+    value = {"key": "kA ", "search": "kA ", "object": "testapp.voucher:A "}[parameter]
+    assert ids(viewer.get(LIST, {parameter: value})) == [rows[1].pk]
+    assert ids(viewer.get(LIST, {parameter: value.rstrip()})) == [rows[0].pk]
+    assert ids(viewer.get(LIST, {parameter: f"{value} "})) == []

@@ -60,3 +60,36 @@ def test_a_form_may_contain_the_token_of_djangos_csrf_check(admin_client: Client
     checking.cookies["csrftoken"] = token = "a" * 32
     assert checking.post(f"{POLICY}pause/", {"reason": "outage"}).status_code == 403
     assert checking.post(f"{POLICY}pause/", {"reason": "outage", "csrfmiddlewaretoken": token}).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["dry_run=true", "reason=", "hours=2&minutes=1"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_action_on_a_timeout_refuses_what_its_address_has(
+    operator: APIClient, schedule: Schedule, verb: str, query: str
+) -> None:
+    """`?dry_run=true` would otherwise cancel."""
+    row = ready_for(verb, schedule())
+    before = stored()
+    answer = operator.post(f"{url(row, verb)}?{query}", VERBS[verb][1], format="json")
+    assert (answer.status_code, sorted(answer.data)) == (400, sorted(each.split("=")[0] for each in query.split("&")))
+    assert stored() == before
+    assert operator.post(f"{url(row, verb)}?format=json", VERBS[verb][1], format="json").status_code == 200
+
+
+def test_an_action_on_a_policy_refuses_what_its_address_has(operator: APIClient) -> None:
+    assert operator.post(f"{POLICY}pause/?until=2030-01-01").status_code == 400
+    assert not PolicyControl.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "name"), [("late", "then"), ("late", "after_seconds"), ("pause", "until"), ("pause", "reason")]
+)
+def test_lone_surrogates_are_refused_by_the_name_of_their_field(operator: APIClient, verb: str, name: str) -> None:
+    """JSON may contain them, and an answer that quoted one could not be encoded."""
+    body = json.dumps({**POLICY_VERBS[verb][1], name: "\ud800"})
+    answer = operator.post(f"{POLICY}{verb}/", body, content_type="application/json")
+    assert (answer.status_code, answer.json()) == (400, {name: ["Surrogate characters are not allowed: U+D800."]})
+    listed = operator.post(
+        f"{POLICY}{verb}/", json.dumps({name: ["\ud800", {"\ud801": 1}]}), content_type="application/json"
+    )
+    assert listed.status_code == 400 and listed.json()
