@@ -101,7 +101,7 @@ class RefireForm(ReasonForm):
 
 
 class PauseForm(ReasonForm):
-    """An optional end."""
+    """An optional end, of a pause or a hold."""
 
     until = LocalDateTimeField(label=_("Until"), required=False, help_text=_("Empty: until an operator resumes it."))
 
@@ -257,6 +257,7 @@ FORMS: Final[dict[str, type[ReasonForm]]] = {
     "postpone": PostponeForm,
     "refire": RefireForm,
     "pause": PauseForm,
+    "hold": PauseForm,
     "resume": ResumeForm,
     "delay": DelayForm,
     "late": LateForm,

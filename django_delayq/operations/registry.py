@@ -146,7 +146,6 @@ POLICY_OPERATIONS: Final = _by_name(
         name="hold",
         call=operations.hold,
         permission="pause_policy",
-        states=frozenset({Stop.NONE, Stop.PAUSED}),
         label=_("Hold"),
         question=_("Hold this policy?"),
         explanation=_(

@@ -193,7 +193,9 @@ def _why_stopped(subject: Subject) -> str:
         "paused": _("Its policy is paused until {until} by {who}.")
         if state.until
         else _("Its policy is paused by {who} until an operator resumes it."),
-        "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
+        "held": _("Its policy is held until {until} by {who}. Its deadlines are moved by the duration of the hold.")
+        if state.until
+        else _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }[state.stop]
     text = text.format(who=operator_label(state.by), until=_local(state.until) if state.until else "")

@@ -258,7 +258,7 @@ class RefireSerializer(VerbSerializer):
 
 
 class PauseSerializer(ReasonSerializer):
-    """The end of a pause; null: until it is resumed. Without it, a pause that is in force keeps its end."""
+    """The end of a pause or hold; null: until it is resumed. Without it, the one in force keeps its end."""
 
     until = Moment(required=False, allow_null=True)
 

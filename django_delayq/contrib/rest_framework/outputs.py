@@ -179,7 +179,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     limits = LimitsSerializer(source="policy.limits", allow_null=True)
     stop = NullableChoice(choices=STOPS, allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
-    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends automatically."))
+    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause or hold ends automatically."))
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)

@@ -42,7 +42,7 @@ BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
     "postpone": inputs.PostponeSerializer,
     "refire": inputs.RefireSerializer,
     "pause": inputs.PauseSerializer,
-    "hold": inputs.ReasonSerializer,
+    "hold": inputs.PauseSerializer,
     "resume": inputs.ResumeSerializer,
     "late": inputs.SetLateSerializer,
     "brake": inputs.SetBrakeSerializer,
@@ -244,7 +244,8 @@ class PolicyViewSet(OperatorView, ViewSet):
     )
     hold = operation(
         "hold",
-        "Stop a policy and its clock: resuming it moves pending deadlines by the length of the hold.\n\n"
+        "Stop a policy and its clock until it is resumed, or until a time: pending deadlines then move by the length "
+        "of the hold.\n\n"
         "A pause that is in force becomes a hold that begins now.",
     )
     resume = operation("resume", "Let a policy continue.")
