@@ -191,13 +191,9 @@ class TimeoutOperationView(OperationView):
         return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        expected = []
+        expected = list[str]()
         if self.operation.name not in forms.FORMS:  # what is refused may depend on the parameters
-            for why, n in self.operation.call(self.rows, by=self.actor, dry_run=True).refused.items():
-                text = ngettext(
-                    "{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n
-                )
-                expected.append(text.format(n=n, why=why.label))
+            expected = _left_unchanged(self.operation.call(self.rows, by=self.actor, dry_run=True))
         column = object_column(self.request, self.site)
         rows = [
             {"row": row, "object": column(row), "state": render.badge(row.state), "deadline": render.deadline(row)}
@@ -216,6 +212,10 @@ class TimeoutOperationView(OperationView):
         )
 
     def act(self, form: forms.ReasonForm) -> HttpResponse:
+        """Show the consequences, or change the rows and report the result."""
+        if form.needs_preview and "previewed" not in self.request.POST:
+            preview = [] if "again" in self.request.POST else self._consequences(form)
+            return self.render_to_response(self.get_context_data(form=form, preview=preview))
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
@@ -233,6 +233,21 @@ class TimeoutOperationView(OperationView):
             shown = f" ({', '.join(ids[:MAX_IDS_SHOWN])}{', …' if len(ids) > MAX_IDS_SHOWN else ''})" if ids else ""
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
+
+    def _consequences(self, form: forms.ReasonForm) -> list[str]:
+        """Return what other deadlines would do, in sentences."""
+        result: operations.Result = self.call(self.rows, form, dry_run=True)
+        n, due = result.changed, result.due_at_once
+        sentences = [ngettext("{n} deadline will change.", "{n} deadlines will change.", n).format(n=n)]
+        if due:
+            text = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", due)
+            sentences.append(text.format(n=due))
+        return sentences + _left_unchanged(result)
+
+
+def _left_unchanged(result: operations.Result) -> list[str]:
+    one = many = "{n} of them will be left unchanged: {why}"
+    return [ngettext(one, many, n).format(n=n, why=why.label) for why, n in result.refused.items()]
 
 
 class PolicyOperationView(OperationView):

@@ -183,7 +183,7 @@ class TimeoutCommand(OperatorCommand):
         rows, absent = selection.rows, selection.absent()
         self.ask(self.name, count(rows), options)
         result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
-        self.report(f"{result.changed} {self.done}", options)
+        self.report(self.summary(result), options)
         lines = []
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
@@ -192,6 +192,10 @@ class TimeoutCommand(OperatorCommand):
             lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
         if lines:
             raise CommandError("\n".join(lines))
+
+    def summary(self, result: Result) -> str:
+        """Return what was done, or with `--dry-run` would be."""
+        return f"{result.changed} {self.done}"
 
 
 class PolicyCommand(OperatorCommand):

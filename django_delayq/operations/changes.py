@@ -279,7 +279,10 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
 
 def _is_restart(event: dict[str, Any]) -> bool:
     """Return whether the deadline counts from the time of this event, and no longer from the deadline before."""
-    if event.get("what") == "postponed":  # a duration counts from the former deadline, unless that had passed
+    if event.get("what") in {
+        "postponed",
+        "deadline_changed",
+    }:  # a duration counts from the former deadline, unless that had passed
         return bool(event.get("fixed")) or moment(event["from"]) < moment(event["at"])
     return event.get("what") in {"rescheduled", "retried"}
 

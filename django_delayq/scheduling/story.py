@@ -34,6 +34,7 @@ EVENT_LABELS = {
     "snoozed": gettext_lazy("snoozed"),
     "retried": gettext_lazy("retried"),
     "postponed": gettext_lazy("postponed"),
+    "deadline_changed": gettext_lazy("deadline changed"),
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),

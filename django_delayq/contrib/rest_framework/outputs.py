@@ -234,6 +234,7 @@ class ActedSerializer(serializers.Serializer[Any]):
     verb = serializers.CharField()
     changed = serializers.BooleanField()
     dry_run = serializers.BooleanField()
+    due_at_once = serializers.BooleanField(help_text=_("Another deadline has made it due now, or would."))
     refusal = RefusalSerializer(allow_null=True)
     timeout = TimeoutSerializer()
 
