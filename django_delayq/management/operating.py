@@ -6,7 +6,8 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Final
 
@@ -40,6 +41,7 @@ EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
 PROGRESS_WIDTH: Final = 40
+PROGRESS_SECONDS: Final = 60
 INDENT: Final = Painted("  ")
 
 
@@ -133,6 +135,30 @@ class AskingCommand(DelayqCommand):
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was changed.")
 
+    @contextmanager
+    def progress(self, options: dict[str, Any]) -> Iterator[Callable[[int], None]]:
+        """Yield a function that adds rows, page by page, and shows how many there were.
+
+        On a terminal in a line that the next output overwrites. Elsewhere in a line each minute, so that the log of a
+        long run shows that it has not stopped.
+        """
+        total, shown_at, is_quiet = 0, time.monotonic(), options["verbosity"] == 0
+
+        def add(rows: int) -> None:
+            nonlocal total, shown_at
+            total += rows
+            if self.stderr.isatty() and not is_quiet:
+                self.stderr.write(f"  {total} examined", style_func=str, ending="\r")
+            elif not is_quiet and time.monotonic() - shown_at >= PROGRESS_SECONDS:
+                shown_at = time.monotonic()
+                self.stdout.write(f"{total} examined")
+                self.stdout.flush()
+
+        yield add
+        if self.stderr.isatty():  # no part of the progress remains beside the result
+            self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
+            self.stderr.flush()
+
     def report(self, line: str, options: dict[str, Any]) -> None:
         # The line may have a reason that was given in the admin or by REST.
         self.stdout.write(one_line(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line))
@@ -154,20 +180,13 @@ class OperatorCommand(AskingCommand):
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         more |= self.parameters(options)
-        operation, self._examined, self._is_quiet = OPERATIONS[self.name], 0, options["verbosity"] == 0
-        if self.name in TIMEOUT_OPERATIONS or operation.moves_rows:
-            more["progress"] = self._show_progress
-        result = operation.call(target, by=actor(), reason=options["reason"], **more)
-        if self.stderr.isatty():  # no part of the progress remains beside the result
-            self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
-            self.stderr.flush()
-        return result
-
-    def _show_progress(self, page: Result | int) -> None:
-        """Add the rows of a page; show on a terminal how many there were, in a line that the next output overwrites."""
-        self._examined += page if isinstance(page, int) else page.changed + page.unchanged
-        if self.stderr.isatty() and not self._is_quiet:
-            self.stderr.write(f"  {self._examined} examined", style_func=str, ending="\r")
+        operation = OPERATIONS[self.name]
+        with self.progress(options) as add:
+            if self.name in TIMEOUT_OPERATIONS:
+                more["progress"] = lambda page: add(page.changed + page.unchanged)
+            elif operation.moves_rows:
+                more["progress"] = add
+            return operation.call(target, by=actor(), reason=options["reason"], **more)
 
 
 class TimeoutCommand(OperatorCommand):
