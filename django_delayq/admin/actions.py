@@ -18,18 +18,19 @@ from django.db.models import Exists, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.generic import FormView
 
 from django_delayq import operations
 from django_delayq.admin import forms, render
 from django_delayq.admin.changelist import address, object_column
 from django_delayq.exceptions import DelayqError
-from django_delayq.ledger.controls import PolicyState, policy_state
+from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import time_limit
+from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
 
@@ -37,6 +38,12 @@ MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
+POLICIES_OPERATIONS: Final = {
+    "pause": gettext_lazy("Pause these policies?"),
+    "hold": gettext_lazy("Hold these policies?"),
+    "resume": gettext_lazy("Resume these policies?"),
+}
+"""The operations that the page of policies offers for several of them, with the question that each asks."""
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -138,7 +145,7 @@ class OperationView(FormView):  # type: ignore[type-arg]
     def call(self, target: Any, form: forms.ReasonForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
         reason = form.cleaned_data["reason"]
-        return self.operation.call(target, by=self.actor, reason=reason, **form.parameters(), **more)
+        return self.operation.call(target, by=self.actor, reason=reason, **{**form.parameters(), **more})
 
     @property
     def actor(self) -> str:
@@ -184,13 +191,9 @@ class TimeoutOperationView(OperationView):
         return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        expected = []
+        expected = list[str]()
         if self.operation.name not in forms.FORMS:  # what is refused may depend on the parameters
-            for why, n in self.operation.call(self.rows, by=self.actor, dry_run=True).refused.items():
-                text = ngettext(
-                    "{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n
-                )
-                expected.append(text.format(n=n, why=why.label))
+            expected = _left_unchanged(self.operation.call(self.rows, by=self.actor, dry_run=True))
         column = object_column(self.request, self.site)
         rows = [
             {"row": row, "object": column(row), "state": render.badge(row.state), "deadline": render.deadline(row)}
@@ -209,6 +212,10 @@ class TimeoutOperationView(OperationView):
         )
 
     def act(self, form: forms.ReasonForm) -> HttpResponse:
+        """Show the consequences, or change the rows and report the result."""
+        if form.needs_preview and "previewed" not in self.request.POST:
+            preview = [] if "again" in self.request.POST else self._consequences(form)
+            return self.render_to_response(self.get_context_data(form=form, preview=preview))
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
@@ -226,6 +233,21 @@ class TimeoutOperationView(OperationView):
             shown = f" ({', '.join(ids[:MAX_IDS_SHOWN])}{', …' if len(ids) > MAX_IDS_SHOWN else ''})" if ids else ""
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
+
+    def _consequences(self, form: forms.ReasonForm) -> list[str]:
+        """Return what other deadlines would do, in sentences."""
+        result: operations.Result = self.call(self.rows, form, dry_run=True)
+        n, due = result.changed, result.due_at_once
+        sentences = [ngettext("{n} deadline will change.", "{n} deadlines will change.", n).format(n=n)]
+        if due:
+            text = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", due)
+            sentences.append(text.format(n=due))
+        return sentences + _left_unchanged(result)
+
+
+def _left_unchanged(result: operations.Result) -> list[str]:
+    one = many = "{n} of them will be left unchanged: {why}"
+    return [ngettext(one, many, n).format(n=n, why=why.label) for why, n in result.refused.items()]
 
 
 class PolicyOperationView(OperationView):
@@ -255,7 +277,8 @@ class PolicyOperationView(OperationView):
         """Keep the reason and the end of a stop that is in force, or the values of a guard rail."""
         if self.state.stop and self.operation.name in {"pause", "hold"}:
             end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
-            return {"reason": self.state.reason, "until": end}
+            is_same = (self.state.stop == PolicyControl.Stop.HELD) == (self.operation.name == "hold")
+            return {"reason": self.state.reason, "until": end if is_same else None}
         return self.get_form_class().initial_of(self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
@@ -268,14 +291,19 @@ class PolicyOperationView(OperationView):
             preview = [] if "back" in self.request.POST else self._consequences(form)
             return self.render_to_response(self.get_context_data(form=form, preview=preview))
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
-        change: PolicyChange | None = self.call(self.state.policy, form, **more)
-        label = f"“{self.state.label}”"  # without quotes the admin would capitalize the first letter of the label
+        self.change(self.state, self.using, form, **more)
+        return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
+
+    def change(self, state: PolicyState, using: str, form: forms.ReasonForm, **more: Any) -> None:
+        """Run the operation on one policy, and add a message with the result."""
+        change: PolicyChange | None = self.call(state.policy, form, **more)
+        label = f"“{state.label}”"  # without quotes the admin would capitalize the first letter of the label
         if change is None:
             is_resume = self.operation.name == "resume"
             unchanged = _("{policy} is not stopped.") if is_resume else _("Nothing was changed.")
             messages.warning(self.request, unchanged.format(policy=label))
         else:
-            controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
+            controls = PolicyControl.objects.using(using).filter(policy__in=state.policy.labels)
             self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)
             result = _("{policy}: {what}.").format(policy=label, what=change.get_what_display())
             if change.finished_at is None:
@@ -284,7 +312,6 @@ class PolicyOperationView(OperationView):
                 moved = ngettext("{n} deadline was moved.", "{n} deadlines were moved.", change.moved)
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
-        return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
 
     def _consequences(self, form: forms.ReasonForm) -> list[str]:
         """Return what a change of the delay would do, in sentences."""
@@ -300,3 +327,52 @@ class PolicyOperationView(OperationView):
             return [*sentences, _("It is unknown how many of them would be due immediately.")]
         due = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", overdue)
         return [*sentences, due.format(n=overdue)]
+
+
+class PoliciesOperationView(PolicyOperationView):
+    """Pause, hold or resume several policies, or all of them with `all`, after one confirmation."""
+
+    template_name = "admin/django_delayq/policycontrol/operate_selected.html"
+
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """Read the states of the policies. Raises Http404 for another operation."""
+        OperationView.setup(self, request, *args, **kwargs)
+        if kwargs["operation"] not in POLICIES_OPERATIONS:
+            raise Http404
+        self.operation = POLICY_OPERATIONS[kwargs["operation"]]
+        given = request.POST if request.method == "POST" else request.GET
+        labels = {policy.label for label in given.getlist("policy") if (policy := registry.get(label))}
+        self.states = [each for each in policy_states(database_of(Timeout)) if "all" in given or each.label in labels]
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Return to the list if no policy is selected."""
+        response = None if self.states else HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
+        if response is not None and self.operation.is_permitted(request.user):
+            messages.warning(request, _("Select policies first."))
+            return response
+        return super().dispatch(request, *args, **kwargs)
+
+    def get_initial(self) -> dict[str, Any]:
+        return {}
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
+        own = {"opts": PolicyControl._meta, "policies": shown}
+        context = OperationView.get_context_data(self, **own, **kwargs)
+        return context | {"title": POLICIES_OPERATIONS[self.operation.name]}
+
+    def act(self, form: forms.ReasonForm) -> HttpResponse:
+        """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""
+        more: dict[str, Any] = {"progress": time_limit()} if self.operation.moves_rows else {}
+        if self.operation.name != "resume":
+            more["until"] = form.cleaned_data["until"]  # also if it is empty: they are stopped until they are resumed
+        for state in self.states:
+            if "until" in more and outlasts(state, more["until"]):
+                text = _("{policy} is left as it is, because it is stopped for longer.")
+                messages.warning(self.request, text.format(policy=f"“{state.label}”"))
+                continue
+            try:
+                self.change(state, database_of(state.policy.concrete_model), form, **more)
+            except operations.PolicyConflict as error:
+                messages.warning(self.request, str(error))
+        return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))

@@ -94,6 +94,27 @@ class PostponeForm(ReasonForm):
         return {"at": at} if at else {"after": duration_of(self.cleaned_data)}
 
 
+class RescheduleForm(ReasonForm):
+    """A duration and its direction, or a datetime, also one in the past."""
+
+    DIRECTIONS = (("earlier", _("earlier")), ("later", _("later")))
+    amount = forms.IntegerField(label=_("By"), min_value=1, max_value=100_000, required=False)
+    unit = forms.ChoiceField(label=_("Unit"), choices=MINUTES, required=False)
+    direction = forms.ChoiceField(label=_("Direction"), choices=DIRECTIONS, required=False)
+    at = LocalDateTimeField(label=_("Or to this time"), required=False)
+    needs_preview = True
+
+    def clean(self) -> None:
+        if not self.errors and bool(self.cleaned_data.get("amount")) == bool(self.cleaned_data.get("at")):
+            raise forms.ValidationError(_("Enter either a duration or a time."))
+
+    def parameters(self) -> dict[str, Any]:
+        if at := self.cleaned_data["at"]:
+            return {"at": at}
+        shift = duration_of(self.cleaned_data)
+        return {"shift": shift if self.cleaned_data["direction"] == "later" else -shift}
+
+
 class RefireForm(ReasonForm):
     """An optional deadline."""
 
@@ -101,7 +122,7 @@ class RefireForm(ReasonForm):
 
 
 class PauseForm(ReasonForm):
-    """An optional end."""
+    """An optional end, of a pause or a hold."""
 
     until = LocalDateTimeField(label=_("Until"), required=False, help_text=_("Empty: until an operator resumes it."))
 
@@ -255,8 +276,10 @@ class ShadowForm(GuardForm):
 
 FORMS: Final[dict[str, type[ReasonForm]]] = {
     "postpone": PostponeForm,
+    "reschedule": RescheduleForm,
     "refire": RefireForm,
     "pause": PauseForm,
+    "hold": PauseForm,
     "resume": ResumeForm,
     "delay": DelayForm,
     "late": LateForm,

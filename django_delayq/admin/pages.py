@@ -21,6 +21,8 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq import clock
 from django_delayq.admin import filters, render
 from django_delayq.admin.actions import (
+    POLICIES_OPERATIONS,
+    PoliciesOperationView,
     PolicyOperationView,
     TimeoutOperationView,
     brake_banners,
@@ -42,7 +44,7 @@ from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 from django_delayq.operations.changes import unfinished
-from django_delayq.operations.registry import operations_for
+from django_delayq.operations.registry import POLICY_OPERATIONS, operations_for
 from django_delayq.operations.selection import may_view
 from django_delayq.policies import registry
 from django_delayq.scheduling.story import operator_label, reason_label
@@ -150,9 +152,12 @@ class PolicyControlAdmin(LedgerAdmin):
         # Moving rows commits page by page, so it must not run in a transaction around the request.
         operate = PolicyOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
+        selected = PoliciesOperationView.as_view(site=self.admin_site)
+        view_selected = transaction.non_atomic_requests(self.admin_site.admin_view(selected))
         policies = self.admin_site.admin_view(self.changelist_view)
         return [
             path("", policies, name="django_delayq_policycontrol_changelist"),
+            path("selected/<slug:operation>/", view_selected, name="django_delayq_policycontrol_operate_selected"),
             path("<str:label>/<slug:operation>/", view, name="django_delayq_policycontrol_operate"),
         ]
 
@@ -171,9 +176,19 @@ class PolicyControlAdmin(LedgerAdmin):
             "media": self.media,
             "policies": [self._shown(request, status, changing) for status in statuses],
             "braked": brake_banners(request, states, self.admin_site),
+            "for_selected": self._for_selected(request),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_delayq/policycontrol/policies.html", context)
+
+    def _for_selected(self, request: HttpRequest) -> list[dict[str, Any]]:
+        """Return labels and addresses of the operations on several policies that the visitor may do."""
+        offered = [POLICY_OPERATIONS[name] for name in POLICIES_OPERATIONS]
+        return [
+            {"label": each.label, "address": address(self.admin_site, "policycontrol_operate_selected", each.name)}
+            for each in offered
+            if each.is_permitted(request.user)
+        ]
 
     def _shown(self, request: HttpRequest, status: PolicyStatus, changing: Collection[Any]) -> dict[str, Any]:
         """Return what the page shows of one policy; no operations while one of them moves rows."""

@@ -102,7 +102,9 @@ def sync_policy(
     failures: Failures | None = None,
     *,
     backfill: bool = False,
+    newer_than: timedelta | None = None,
     dry_run: bool = False,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Synced:
     """Make the ledger fit the table of `policy`, at once.
 
@@ -112,26 +114,37 @@ def sync_policy(
         failures: gets the objects for which a callable raises. None: the first exception is raised after the sync.
         backfill: arm rounds of any age. Otherwise only those that are not yet due, or overdue by less than two sync
             intervals: the first start on an old table must not cancel ten thousand forgotten orders.
+        newer_than: with `backfill`, arm only rounds that are not yet due, or overdue by less than this.
         dry_run: write nothing, only count.
+        progress: called with the number of objects, page by page.
     """
-    oldest = None if backfill else _oldest()
+    oldest = newer_than if backfill else _oldest()
     found, done = Failures(policy) if failures is None else failures, Synced()
     for step in steps(policy, using, oldest, found):
-        done += repair(step, using, oldest, found, dry_run=dry_run)
+        done += repair(step, using, oldest, found, wait=backfill, dry_run=dry_run)
+        progress(max(step.checked, len(step.wrong)))
     if failures is None and found.first is not None:
         raise found.first[1]
     return done
 
 
-def repair(step: Step, using: str, oldest: timedelta | None, failures: Failures, *, dry_run: bool = False) -> Synced:
+def repair(
+    step: Step,
+    using: str,
+    oldest: timedelta | None,
+    failures: Failures,
+    *,
+    wait: bool = False,
+    dry_run: bool = False,
+) -> Synced:
     """Change what `step` found, if that is still so: each object is locked and read again, a few at a time.
 
     Objects that other transactions have locked are left to the next sync of a worker. It arms no round that is as old
-    as those of a backfill, so that a backfill waits for them.
+    as those of a backfill, so that a backfill has `wait`, and waits for them.
     """
     done, policy = Synced(too_old=step.too_old), failures.policy
     for pks in chunks(step.wrong, LOCKED):
-        changes = arm_many([policy], pks, using, oldest, failures=failures, wait=oldest is None, dry_run=dry_run)
+        changes = arm_many([policy], pks, using, oldest, failures=failures, wait=wait, dry_run=dry_run)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if step.may_be_gone:
             done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0)

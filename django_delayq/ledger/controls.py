@@ -194,8 +194,12 @@ def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:
 
 
 def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
-    """Return whether the policy of `control` is stopped at `now`: not if its pause is over."""
-    return bool(control.stop) and (control.until is None or control.until > now)  # as `stop_in_force` in SQL
+    """Return whether the policy of `control` is stopped at `now`: not if its pause is over.
+
+    A hold that is over stops it until a worker has moved its deadlines: otherwise timeouts would fire before that.
+    """
+    until = control.until if control.stop == Stop.PAUSED else None
+    return bool(control.stop) and (until is None or until > now)  # as `stop_in_force` in SQL
 
 
 def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
@@ -204,11 +208,14 @@ def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
     EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
     """
     stops = PolicyControl.objects.filter(policy__in=policy.labels).exclude(stop=Stop.NONE)
-    return Exists(stops.filter(Q(until__isnull=True) | Q(until__gt=DatabaseNow())))
+    return Exists(stops.filter(~Q(stop=Stop.PAUSED) | Q(until__isnull=True) | Q(until__gt=DatabaseNow())))
 
 
 class Stopped(dict[str, "datetime | None"]):
-    """The present labels of stopped policies, each with the datetime at which the stop ends by itself."""
+    """The present labels of stopped policies, each with the datetime at which its pause ends by itself.
+
+    None for a hold, also for one with an end: a worker that rechecked its timeouts at that time would find it in force.
+    """
 
     def all_labels(self) -> list[str]:
         """Return the present and former labels under which the ledger may have rows of these policies."""
@@ -251,6 +258,11 @@ class News(NamedTuple):
     guards: dict[TimeoutPolicy[Any], Guards]
     """What `StopCache.guards` has computed of them."""
 
+    def ended_holds(self) -> list[PolicyControl]:
+        """Return the controls of policies whose hold has reached its end, and which no process has resumed yet."""
+        held = [control for control in self.controls.values() if control.stop == Stop.HELD]
+        return [control for control in held if control.until is not None and control.until <= self.now]
+
     def resumed_since(self, since: datetime) -> set[str]:
         """Return the labels of policies that were changed after `since` and are not stopped."""
         changed = {label for label, control in self.controls.items() if since < control.changed_at <= self.now}
@@ -271,7 +283,7 @@ def read_news(using: str) -> News:
     for label, controls in by_label.items():
         control = news.controls[label] = _joined(controls)
         if is_stop_in_force(control, now):
-            news.stopped[label] = control.until
+            news.stopped[label] = control.until if control.stop == Stop.PAUSED else None
     return news
 
 

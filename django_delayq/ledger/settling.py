@@ -292,23 +292,28 @@ def extend(ids: Collection[int], until: datetime, using: str) -> bool:
     return not firing.exclude(pk__in=free).exists()
 
 
-def prunable(using: str, before: datetime) -> TimeoutQuerySet:
+def prunable(using: str, before: datetime, labels: Collection[str] = ()) -> TimeoutQuerySet:
     """Return the rows that were settled before `before`, and whose first and last deadlines are before it, too.
+
+    With `labels`, only rows with one of these.
 
     A row that was moved to an earlier deadline, and fired, closes its round: without it, arming would find the first
     deadline in the future, and the round would fire a second time.
     """
-    return Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before, first_due_at__lt=before)
+    rows = Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before, first_due_at__lt=before)
+    return rows.of_labels(labels) if labels else rows
 
 
-def delete_settled(using: str, before: datetime, start: datetime | None) -> tuple[int, datetime | None]:
+def delete_settled(
+    using: str, before: datetime, start: datetime | None, labels: Collection[str] = ()
+) -> tuple[int, datetime | None]:
     """Delete a page of the `prunable` rows that were settled from `start` on.
 
     Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
     and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
     were settled by one bulk call, for each page again.
     """
-    old = prunable(using, before)
+    old = prunable(using, before, labels)
     rows = old if start is None else old.filter(settled_at__gte=start)
     page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:PRUNED_PAGE])
     with transaction_of(using):

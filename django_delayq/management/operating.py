@@ -6,7 +6,8 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Final
 
@@ -19,7 +20,7 @@ from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.logs import one_line
-from django_delayq.management.options import Selection, add_selection, values_of
+from django_delayq.management.options import Selection, add_selection, moment, values_of
 from django_delayq.management.output import (
     Cells,
     Paint,
@@ -31,14 +32,16 @@ from django_delayq.management.output import (
     terminal_width,
 )
 from django_delayq.models import Timeout
-from django_delayq.operations import Result
+from django_delayq.operations import PolicyConflict, Result
+from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
-from django_delayq.policies import TimeoutPolicy, get_policy
+from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
 PROGRESS_WIDTH: Final = 40
+PROGRESS_SECONDS: Final = 60
 INDENT: Final = Painted("  ")
 
 
@@ -132,6 +135,30 @@ class AskingCommand(DelayqCommand):
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was changed.")
 
+    @contextmanager
+    def progress(self, options: dict[str, Any]) -> Iterator[Callable[[int], None]]:
+        """Yield a function that adds rows, page by page, and shows how many there were.
+
+        On a terminal in a line that the next output overwrites. Elsewhere in a line each minute, so that the log of a
+        long run shows that it has not stopped.
+        """
+        total, shown_at, is_quiet = 0, time.monotonic(), options["verbosity"] == 0
+
+        def add(rows: int) -> None:
+            nonlocal total, shown_at
+            total += rows
+            if self.stderr.isatty() and not is_quiet:
+                self.stderr.write(f"  {total} examined", style_func=str, ending="\r")
+            elif not is_quiet and time.monotonic() - shown_at >= PROGRESS_SECONDS:
+                shown_at = time.monotonic()
+                self.stdout.write(f"{total} examined")
+                self.stdout.flush()
+
+        yield add
+        if self.stderr.isatty():  # no part of the progress remains beside the result
+            self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
+            self.stderr.flush()
+
     def report(self, line: str, options: dict[str, Any]) -> None:
         # The line may have a reason that was given in the admin or by REST.
         self.stdout.write(one_line(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line))
@@ -153,20 +180,13 @@ class OperatorCommand(AskingCommand):
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         more |= self.parameters(options)
-        operation, self._examined, self._is_quiet = OPERATIONS[self.name], 0, options["verbosity"] == 0
-        if self.name in TIMEOUT_OPERATIONS or operation.moves_rows:
-            more["progress"] = self._show_progress
-        result = operation.call(target, by=actor(), reason=options["reason"], **more)
-        if self.stderr.isatty():  # no part of the progress remains beside the result
-            self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
-            self.stderr.flush()
-        return result
-
-    def _show_progress(self, page: Result | int) -> None:
-        """Add the rows of a page; show on a terminal how many there were, in a line that the next output overwrites."""
-        self._examined += page if isinstance(page, int) else page.changed + page.unchanged
-        if self.stderr.isatty() and not self._is_quiet:
-            self.stderr.write(f"  {self._examined} examined", style_func=str, ending="\r")
+        operation = OPERATIONS[self.name]
+        with self.progress(options) as add:
+            if self.name in TIMEOUT_OPERATIONS:
+                more["progress"] = lambda page: add(page.changed + page.unchanged)
+            elif operation.moves_rows:
+                more["progress"] = add
+            return operation.call(target, by=actor(), reason=options["reason"], **more)
 
 
 class TimeoutCommand(OperatorCommand):
@@ -182,7 +202,7 @@ class TimeoutCommand(OperatorCommand):
         rows, absent = selection.rows, selection.absent()
         self.ask(self.name, count(rows), options)
         result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
-        self.report(f"{result.changed} {self.done}", options)
+        self.report(self.summary(result), options)
         lines = []
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
@@ -192,6 +212,10 @@ class TimeoutCommand(OperatorCommand):
         if lines:
             raise CommandError("\n".join(lines))
 
+    def summary(self, result: Result) -> str:
+        """Return what was done, or with `--dry-run` would be."""
+        return f"{result.changed} {self.done}"
+
 
 class PolicyCommand(OperatorCommand):
     """An operation on each of the named policies."""
@@ -199,18 +223,30 @@ class PolicyCommand(OperatorCommand):
     arguments = "LABEL ..."
     labels: ClassVar[str | None] = "*"
     """How many labels are arguments; None: one, for commands with a further argument."""
+    all_help: ClassVar[str | None] = None
+    """What `--all` does; None: there is no such option."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", nargs=self.labels, metavar="LABEL", help="these policies")
         if self.labels is not None:
             words = "the same as a LABEL; may be repeated"
             parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
+        if self.all_help is not None:
+            parser.add_argument("--all", action="store_true", help=self.all_help)
         super().add_arguments(parser)
 
     def policies(self, options: dict[str, Any]) -> list[TimeoutPolicy[Any]]:
-        """Return the named policies. Raises UnknownPolicy."""
+        """Return the named policies, or with `--all` every one. Raises UnknownPolicy, and CommandError for both."""
         labels = [*values_of(options["label"]), *values_of(options.get("policy"))]
-        return [get_policy(label) for label in dict.fromkeys(labels)]
+        if not options.get("all"):
+            return [get_policy(label) for label in dict.fromkeys(labels)]
+        if labels:
+            raise CommandError("Give either labels of policies, or --all.")
+        return sorted(get_policies(), key=lambda policy: policy.label)
+
+    def left_alone(self, state: PolicyState, options: dict[str, Any]) -> str:
+        """Return why `--all` leaves a policy in this state as it is; empty: it does not."""
+        return ""
 
     def shown(self, state: PolicyState) -> str:
         """Return what the operation changes, as the report has it before and after."""
@@ -220,17 +256,27 @@ class PolicyCommand(OperatorCommand):
         # All labels are looked up before the first policy is changed: with a wrong label nothing changes.
         policies = self.policies(options)
         if not policies:
-            raise CommandError("Which policies? Give their labels, such as shop.order.cancel_unpaid.")
-        for policy in policies:
-            using = database_of(policy.concrete_model)
-            before = policy_state(policy, using)
-            pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
-            was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
+            others = ", or --all" if self.all_help else ""
+            raise CommandError(f"Which policies? Give their labels, such as shop.order.cancel_unpaid{others}.")
+        found = [(policy, database_of(policy.concrete_model)) for policy in policies]
+        states = [(policy_state(policy, using), using) for policy, using in found]
+        for before, using in states:
             if self.parameters(options).get("shift") and before.stop in {"held", "releasing"}:  # only resume shifts
-                self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
-            # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
-            with _rolled_back(using) if options["dry_run"] else nullcontext():
-                change = self.run_operation(policy, options)
+                self.ask(f"move the deadlines of {before.label}, which are", _pending(before.policy, using), options)
+        refused = []
+        for before, using in states:
+            policy = before.policy
+            was = f"{policy.label} (was {self.shown(before)}; {_pending(policy, using)} pending)"
+            if options.get("all") and (why := self.left_alone(before, options)):
+                self.report(f"{was}: {why}", options)
+                continue
+            try:
+                # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
+                with _rolled_back(using) if options["dry_run"] else nullcontext():
+                    change = self.run_operation(policy, options)
+            except PolicyConflict as error:  # the others are changed: an operator stops them in an emergency
+                refused.append(str(error))
+                continue
             if change is None:
                 now = "nothing to change"
             elif options["dry_run"]:
@@ -239,6 +285,34 @@ class PolicyCommand(OperatorCommand):
                 moved = f"; {change.moved} moved, {change.unmoved} left unchanged" if change.moved else ""
                 now = f"{self.shown(policy_state(policy, using))}{moved}"
             self.report(f"{was}: {now}", options)
+        if refused:
+            raise CommandError("\n".join(refused))
+
+
+def _pending(policy: TimeoutPolicy[Any], using: str) -> Count:
+    return count(Timeout.objects.using(using).pending().of_labels(policy.labels))
+
+
+class StopCommand(PolicyCommand):
+    """Stops policies, all of them with `--all`, until they are resumed or until a time."""
+
+    all_help = "all policies; one that is stopped for longer already is left as it is"
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        words = "ends by itself then: 1h, a date and time; never: until it is resumed (default: unchanged, or never)"
+        parser.add_argument("--until", metavar="WHEN", default="keep", help=words)
+
+    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
+        until = options["until"]
+        if until == "keep" and not options["all"]:
+            return {}
+        is_never = until is None or str(until).strip().lower() in {"never", "keep"}
+        return {"until": None if is_never else moment("--until", until)}
+
+    def left_alone(self, state: PolicyState, options: dict[str, Any]) -> str:
+        is_longer = outlasts(state, self.parameters(options)["until"])
+        return "left as it is, because it is stopped for longer" if is_longer else ""
 
 
 @contextmanager

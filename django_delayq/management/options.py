@@ -184,6 +184,20 @@ class Selection:
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
+def labels_of_policies(named: Any, using: str) -> list[str]:
+    """Return the labels, present and former ones, of the policies that `--policy` names; none: it names none.
+
+    The label of a policy that is no longer declared must be in the ledger. Raises UnknownPolicy.
+    """
+    labels = list[str]()
+    for name in values_of(named):
+        if registry.get(name) is None and Timeout.objects.using(using).of_labels([name]).exists():
+            labels.append(name)
+        else:
+            labels += get_policy(name).labels
+    return list(dict.fromkeys(labels))
+
+
 def model_of(label: str) -> type[Model]:
     """Return the model of `app.Model`. Raises CommandError."""
     try:

@@ -1,7 +1,7 @@
 """What operators do, in the same way from the admin, by REST and by command.
 
-On timeouts: `cancel`, `fire_now`, `postpone`, `retry` and `refire`. On policies: `pause`, `hold`, `resume`,
-`change_delay` with `preview_delay`, `late`, `brake` and `shadow`.
+On timeouts: `cancel`, `fire_now`, `postpone`, `change_deadline`, `retry` and `refire`. On policies: `pause`, `hold`,
+`resume`, `change_delay` with `preview_delay`, `late`, `brake` and `shadow`.
 
 `retire` cancels the timeouts of a policy that is not declared any more. `adopt` makes a copied ledger one's own.
 
@@ -23,8 +23,18 @@ from django_delayq.operations.policies import (
     shadow,
 )
 from django_delayq.operations.runner import Refusal, Refused, Result
-from django_delayq.operations.timeouts import Adoption, adopt, cancel, fire_now, postpone, refire, retire, retry
+from django_delayq.operations.timeouts import (
+    Adoption,
+    adopt,
+    cancel,
+    change_deadline,
+    fire_now,
+    postpone,
+    refire,
+    retire,
+    retry,
+)
 
 __all__ = ["Adoption", "DelayPreview", "PolicyConflict", "Refusal", "Refused", "Result"]
-__all__ += ["adopt", "cancel", "fire_now", "postpone", "refire", "retire", "retry"]
+__all__ += ["adopt", "cancel", "change_deadline", "fire_now", "postpone", "refire", "retire", "retry"]
 __all__ += ["brake", "change_delay", "continue_moves", "hold", "late", "pause", "preview_delay", "resume", "shadow"]

@@ -93,7 +93,7 @@ def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_al
 
 @contextmanager
 def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
-    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`.
+    """Yield the locked control of `policy` and a new change; save both after the block. Without `what`, save nothing.
 
     A pause that is over is removed from the control before.
     """
@@ -119,7 +119,9 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
                 keeps_reason = was_stopped and change.what != What.RESUMED
                 control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)
-        control.save(using=using)
+            control.save(using=using)
+        else:  # also undo the row that `lock_control` may have created for a policy that no operator has changed
+            transaction.set_rollback(True, using=using)
     stop_cache.forget()
 
     def after_commit() -> None:
@@ -277,7 +279,10 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
 
 def _is_restart(event: dict[str, Any]) -> bool:
     """Return whether the deadline counts from the time of this event, and no longer from the deadline before."""
-    if event.get("what") == "postponed":  # a duration counts from the former deadline, unless that had passed
+    if event.get("what") in {
+        "postponed",
+        "deadline_changed",
+    }:  # a duration counts from the former deadline, unless that had passed
         return bool(event.get("fixed")) or moment(event["from"]) < moment(event["at"])
     return event.get("what") in {"rescheduled", "retried"}
 

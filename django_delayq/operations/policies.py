@@ -12,17 +12,19 @@ does not fire later.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from django.db import connections
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger.controls import PolicyState, policy_state, valid_guards
+from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import database_of
@@ -30,7 +32,7 @@ from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, requeue_due, run_move, unfinished
-from django_delayq.policies import TimeoutPolicy, get_policy
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.policy_options import Brake, Late, Then
 
 Stop, What = PolicyControl.Stop, PolicyChange.What
@@ -39,6 +41,8 @@ MODES: Final[tuple[Mode, ...]] = ("keep", "recompute", "shift")
 MAX_COUNT: Final = 100_000
 """A preview counts at most this many rows."""
 DECLARED: Final = "declared"
+HOLD_ACTOR: Final = "hold"
+"""The actor of the end of a hold, if the control names none: it was written by hand."""
 
 
 def pause(
@@ -60,32 +64,62 @@ def pause(
         InvalidDelay: `until` is not a datetime, has passed, or its awareness does not fit `USE_TZ`.
         PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
     """
+    return _stop(policy, Stop.PAUSED, until, by, reason)
+
+
+def hold(
+    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", until: datetime | Literal["keep"] | None = "keep"
+) -> PolicyChange | None:
+    """Stop `policy` until `resume`, or until a datetime; then all pending deadlines move by the length of the hold.
+
+    A worker resumes a hold that has reached its end, within seconds. Nothing fires before the deadlines have moved, and
+    they move by the time until that end, however late the worker was. A pause becomes a hold that begins now. Holding a
+    held policy again changes what is given and keeps the rest, as for `pause`.
+
+    Args:
+        policy, by, reason: see `operations`. Without a reason, that of the stop in force remains.
+        until: as for `pause`. `"keep"`: the end of the hold that is in force, or none; the end of a pause is not kept.
+
+    Returns:
+        The change; None: the policy was held like this already.
+
+    Raises:
+        InvalidDelay: as `pause` does.
+        PolicyConflict: it is being released.
+    """
+    return _stop(policy, Stop.HELD, until, by, reason)
+
+
+def outlasts(state: PolicyState, until: datetime | None) -> bool:
+    """Return whether the stop in force ends later than `until` (None: only an operator ends it), or at the same time.
+
+    An operation on many policies leaves such a stop alone. Otherwise "everything for an hour" would let a policy
+    continue after this hour that another operator has stopped for longer.
+    """
+    return state.is_stopped and (state.until is None or (until is not None and state.until >= until))
+
+
+def _stop(
+    policy: str | TimeoutPolicy[Any], stop: Stop, until: datetime | Literal["keep"] | None, by: str, reason: str
+) -> PolicyChange | None:
+    """Put `stop` in force; return the change, None if the policy is stopped like this already."""
     end = None if until is None or until == "keep" else check_moment(until, "until")
     with control_of(policy, by, reason) as (control, change):
         if end is not None and end <= change.at:
             raise InvalidDelay(_("{moment} is in the past.").format(moment=clock.local(end)))
-        if control.stop not in (Stop.NONE, Stop.PAUSED):
+        if control.stop not in (Stop.NONE, Stop.PAUSED, stop):
             words = _("{policy} is {stop}: resume it first.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
-        return _stop(control, change, Stop.PAUSED, control.until if until == "keep" else end)
+        if until == "keep" and stop in {control.stop, Stop.PAUSED}:
+            end = control.until
+        return _stopped(control, change, stop, end)
 
 
-def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange | None:
-    """Stop `policy` until `resume`, which then moves all pending deadlines by the length of the hold.
-
-    A pause becomes a hold that begins now and has no end. Its reason remains unless another one is given. Holding a
-    held policy again changes its reason only. Returns the change; None: the policy was held like this already.
-    Raises PolicyConflict while it is being released.
-    """
-    with control_of(policy, by, reason) as (control, change):
-        return _stop(control, change, Stop.HELD, None)
-
-
-def _stop(control: PolicyControl, change: PolicyChange, stop: str, until: datetime | None) -> PolicyChange | None:
-    """Put `stop` in force; return the change, None if the policy is stopped like this already."""
+def _stopped(control: PolicyControl, change: PolicyChange, stop: Stop, until: datetime | None) -> PolicyChange | None:
+    """Write the stop into `control` and `change`; return the change, None if the policy is stopped like this."""
     if control.stop == stop and control.until == until and change.reason in {"", control.reason}:
         return None
-    change.details = {"until": iso(until)} if stop == Stop.PAUSED else {}
+    change.details = {"until": iso(until)}
     if control.stop != Stop.NONE:
         change.details |= {"was": str(control.stop), "since": iso(control.stopped_at)}
         change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
@@ -115,20 +149,50 @@ def resume(
         shift: False: after a hold, deadlines stay where they are, and timeouts that became due meanwhile fire.
         progress: called with the number of rows examined, page by page.
     """
-    found = get_policy(policy)
+    return _resume(get_policy(policy), by, reason, shift=shift, progress=progress)
+
+
+def end_holds(using: str) -> int:
+    """Resume the policies whose holds have reached their end; return how many. Raises the database's errors.
+
+    Any worker may call it: the control is locked, so one of them begins, and `PolicyChange` has how far it has come.
+    Does nothing inside a transaction, as `continue_moves`.
+    """
+    if connections[using].in_atomic_block:
+        return 0
+    ended = [(registry.get(control.policy), control.by) for control in stop_cache.recent(using).ended_holds()]
+    done = 0
+    for policy, by in ended:
+        if policy is not None:
+            with suppress(PolicyConflict):  # another process moves its deadlines
+                done += _resume(policy, by or HOLD_ACTOR, "", only_ended=True) is not None
+    return done
+
+
+def _resume(
+    found: TimeoutPolicy[Any],
+    by: str,
+    reason: str,
+    *,
+    shift: bool = True,
+    progress: MoveProgress | None = None,
+    only_ended: bool = False,
+) -> PolicyChange | None:
+    """Do what `resume` does; with `only_ended`, only to a hold that has reached its end."""
     using = database_of(found.concrete_model)
     earlier = unfinished(using, found).first()
     if earlier is not None and earlier.what == What.RESUMED:
         return run_move(earlier, using, progress)
     with control_of(found, by, reason) as (control, change):
-        if control.stop == Stop.NONE:
+        ended_at = control.until if control.until is not None and control.until <= change.at else None
+        if control.stop == Stop.NONE or (only_ended and ended_at is None):
             return None
         moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
         change.what = What.RESUMED
         since = iso(control.stopped_at)
         change.details = {"was": str(control.stop), "since": since}
         if moves:
-            times = {"frozen_at": since, "thawed_at": iso(change.at)}
+            times = {"frozen_at": since, "thawed_at": iso(ended_at or change.at)}
             change.details |= {"move": "thaw", **times, "held_reason": control.reason}
             change.last_place = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING

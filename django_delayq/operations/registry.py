@@ -101,6 +101,20 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         log_message=_("Postponed: {reason}"),
     ),
     Operation(
+        name="reschedule",
+        call=operations.change_deadline,
+        permission="postpone_timeout",
+        states=frozenset({State.PENDING}),
+        label=_("Change the deadline"),
+        action=_("Change the deadlines of selected timeouts"),
+        question=_("Change the deadlines of these timeouts?"),
+        explanation=_(
+            "Each gets another deadline, earlier or later. The next page shows how many would be due immediately."
+        ),
+        done=ngettext_lazy("{n} deadline was changed.", "{n} deadlines were changed."),
+        log_message=_("Deadline changed: {reason}"),
+    ),
+    Operation(
         name="retry",
         call=operations.retry,
         permission="retry_timeout",
@@ -146,7 +160,6 @@ POLICY_OPERATIONS: Final = _by_name(
         name="hold",
         call=operations.hold,
         permission="pause_policy",
-        states=frozenset({Stop.NONE, Stop.PAUSED}),
         label=_("Hold"),
         question=_("Hold this policy?"),
         explanation=_(

@@ -48,6 +48,7 @@ class Refusal(TextChoices):
     POLICY_STOPPED = "policy_stopped", _("its policy is stopped: resume it first")
     NOT_LATER = "not_later", _("the new time is not later than its deadline")
     TOO_FAR = "too_far", _("the new deadline is too far in the future")
+    SAME_DEADLINE = "same_deadline", _("this is its deadline already")
 
 
 class Refused(NamedTuple):
@@ -62,12 +63,13 @@ class Result:
     """The result of an operation on timeouts; with `dry_run`, the result that it would have.
 
     Attributes:
-        verb: `cancel`, `fire_now`, `postpone`, `retry`, `refire`, `retire` or `adopt`.
+        verb: `cancel`, `fire_now`, `postpone`, `change_deadline`, `retry`, `refire`, `retire` or `adopt`.
         changed: the number of changed rows.
         refused: the number of unchanged rows by reason.
         ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
         refusals: the first `MAX_IDS` unchanged rows.
         dry_run: nothing was written.
+        due_at_once: how many of the changed rows `change_deadline` has made due now. 0 in the pages of `progress`.
     """
 
     verb: str
@@ -76,6 +78,7 @@ class Result:
     ids: tuple[int, ...] = ()
     refusals: tuple[Refused, ...] = ()
     dry_run: bool = False
+    due_at_once: int = 0
 
     @property
     def unchanged(self) -> int:

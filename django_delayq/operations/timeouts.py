@@ -1,4 +1,4 @@
-"""Cancel, fire, postpone, retry, repeat, retire and adopt timeouts, also if their object or policy no longer exists."""
+"""Cancel, fire, move, retry, repeat, retire and adopt timeouts, also if their object or policy no longer exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
-from django_delayq.clock import DelayArgs, check_moment, counted, database_now, parse_delay, shifted
+from django_delayq.clock import DelayArgs, check_length, check_moment, counted, database_now, parse_delay, shifted
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
@@ -137,6 +137,61 @@ def postpone(
 
     action = Action("postpone", signals.timeout_rescheduled, refuse, write)
     return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def change_deadline(
+    target: Target,
+    *,
+    by: str,
+    reason: str = "",
+    at: datetime | None = None,
+    shift: timedelta | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Move the deadlines of pending timeouts, earlier or later: to `at`, or by `shift`.
+
+    A deadline that would be in the past becomes now: the timeout is due at once, and `Result.due_at_once` counts it.
+    `max_extensions` does not apply and is not used up. A retry or snooze that is due later keeps its time: see
+    `fire_now`. The other arguments and errors are those of `cancel`.
+
+    Args:
+        at: the new deadline, the same for all.
+        shift: a duration, negative for earlier, that is added to each deadline.
+
+    Raises:
+        InvalidDelay: not exactly one of `at` and `shift` is given, or a wrong one.
+    """
+    if (at is None) == (shift is None):
+        raise InvalidDelay(gettext("The new deadline is missing: give either at= or shift=."))
+    fixed = None if at is None else check_moment(at, "at")
+    by_how_much = timedelta(0) if shift is None else check_length(shift, "shift", may_be_negative=True)
+    due_at_once = 0
+
+    def moved(row: Timeout, now: datetime) -> datetime:
+        return max(fixed or shifted(row.due_at, by_how_much), now)
+
+    def refuse(row: Timeout, context: Context) -> Refusal | None:
+        nonlocal due_at_once
+        if why := refuse_unless_pending(row, context):
+            return why
+        try:
+            due_at = moved(row, context.now)
+        except InvalidDelay:
+            return Refusal.TOO_FAR
+        if due_at == row.due_at:
+            return Refusal.SAME_DEADLINE
+        due_at_once += writing.run_at_of(row, due_at) <= context.now
+        return None
+
+    def write(rows: list[Timeout], context: Context) -> None:
+        deadlines = [(row, moved(row, context.now)) for row in rows]
+        moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
+        writing.move_rows(moves, context.using, what="deadline_changed", fixed=fixed is not None, **context.event)
+
+    action = Action("change_deadline", signals.timeout_rescheduled, refuse, write)
+    result = run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return replace(result, due_at_once=due_at_once)
 
 
 def retry(

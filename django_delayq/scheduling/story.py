@@ -34,6 +34,7 @@ EVENT_LABELS = {
     "snoozed": gettext_lazy("snoozed"),
     "retried": gettext_lazy("retried"),
     "postponed": gettext_lazy("postponed"),
+    "deadline_changed": gettext_lazy("deadline changed"),
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
@@ -201,7 +202,9 @@ def stop_label(stop: str, until: datetime | None, by: str, reason: str) -> str:
         "paused": _("Its policy is paused until {until} by {who}.")
         if until
         else _("Its policy is paused by {who} until an operator resumes it."),
-        "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
+        "held": _("Its policy is held until {until} by {who}. Its deadlines are moved by the duration of the hold.")
+        if state.until
+        else _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }[stop]
     text = text.format(who=operator_label(by), until=_local(until) if until else "")

@@ -36,6 +36,7 @@ from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.installation import check_prefix
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
+from django_delayq.operations.policies import end_holds
 from django_delayq.policies import declared_queues, registry
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
@@ -270,6 +271,7 @@ class Background:
         slow = PeriodicThread("slow-jobs")
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         slow.jobs += [
+            Job.every(get_settings().sweep_interval, "holds", self.end_holds, longest=longest),
             Job.every(min(6 * get_settings().sweep_interval, ABANDONED_AFTER), "moves", moves),
             Job.every(MISSED_EVERY, "missed-moves", partial(move_missed, self._using)),
             Job("sync", lambda: self.sync(slow.run_urgent)),
@@ -334,6 +336,11 @@ class Background:
         self._find_queues()
         if news.has_expired:
             settle_all_expired(self._using)
+
+    def end_holds(self) -> None:
+        """Resume policies whose holds have reached their end. Raises the database's errors."""
+        if end_holds(self._using):
+            self._worker.wake()
 
     def _find_queues(self) -> None:
         if self._worker.only is None and time.monotonic() >= self._queues_at:

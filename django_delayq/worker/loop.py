@@ -217,6 +217,7 @@ class Worker:
         if self.only is not None:
             warn_of_unknown_queues(self.only, self.using)
         if self.is_burst:
+            background.end_holds()
             background.sync(at_once=True)
             background.sweep(everything=True)
             background.follow()

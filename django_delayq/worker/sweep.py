@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from time import monotonic, sleep
@@ -284,24 +284,47 @@ def settle_all_expired(using: str) -> int:
             return settled
 
 
-def count_old(using: str) -> Count:
+def least_age() -> timedelta:
+    """Return the age from which settled rows may be deleted: the sync may still arm a round that is overdue by less.
+
+    A younger row that has fired shows it that this round is closed. Without the row the round would fire again.
+    """
+    return get_settings().retention / 2
+
+
+def count_old(using: str, labels: Collection[str] = (), age: timedelta | None = None) -> Count:
     """Return how many rows `prune` would delete now, up to `search.MAX_COUNT`."""
-    before = database_now(using) - get_settings().retention
-    return count(prunable(using, before))
+    before = database_now(using) - (age or get_settings().retention)
+    return count(prunable(using, before, labels))
 
 
-def prune(using: str, between: Callable[[], object] = lambda: None) -> int:
+def prune(
+    using: str,
+    between: Callable[[], object] = lambda: None,
+    *,
+    labels: Collection[str] = (),
+    age: timedelta | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> int:
     """Delete rows that were settled, and due, longer than `RETENTION` ago; return how many.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
-    object would be armed again. Each page is a transaction of its own, and `between` is called between two of them.
+    object would be armed again.
+
+    Args:
+        using: the database.
+        between: called between two pages, each of which is a transaction of its own.
+        labels: only rows with one of these labels, if there are any.
+        age: in place of `RETENTION`; see `least_age`.
+        progress: called with the number of deleted rows, page by page.
     """
-    before = database_now(using) - get_settings().retention
+    before = database_now(using) - (age or get_settings().retention)
     deleted = 0
     start: datetime | None = None
     while True:
-        count, start = delete_settled(using, before, start)
+        count, start = delete_settled(using, before, start, labels)
         deleted += count
+        progress(count)
         if start is None:
             return deleted
         between()

@@ -294,6 +294,24 @@ class PostponeSerializer(VerbSerializer):
         return attrs
 
 
+class RescheduleSerializer(VerbSerializer):
+    """The new deadline, or by how much it moves."""
+
+    at = Moment(required=False)
+    shift_seconds = SecondsField(
+        source="shift",
+        required=False,
+        min_value=-MAX_UNITS,
+        max_value=MAX_UNITS,
+        help_text=_("Added to the deadline; negative: earlier."),
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if len(attrs.keys() & {"at", "shift"}) != 1:
+            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
+        return attrs
+
+
 class RefireSerializer(VerbSerializer):
     """The deadline of the new round; without it, now."""
 
@@ -301,7 +319,7 @@ class RefireSerializer(VerbSerializer):
 
 
 class PauseSerializer(ReasonSerializer):
-    """The end of a pause; null: until it is resumed. Without it, a pause that is in force keeps its end."""
+    """The end of a pause or hold; null: until it is resumed. Without it, the one in force keeps its end."""
 
     until = Moment(required=False, allow_null=True)
 

@@ -195,7 +195,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     limits = LimitsSerializer(source="policy.limits", allow_null=True)
     stop = NullableChoice(choices=STOPS, allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
-    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends automatically."))
+    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause or hold ends automatically."))
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -256,6 +256,7 @@ class ActedSerializer(serializers.Serializer[Any]):
     verb = serializers.CharField()
     changed = serializers.BooleanField()
     dry_run = serializers.BooleanField()
+    due_at_once = serializers.BooleanField(help_text=_("Another deadline has made it due now, or would."))
     refusal = RefusalSerializer(allow_null=True)
     timeout = TimeoutSerializer()
 

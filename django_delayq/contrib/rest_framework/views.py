@@ -41,9 +41,10 @@ from django_delayq.scheduling.queries import countdown_of
 
 BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
     "postpone": inputs.PostponeSerializer,
+    "reschedule": inputs.RescheduleSerializer,
     "refire": inputs.RefireSerializer,
     "pause": inputs.PauseSerializer,
-    "hold": inputs.ReasonSerializer,
+    "hold": inputs.PauseSerializer,
     "resume": inputs.ResumeSerializer,
     "late": inputs.SetLateSerializer,
     "brake": inputs.SetBrakeSerializer,
@@ -203,6 +204,10 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     cancel = operation("cancel", "Cancel a timeout. One that is firing cannot be stopped, but gets no further attempt.")
     fire = operation("fire", "Make a timeout due now. A worker fires it if its condition still holds.")
     postpone = operation("postpone", "Give a timeout a later deadline.")
+    reschedule = operation(
+        "reschedule",
+        "Move the deadline of a timeout, earlier or later. One in the past becomes now, as `due_at_once` reports.",
+    )
     retry = operation("retry", "Give a dead timeout all its attempts again, now.")
     refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")
 
@@ -225,6 +230,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
             "verb": result.verb,
             "changed": bool(result.changed),
             "dry_run": result.dry_run,
+            "due_at_once": bool(result.due_at_once),
             "refusal": None if why is None else {"code": why.value, "detail": str(why.label)},
             "timeout": found,
         }
@@ -257,7 +263,8 @@ class PolicyViewSet(OperatorView, ViewSet):
     )
     hold = operation(
         "hold",
-        "Stop a policy and its clock: resuming it moves pending deadlines by the length of the hold.\n\n"
+        "Stop a policy and its clock until it is resumed, or until a time: pending deadlines then move by the length "
+        "of the hold.\n\n"
         "A pause that is in force becomes a hold that begins now.",
     )
     resume = operation("resume", "Let a policy continue.")
@@ -296,7 +303,8 @@ class PolicyViewSet(OperatorView, ViewSet):
 
 def _invalid_delay(words: str, parameters: dict[str, Any]) -> ValidationError:
     """Name the field of the request that has a wrong deadline; `delay` for a duration, which several units make up."""
-    return ValidationError({next((name for name in ("at", "until") if name in parameters), "delay"): [words]})
+    field = next((name for name in ("at", "until") if name in parameters), "delay")
+    return ValidationError({"shift_seconds" if "shift" in parameters else field: [words]})
 
 
 class RootView(OperatorView, APIView):

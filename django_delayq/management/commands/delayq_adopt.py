@@ -44,8 +44,10 @@ class Command(OperatorCommand):
             raise CommandError(f"{used} within the last {ALIVE.seconds} seconds. {advice}")
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
-        how = {"pending": pending, "with_redis": options["redis"], "dry_run": options["dry_run"]}
-        done = adopt(by=actor(), reason=options["reason"], using=using, **how)
+        how: dict[str, Any] = {"pending": pending, "with_redis": options["redis"], "dry_run": options["dry_run"]}
+        with self.progress(options) as add:
+            how["progress"] = lambda page: add(page.changed + page.unchanged)
+            done = adopt(by=actor(), reason=options["reason"], using=using, **how)
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return

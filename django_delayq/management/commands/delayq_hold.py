@@ -1,10 +1,17 @@
 """`manage.py delayq_hold`: stop the clock of policies."""
 
-from django_delayq.management.operating import PolicyCommand
+from django_delayq.management.operating import StopCommand
 
 
-class Command(PolicyCommand):
-    """Stops policies and their clocks: resuming them moves pending deadlines by the hold. Replaces a pause."""
+class Command(StopCommand):
+    """Stops policies and their clocks, until they are resumed or until a time. Replaces a pause.
 
-    examples = ("shop.order.cancel_unpaid --reason 'the payment provider is down'",)
+    At the end of the hold, pending deadlines move by its duration. A policy that is already held keeps the end and
+    reason of its hold unless given.
+    """
+
+    examples = (
+        "shop.order.cancel_unpaid --reason 'the payment provider is down'",
+        "--all --until 1h --reason 'the shop is closed'",
+    )
     name, done = "hold", "held"

@@ -1,15 +1,18 @@
 """`manage.py delayq_prune`: delete timeouts that were settled long ago."""
 
 import logging
+from datetime import timedelta
 from typing import Any
 
+from django.core.management.base import CommandParser
 from django.db import router
 
-from django_delayq.clock import counted
+from django_delayq.clock import counted, duration_text
 from django_delayq.conf import get_settings
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
+from django_delayq.management.options import duration, labels_of_policies, wrong_value
 from django_delayq.models import Timeout
-from django_delayq.worker.sweep import count_old, prune
+from django_delayq.worker.sweep import count_old, least_age, prune
 
 logger = logging.getLogger("django_delayq.steering")
 
@@ -17,18 +20,34 @@ logger = logging.getLogger("django_delayq.steering")
 class Command(AskingCommand):
     """Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."""
 
-    examples = ("--dry-run", "--yes")
+    examples = ("--dry-run", "--yes", "--policy shop.cart.remind --older-than 20d")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        words = "only of this policy, declared or not; may be repeated"
+        parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
+        words = "in place of RETENTION: 60d; at least half of it"
+        parser.add_argument("--older-than", metavar="DURATION", help=words)
+        super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = router.db_for_write(Timeout)
-        settled = f"settled more than {counted(get_settings().retention.days, 'day')} ago"
-        old = count_old(using)
+        labels, age = labels_of_policies(options["policy"], using), get_settings().retention
+        if options["older_than"] is not None:
+            age = duration("--older-than", options["older_than"])
+            if age < least_age():
+                rule = f"is less than half of RETENTION ({duration_text(least_age())}): rounds could fire again"
+                raise wrong_value("--older-than", options["older_than"], rule)
+        of_policies = f" of {', '.join(labels)}" if labels else ""
+        length = duration_text(age) if age % timedelta(days=1) else counted(age.days, "day")
+        settled = f"{of_policies} settled more than {length} ago".strip()
+        old = count_old(using, labels, age)
         if options["dry_run"]:
             self.report(f"{counted(old, 'timeout')} {settled}", options)
             return
         if has_terminal():  # without a terminal it proceeds: workers do the same
             self.ask("delete", old, options)
-        deleted = prune(using)
+        with self.progress(options) as add:
+            deleted = prune(using, labels=labels, age=age, progress=add)
         words = counted(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted")
         logger.info("%s, by %s", words, actor(), extra={"event": "pruned", "by": actor()})
         self.stdout.write(words)

@@ -13,7 +13,8 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.logs import one_line
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
-from django_delayq.policies import get_policies, get_policy
+from django_delayq.management.options import duration, values_of
+from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 
 logger = logging.getLogger("django_delayq.steering")
 
@@ -21,22 +22,23 @@ logger = logging.getLogger("django_delayq.steering")
 class Command(AskingCommand):
     """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."""
 
-    examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --dry-run")
+    examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --newer-than 90d --dry-run")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--policy", metavar="LABEL", help="only this one (default: all automatic policies)")
+        words = "only this one; may be repeated (default: all automatic policies)"
+        parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
         words = "with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first"
         parser.add_argument("--backfill", action="store_true", help=words)
+        words = "with --backfill: only rounds that are overdue by less than this: 90d"
+        parser.add_argument("--newer-than", metavar="DURATION", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        label, backfill, dry_run = (options[name] for name in ("policy", "backfill", "dry_run"))
-        if backfill and not label:
-            raise CommandError("--backfill needs --policy: long overdue timeouts fire at once, one policy at a time.")
-        policies = [get_policy(label)] if label else [policy for policy in get_policies() if policy.is_automatic]
-        if label and not policies[0].is_automatic:
-            raise CommandError(f"{label} is not automatic: it is scheduled by hand, so there is nothing to sync.")
-        failed = []
+        backfill, dry_run, age = options["backfill"], options["dry_run"], options["newer_than"]
+        if age is not None and not backfill:
+            raise CommandError("--newer-than limits --backfill: give both.")
+        how = {"backfill": backfill, "newer_than": None if age is None else duration("--newer-than", age)}
+        policies, failed = _policies(options), []
         for policy in policies:
             using = database_of(policy.concrete_model)
             late = policy_state(policy, using).late if backfill else None
@@ -45,10 +47,12 @@ class Command(AskingCommand):
                 self.stderr.write(words % (duration_text(late.after), policy.label))
             # Without a terminal, as by cron, it proceeds: workers do the same on their own.
             if backfill and has_terminal() and not (options["yes"] or dry_run):
-                seen = sync_policy(policy, using, Failures(policy), backfill=True, dry_run=True)
+                with self.progress(options) as add:
+                    seen = sync_policy(policy, using, Failures(policy), dry_run=True, progress=add, **how)
                 self.ask("arm, move or cancel", Count(seen.armed + seen.moved + seen.cancelled), options)
             failures = Failures(policy)
-            done = sync_policy(policy, using, failures, backfill=backfill, dry_run=dry_run)
+            with self.progress(options) as add:
+                done = sync_policy(policy, using, failures, dry_run=dry_run, progress=add, **how)
             line = f"{policy.label}: {done.armed} armed, {done.moved} moved, {done.cancelled} cancelled"
             if failures.count:
                 failed.append(one_line(failures))
@@ -62,3 +66,17 @@ class Command(AskingCommand):
         if failed:
             advice = "They stay as they are. Correct these objects, or since= or after= of the policy."
             raise CommandError("\n".join([*failed, advice]))
+
+
+def _policies(options: dict[str, Any]) -> list[TimeoutPolicy[Any]]:
+    """Return the named policies, or all automatic ones. Raises UnknownPolicy, and CommandError for the others."""
+    if options["policy"] is None:
+        if options["backfill"]:
+            raise CommandError("--backfill needs --policy: long overdue timeouts fire at once.")
+        return [policy for policy in get_policies() if policy.is_automatic]
+    policies = [get_policy(label) for label in dict.fromkeys(values_of(options["policy"]))]
+    for policy in policies:
+        if not policy.is_automatic:
+            words = f"{policy.label} is not automatic: it is scheduled by hand, so there is nothing to sync."
+            raise CommandError(words)
+    return policies

@@ -312,6 +312,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
         *(f"{LIST}operate/{step}/?ids={timeout}" for step in steps),
         POLICIES,
         *(f"{POLICIES}{LABEL}/{stop}/" for stop in stops),
+        f"{POLICIES}selected/hold/?all=1",
         "/admin/django_delayq/policychange/",
     ]
     found = {page: admin.inspect(page) for page in pages}

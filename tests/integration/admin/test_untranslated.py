@@ -18,6 +18,7 @@ from django.utils import timezone, translation
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
+from django_delayq.admin.actions import POLICIES_OPERATIONS
 from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin
 from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -144,6 +145,7 @@ def addresses(rows: list[Timeout]) -> list[str]:
         *(f"{reverse(OPERATION, args=[verb])}?ids={ids}" for verb in VERBS),
         *(reverse(OPERATE, args=[UNPAID, name]) for name in POLICY_OPERATIONS),
         reverse(POLICIES),
+        *(f"{reverse(f'{OPERATE}_selected', args=[name])}?all=1" for name in POLICIES_OPERATIONS),
         reverse("admin:django_delayq_policychange_changelist"),
         reverse("admin:testapp_order_changelist"),
         reverse("admin:testapp_order_change", args=[rows[0].object_id]),

@@ -27,6 +27,7 @@ VERBS = {
     "cancel": ("cancel_timeout", {}),
     "fire": ("fire_timeout", {}),
     "postpone": ("postpone_timeout", {"minutes": 5}),
+    "reschedule": ("postpone_timeout", {"shift_seconds": -60}),
     "retry": ("retry_timeout", {}),
     "refire": ("refire_timeout", {}),
 }
@@ -200,6 +201,21 @@ def test_cancelling_what_is_firing_is_too_late_but_forbids_another_attempt(
         assert act(operator, row, "cancel").status_code == 409
     row.refresh_from_db()
     assert row.final_attempt is True
+
+
+def test_a_deadline_is_changed_to_an_earlier_one_and_the_answer_says_that_it_is_due(
+    operator: APIClient, schedule: Schedule
+) -> None:
+    row = schedule()
+    answer = act(operator, row, "reschedule", shift_seconds=-60)
+    assert (answer.status_code, answer.data["due_at_once"]) == (200, False)
+    for dry_run in (True, False):
+        answer = act(operator, row, "reschedule", at=(timezone.now() - timedelta(days=1)).isoformat(), dry_run=dry_run)
+        assert (answer.status_code, answer.data["changed"], answer.data["due_at_once"]) == (200, True, True)
+        row.refresh_from_db()
+        assert (row.due_at <= timezone.now()) is not dry_run
+    for body in ({}, {"shift_seconds": 60, "at": timezone.now().isoformat()}, {"shift_seconds": "soon"}, {"hours": 1}):
+        assert act(operator, row, "reschedule", **body).status_code == 400
 
 
 def test_a_deadline_is_not_postponed_to_an_earlier_moment(operator: APIClient, schedule: Schedule) -> None:

@@ -90,7 +90,8 @@ def cases(operation: Any, ledger: list[Timeout]) -> st.SearchStrategy[Any]:
     modes = schemathesis.GenerationMode
     # Only one of many bodies names exactly one delay or setting, so it gets one that does.
     verb = operation.path.rstrip("/").rpartition("/")[2]
-    bodies = {"postpone": {"minutes": 5}, "late": {"off": True}, "brake": {"most": 5, "per_seconds": 60}}
+    bodies = {"postpone": {"minutes": 5}, "reschedule": {"shift_seconds": 60}, "late": {"off": True}}
+    bodies["brake"] = {"most": 5, "per_seconds": 60}
     body: Any = {"body": bodies[verb], "media_type": "application/json"} if verb in bodies else {}
     about = [operation.as_strategy(modes.POSITIVE, path_parameters=one, **body) for one in existing(operation, ledger)]
     anything: st.SearchStrategy[Any] = st.one_of(
