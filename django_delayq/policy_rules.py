@@ -68,6 +68,28 @@ def check_declaration(policy: TimeoutPolicy[Any]) -> None:
     for wrong, message in _faults(policy):
         if wrong:
             raise PolicyError(f"Timeout policy {policy.name!r}: {message}")
+    _read_iterators(policy.when, policy.name)
+
+
+def _read_iterators(when: Any, policy: str) -> None:
+    """Replace iterators in a condition, such as `map()` or a generator, by lists.
+
+    Each query would read them again, so that the condition would hold for the first query alone. Raises PolicyError for
+    one without items: most likely, another condition has read it.
+    """
+    for place, child in enumerate(when.children if isinstance(when, Q) else ()):
+        name, value = child if isinstance(child, tuple) else ("", child)
+        if not isinstance(value, Iterator):
+            _read_iterators(value, policy)
+            continue
+        items = list(value)
+        if not items:
+            words = f"{name} in its when is an iterator without items, which matches nothing. Give a list."
+            raise PolicyError(f"Timeout policy {policy!r}: {words}")
+        when.children[place] = (name, items)
+    if isinstance(when, BaseExpression) and not isinstance(when, Query):
+        for part in when.get_source_expressions():
+            _read_iterators(part, policy)
 
 
 def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
