@@ -33,7 +33,7 @@ from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.utils.translation import gettext as _
 
-from django_delayq.clock import duration_text
+from django_delayq.clock import LATEST_YEAR, LONGEST, duration_text
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
 from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
@@ -111,6 +111,8 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         yield not is_fitting, f"{option} must be {words} or a callable, not {given!r}."
     negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
     yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
+    too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
+    yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
     # The type and not the repr, which would evaluate a queryset in it.
     kind = type(policy.when).__name__

@@ -187,7 +187,7 @@ def no_deadline(subject: Subject) -> InvalidDelay:
     """Return the error for an object whose policy gives it no deadline."""
     return InvalidDelay(
         f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "
-        "empty. Give a delay, such as minutes=30."
+        "empty or too far away. Give a delay, such as minutes=30."
     )
 
 
