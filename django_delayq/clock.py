@@ -206,10 +206,13 @@ class Delay(NamedTuple):
     after: timedelta | None = None
     at: datetime | None = None
 
-    def due_from(self, start: datetime) -> datetime:
-        """Return the deadline of a delay that begins at `start`, and at the earliest `start` itself."""
+    def due_from(self, start: datetime, *, as_given: bool = False) -> datetime:
+        """Return the deadline of a delay that begins at `start`, and at the earliest `start` itself.
+
+        `as_given`: `at` as it is, also if it is before `start`.
+        """
         if self.at is not None:
-            return max(self.at, start)
+            return self.at if as_given else max(self.at, start)
         return shifted(start, self.after or timedelta(0))
 
 
