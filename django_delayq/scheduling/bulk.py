@@ -63,7 +63,8 @@ def schedule_timeouts(
     if found is None:
         return 0
     resolved, using, pks = found
-    once, replace = on_conflict == "once", on_conflict in ("replace", "once")
+    once = on_conflict == "once"
+    replace = once or on_conflict == "replace"
     with transaction_of(using):
         rounds, moved = _lock_and_plan(resolved, pks, key, given, using, as_given=once), list[paging.Round]()
         if once:
