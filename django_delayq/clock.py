@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypedDict
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import DateTimeField, Expression
+from django.db.models import Case, DateTimeField, Expression, F, Q, When
 from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -178,6 +178,9 @@ def to_ms(moment: datetime) -> int:
 UNITS = ("weeks", "days", "hours", "minutes", "seconds")
 LATEST_YEAR = 2108
 """Redis scores represent datetimes to the millisecond until 2109."""
+_END = datetime(LATEST_YEAR + 1, 1, 1, tzinfo=UTC)
+LONGEST = _END - _EPOCH
+"""A longer duration leads from no datetime since 1970 to a supported one."""
 
 
 class Span(TypedDict, total=False):
@@ -203,24 +206,46 @@ class Delay(NamedTuple):
     after: timedelta | None = None
     at: datetime | None = None
 
-    def due_from(self, start: datetime) -> datetime:
-        """Return the deadline of a delay that begins at `start`, and at the earliest `start` itself."""
+    def due_from(self, start: datetime, *, as_given: bool = False) -> datetime:
+        """Return the deadline of a delay that begins at `start`, and at the earliest `start` itself.
+
+        `as_given`: `at` as it is, also if it is before `start`.
+        """
         if self.at is not None:
-            return max(self.at, start)
+            return self.at if as_given else max(self.at, start)
         return shifted(start, self.after or timedelta(0))
 
 
-def shifted(start: datetime, by: timedelta) -> datetime:
-    """Return `start + by`, in UTC if aware. Raises InvalidDelay if that is after `LATEST_YEAR`, or before the year 1.
+def within_calendar(start: datetime, by: timedelta = timedelta(0)) -> datetime | None:
+    """Return `start + by`, in UTC if aware; None if that is after `LATEST_YEAR`, or before the year 1.
 
     Converts to UTC before adding: Python adds to local time, which would be an hour off if the clocks change in
     between, and does not keep which of two equal hours was meant.
     """
     try:
-        due = (start.astimezone(UTC) if timezone.is_aware(start) else start) + by
+        moment = in_utc(start) + by
     except OverflowError:
-        due = None
-    if due is None or due.year > LATEST_YEAR:
+        return None
+    return moment if moment.year <= LATEST_YEAR else None
+
+
+def latest_start(by: timedelta = timedelta(0)) -> datetime:
+    """Return the datetime that `start` is before if there is a `within_calendar(start, by)`, for SQL.
+
+    `by` is not negative, and at most `LONGEST`.
+    """
+    return fitting(_END) - by
+
+
+def column_within_calendar(name: str) -> Case:
+    """Return the column of datetimes `name`, and NULL where `within_calendar` returns None."""
+    return Case(When(Q((f"{name}__lt", latest_start())), then=F(name)), output_field=DateTimeField())
+
+
+def shifted(start: datetime, by: timedelta) -> datetime:
+    """Return `start + by`, in UTC if aware. Raises InvalidDelay if that is not `within_calendar`."""
+    due = within_calendar(start, by)
+    if due is None:
         # Translated, because users may have entered the delay in a form.
         if by < timedelta(0):
             text = _("A deadline {length} before {start} is too far in the past: there is no year before 1.")
@@ -309,11 +334,16 @@ def counted(number: object, one: str, many: str = "") -> str:
 
 
 def check_moment(value: Any, name: str) -> datetime:
-    """Return `value`, in UTC if aware; raise `InvalidDelay` unless it is a datetime whose awareness fits `USE_TZ`."""
+    """Return `value`, in UTC if aware; raise `InvalidDelay` unless it is a supported datetime that fits `USE_TZ`."""
+    return shifted(check_awareness(value, name), timedelta(0))
+
+
+def check_awareness(value: Any, name: str) -> datetime:
+    """Return `value`; raise `InvalidDelay` unless it is a datetime whose awareness fits `USE_TZ`."""
     if not isinstance(value, datetime):
         raise InvalidDelay(f"{name} must be a datetime, not {type(value).__name__}.")
     if settings.USE_TZ and timezone.is_naive(value):
         raise InvalidDelay(f"{name} is a naive datetime ({value}), but USE_TZ is True: add a time zone.")
     if not settings.USE_TZ and timezone.is_aware(value):
         raise InvalidDelay(f"{name} is an aware datetime ({value}), but USE_TZ is False: use timezone.make_naive().")
-    return shifted(value, timedelta(0))
+    return value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Un
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
 
-from django_delayq.clock import check_length, check_moment, shifted
+from django_delayq.clock import check_awareness, check_length, shifted, within_calendar
 from django_delayq.exceptions import PolicyError, UnknownPolicy
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration, columns_read
@@ -108,17 +108,23 @@ class TimeoutPolicy(Generic[M]):
         return self.when is not None and self.since is not None
 
     def since_of(self, obj: M) -> datetime | None:
-        """Return the datetime that `after` counts from, in UTC if aware; None: not yet, or no `since`."""
+        """Return the datetime that `after` counts from, in UTC if aware; None: not yet, never, or no `since`."""
         if self.since is None:
             return None
         return self.checked_since(getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj))
 
     def checked_since(self, value: Any) -> datetime | None:
-        """Return a value of `since` in UTC if it is aware. Raises InvalidDelay for other types than datetime."""
-        return None if value is None else check_moment(value, f"since of {self.label}")
+        """Return a value of `since` in UTC if it is aware. Raises InvalidDelay for other types than datetime.
+
+        None also for one beyond the supported years, such as 31 December 9999, which means "never".
+        """
+        return None if value is None else within_calendar(check_awareness(value, f"since of {self.label}"))
 
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
-        """Return the deadline of the round that began at `since_at`; None: the object is exempt, or `since_at` is None.
+        """Return the deadline of the round that began at `since_at`; None: there is none.
+
+        The object is exempt, `since_at` is None, or the deadline is beyond the supported years: otherwise each save of
+        the object would raise. Without `since` that raises InvalidDelay.
 
         `obj` may be None unless `after` is a callable. `in_force`: the delay by which an operator has replaced `after`;
         exempt objects stay exempt.
@@ -130,7 +136,8 @@ class TimeoutPolicy(Generic[M]):
             return None
         delay = after if in_force is None else in_force
         length = check_length(delay, f"after of {self.label}", may_be_negative=self.since is not None)
-        return shifted(check_moment(since_at, f"since of {self.label}"), length)
+        start = check_awareness(since_at, f"since of {self.label}")
+        return shifted(start, length) if self.since is None else within_calendar(start, length)
 
     def fits(self, model: type[Model]) -> bool:
         """Return whether rows of `model` (the model itself, a proxy, a multi-table child) belong to this policy."""

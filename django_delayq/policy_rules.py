@@ -33,7 +33,7 @@ from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.utils.translation import gettext as _
 
-from django_delayq.clock import duration_text
+from django_delayq.clock import LATEST_YEAR, LONGEST, duration_text
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
 from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
@@ -68,6 +68,28 @@ def check_declaration(policy: TimeoutPolicy[Any]) -> None:
     for wrong, message in _faults(policy):
         if wrong:
             raise PolicyError(f"Timeout policy {policy.name!r}: {message}")
+    _read_iterators(policy.when, policy.name)
+
+
+def _read_iterators(when: Any, policy: str) -> None:
+    """Replace iterators in a condition, such as `map()` or a generator, by lists.
+
+    Each query would read them again, so that the condition would hold for the first query alone. Raises PolicyError for
+    one without items: most likely, another condition has read it.
+    """
+    for place, child in enumerate(when.children if isinstance(when, Q) else ()):
+        name, value = child if isinstance(child, tuple) else ("", child)
+        if not isinstance(value, Iterator):
+            _read_iterators(value, policy)
+            continue
+        items = list(value)
+        if not items:
+            words = f"{name} in its when is an iterator without items, which matches nothing. Give a list."
+            raise PolicyError(f"Timeout policy {policy!r}: {words}")
+        when.children[place] = (name, items)
+    if isinstance(when, BaseExpression) and not isinstance(when, Query):
+        for part in when.get_source_expressions():
+            _read_iterators(part, policy)
 
 
 def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
@@ -89,6 +111,8 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         yield not is_fitting, f"{option} must be {words} or a callable, not {given!r}."
     negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
     yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
+    too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
+    yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
     # The type and not the repr, which would evaluate a queryset in it.
     kind = type(policy.when).__name__

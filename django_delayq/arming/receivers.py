@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from django.apps import apps
 from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
-from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
+from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
@@ -51,16 +51,23 @@ def connect() -> None:
     models without policies. Called again for each policy that is declared after the start.
     """
     for model in apps.get_models():
-        policies = get_policies(model)
-        # Deleting a multi-table child deletes its parent's row too, and sends the parent's signals.
-        if any(policy.concrete_model is model._meta.concrete_model for policy in policies):
-            pre_delete.connect(note_deletion, model, dispatch_uid="django_delayq.note_deletion")
-            post_delete.connect(cancel_deleted, model, dispatch_uid="django_delayq.cancel_deleted")
-        if any(policy.is_automatic for policy in policies):
-            post_save.connect(arm_saved, model, dispatch_uid="django_delayq.arm_saved")
-            if _table(model)._meta.parents:
-                pre_save.connect(lock_parents_first, model, dispatch_uid="django_delayq.lock_parents_first")
+        _connect_to(model)
+    # Proxies and children may be loaded later: in an `admin.py` whose app comes after this one, or in a function.
+    class_prepared.connect(_connect_to, dispatch_uid="django_delayq.connect")
     pre_save.connect(renew_slot, Timeout, dispatch_uid="django_delayq.renew_slot")
+
+
+def _connect_to(sender: type[Model], **_: Any) -> None:
+    """Connect to saves and deletes of a model, if it has policies. The models of migrations have none."""
+    policies = get_policies(sender)
+    # Deleting a multi-table child deletes its parent's row too, and sends the parent's signals.
+    if any(policy.concrete_model is sender._meta.concrete_model for policy in policies):
+        pre_delete.connect(note_deletion, sender, dispatch_uid="django_delayq.note_deletion")
+        post_delete.connect(cancel_deleted, sender, dispatch_uid="django_delayq.cancel_deleted")
+    if any(policy.is_automatic for policy in policies):
+        post_save.connect(arm_saved, sender, dispatch_uid="django_delayq.arm_saved")
+        if _table(sender)._meta.parents:
+            pre_save.connect(lock_parents_first, sender, dispatch_uid="django_delayq.lock_parents_first")
 
 
 def renew_slot(sender: type[Timeout], instance: Timeout, *, raw: bool = False, **_: Any) -> None:

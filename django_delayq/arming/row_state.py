@@ -11,11 +11,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
-from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
+from django.db.models import Case, Exists, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
 from django.db.models.lookups import Exact, IsNull
 
-from django_delayq.clock import in_own_zone
+from django_delayq.clock import column_within_calendar, in_own_zone, latest_start
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.controls import delay_in_force
@@ -55,7 +55,7 @@ class RowState:
     policy: TimeoutPolicy[Any]
     holds: bool
     since_at: datetime | None
-    """None also for a callable `since`, which `diff` calls."""
+    """None also for a callable `since`, which `diff` calls, and if it is beyond the supported years."""
     after: timedelta | None
     """The delay that an operator has put in force; None: the declared one."""
     pending_id: int | None = None
@@ -136,7 +136,7 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
     rows = _by_key(policies, using)
     for policy, rounds, pending in _rounds_of(policies, using):
         of_since = Q(since_at=OuterRef(str(policy.since)))
-        is_needed = Q(Exact(_holds(policy, using), 1), (f"{policy.since}__isnull", False))
+        is_needed = Q(Exact(_holds(policy, using), 1), (f"{policy.since}__lt", latest_start()))
         is_there = Case(  # in this order: an object may have very many closed rounds
             When(has_some(pending.exclude(of_since)), then=Value(False)),
             When(has_some(pending.filter(of_since)), then=Value(True)),
@@ -261,7 +261,8 @@ def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any,
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:
     """Return the columns of `when`, of `since` (NULL for a callable) and of the delay in force."""
-    since = F(policy.since) if isinstance(policy.since, str) else Value(None, output_field=DateTimeField())
+    empty = Value(None, output_field=DateTimeField())
+    since = column_within_calendar(policy.since) if isinstance(policy.since, str) else empty
     columns = {"holds": _holds(policy, using), "since": since, "after": delay_in_force(policy, using)}
     return {f"delayq{number}_{name}": column for name, column in columns.items()}
 

@@ -92,11 +92,14 @@ def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None)
         object_id=object_id(OuterRef(cast("Any", model._meta.pk).name), model, using),
         key="",
     )
-    rows = rows.filter(**{f"{policy.since}__isnull": False})
-    if oldest is not None and isinstance(policy.after, timedelta):
+    after = timedelta(0)
+    if isinstance(policy.after, timedelta):
         in_force = read_delay(policy, using)
         after = policy.after if in_force is None else in_force
-        rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
+        if oldest is not None:
+            rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
+    # Without NULL, and without datetimes that mean "never": each sync would lock and check such rows again.
+    rows = rows.filter(**{f"{policy.since}__lt": clock.latest_start(max(after, timedelta(0)))})
     return rows.filter(has_none(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
 
 

@@ -27,6 +27,8 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
+BY_APPLICATION = ("hand", "save")
+"""The actors of events that are not operators."""
 _COUNTING = frozenset(("snoozed", "retried"))
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
@@ -90,6 +92,17 @@ def began_at(row: Timeout) -> datetime:
     """Return when the round of `row` was scheduled, or when an operator has retried it."""
     retried = [event["at"] for event in row.history if event.get("what") == "retried"]
     return moment(retried[-1]) if retried else row.created_at
+
+
+def asked_due_at(row: Timeout) -> datetime:
+    """Return the deadline that the application or a save has set last, before operators and holds moved it."""
+    asked: str | None = None
+    for event in row.history:
+        if "from" in event and event.get("by") in BY_APPLICATION:
+            asked = event["to"]
+        elif "from" in event:
+            asked = asked or event["from"]
+    return row.due_at if asked is None else moment(asked)
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
@@ -117,7 +117,10 @@ def _inserted(
     columns: dict[str, Any] = {name: param(name) for name in given}
     lock, source = ("", ()), "VALUES ({values})"
     if model is not None:
-        read = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
+        read = {
+            "delayq_due": param("due_at"),
+            **({"delayq_since": clock.column_within_calendar(since)} if since else {}),
+        }
         columns |= dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
         lock = lock_clause(model, using, **read)
         # WHERE, because SQLite would read ON as the condition of a join.

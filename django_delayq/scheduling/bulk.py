@@ -13,7 +13,7 @@ from django_delayq.exceptions import TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.locking import as_it_is, database_of, locking_rows, transaction_of
+from django_delayq.ledger.locking import as_it_is, database_of, lock_in_slot_order, locking_rows, transaction_of
 from django_delayq.ledger.paging import PENDING, Page, chunks, each_page
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
@@ -49,7 +49,8 @@ def schedule_timeouts(
     """Schedule `policy` for each of `objects`, all of one model; return how many were scheduled or moved.
 
     One transaction for all. With `"keep"`, those that were pending already are not counted; with `"error"`,
-    one of them is enough to refuse the whole call before anything is written.
+    one of them is enough to refuse the whole call before anything is written. With `"once"`, those that have fired for
+    this deadline are not counted.
 
     Raises:
         TypeError: the objects are of several models.
@@ -62,9 +63,12 @@ def schedule_timeouts(
     if found is None:
         return 0
     resolved, using, pks = found
-    replace = on_conflict == "replace"
+    once = on_conflict == "once"
+    replace = once or on_conflict == "replace"
     with transaction_of(using):
-        rounds, moved = _lock_and_plan(resolved, pks, key, given, using), list[paging.Round]()
+        rounds, moved = _lock_and_plan(resolved, pks, key, given, using, as_given=once), list[paging.Round]()
+        if once:
+            rounds = _without_fired(resolved, rounds, key, using, reason)
         # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
         if on_conflict == "error" or len(resolved.labels) > 1:
             taken = _taken(resolved, pks, key, using)
@@ -100,16 +104,16 @@ def _places(
 
 
 def _lock_and_plan(
-    policy: TimeoutPolicy[Any], pks: Sequence[Any], key: str, given: Delay | None, using: str
+    policy: TimeoutPolicy[Any], pks: Sequence[Any], key: str, given: Delay | None, using: str, *, as_given: bool
 ) -> list[paging.Round]:
-    """Lock the objects `pks` and return their rounds.
+    """Lock the objects `pks` and return their rounds. `as_given`: see `Delay.due_from`.
 
     Reads whole objects only for callables, because an instance costs more than everything else.
     """
     in_force = None if given is not None or policy.after is None else read_delay(policy, using)
     now, to_python = clock.now(), root_of_key(policy.model).to_python
     rounds: list[paging.Round] = []
-    due_at = None if given is None else given.due_from(now)
+    due_at = None if given is None else given.due_from(now, as_given=as_given)
     # Large pages: to find 500 rows of a table of 50,000, PostgreSQL reads all of it.
     for chunk in chunks(pks, None if connections[using].features.max_query_params else LOCKED_AT_ONCE):
         rows = locking_rows(policy.model, chunk, using)
@@ -128,6 +132,22 @@ def _lock_and_plan(
                 raise single.no_deadline(subject_at(policy, pk, key, using))
             rounds.append((slot, object_id, since_at, due))
     return rounds
+
+
+def _without_fired(
+    policy: TimeoutPolicy[Any], rounds: list[paging.Round], key: str, using: str, reason: str
+) -> list[paging.Round]:
+    """Return those of `rounds` that have not fired for their deadline; of the others, cancel what is pending."""
+    due = {object_id: due_at for _, object_id, _, due_at in rounds}
+    pks = [pk_of(policy.concrete_model, object_id) for object_id in due]
+    slots = {
+        slot: object_id for label in policy.labels for _, object_id, slot in slots_of(policy, label, pks, key, using)
+    }
+    fired = {row.object_id for row in single.fired_rows({slot: due[each] for slot, each in slots.items()}, using)}
+    for chunk in chunks(sorted(slot for slot, object_id in slots.items() if object_id in fired)):
+        pending = lock_in_slot_order(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1), using)
+        writing.cancel_ids({row.pk: row.queue for row in pending}, using, Timeout.Cause.SUPERSEDED, reason)
+    return [each for each in rounds if each[1] not in fired]
 
 
 def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str) -> list[Any]:

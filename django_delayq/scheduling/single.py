@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from asgiref.sync import sync_to_async
 from django.db.models import Q
@@ -22,7 +22,7 @@ from django_delayq.clock import database_now, parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
-from django_delayq.ledger.history import began_at, record_death, shown
+from django_delayq.ledger.history import asked_due_at, began_at, record_death, shown
 from django_delayq.ledger.locking import (
     as_it_is,
     lock_in_slot_order,
@@ -32,12 +32,13 @@ from django_delayq.ledger.locking import (
     transaction_of,
 )
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
     from typing import Unpack
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq")
 
-OnConflict = Literal["replace", "keep", "error"]
+OnConflict = Literal["replace", "keep", "error", "once"]
 Moved = Literal["rescheduled", "extended"]
 State = Timeout.State
 MAX_PAYLOAD_BYTES = 1_000_000
@@ -76,7 +77,8 @@ def schedule_timeout(
         payload: JSON for the handler, as `timeout.payload`.
         on_conflict: what happens to a timeout that is pending already. `"replace"` begins its round again with this
             deadline and payload, but keeps `first_due_at` and `extensions`; `"keep"` returns it unchanged; `"error"`
-            raises `TimeoutConflict`.
+            raises `TimeoutConflict`; `"once"` is `"replace"`, unless the timeout has fired for this deadline already,
+            or is firing for it: then that row is returned, and one that is pending for another deadline is cancelled.
         reason: kept with the row, for operators.
         **delay: units, summed, from now (`minutes=30`), or `after=timedelta`, or `at=datetime` (in the past:
             due now). By default the policy's own `since` and `after` decide.
@@ -91,7 +93,7 @@ def schedule_timeout(
     given = parse_delay(dict(delay))
     body = check_payload(payload)
     check_conflict(on_conflict)
-    due_at = _due_at(subject, given)
+    due_at = None if on_conflict == "once" else _due_at(subject, given)
     if due_at is not None:
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
         row = writing.write_at_once(new, subject, replace=on_conflict == "replace")
@@ -111,27 +113,55 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
         fresh = lock_subject(subject)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
-        present = [] if on_conflict == "replace" else lock_pending(subject)
+        present = lock_pending(subject) if on_conflict in ("keep", "error") else []
         if present and on_conflict == "error":
             raise TimeoutConflict(f"{subject} is pending already, due at {present[0].due_at}.", present[0])
         if present:
             return writing.keep_first(present, subject.using)
         since_at = cast("TimeoutPolicy[Any]", subject.policy).since_of(fresh)
-        due_at = _due_at(subject, given, fresh, since_at)
+        due_at = _due_at(subject, given, fresh, since_at, as_given=on_conflict == "once")
         if due_at is None:
             raise no_deadline(subject)
+        if on_conflict == "once" and (fired := fired_rows(dict.fromkeys(subject.slots, due_at), subject.using)):
+            obsolete = lock_pending(subject)
+            writing.cancel_rows(obsolete, subject.using, values["reason"], clock.now(), cause=Timeout.Cause.SUPERSEDED)
+            for row in obsolete:
+                announce(timeout_cancelled, row, subject.using)
+            return fired[-1]
         new = writing.new_row(subject, due_at, since_at, **values)
         row = writing.upsert(new, subject)
         announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
         return row
 
 
+def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
+    """Return the rows that have fired or are firing for the deadline that `deadlines` has for their slot.
+
+    The oldest first; also those that an operator moved to another deadline. The transaction has locked the objects.
+    """
+    found = []
+    for slots in chunks(sorted(deadlines)):
+        dues = {deadlines[slot] for slot in slots}
+        rows = Timeout.objects.using(using).filter(slot__in=slots, state__in=(State.FIRED, State.FIRING))
+        rows = as_it_is(rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id"), using)
+        found += [row for row in rows if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
+    return found
+
+
 def _due_at(
-    subject: Subject, given: Delay | None, obj: Model | None = None, since_at: datetime | None = None
+    subject: Subject,
+    given: Delay | None,
+    obj: Model | None = None,
+    since_at: datetime | None = None,
+    *,
+    as_given: bool = False,
 ) -> datetime | None:
-    """Return the deadline, by the caller's delay or else by the policy; None: there is none, or it depends on `obj`."""
+    """Return the deadline, by the caller's delay or else by the policy; None: there is none, or it depends on `obj`.
+
+    `as_given`: also a datetime that has passed, which otherwise means now.
+    """
     if given is not None:
-        return given.due_from(clock.now())
+        return given.due_from(clock.now(), as_given=as_given)
     policy = cast("TimeoutPolicy[Any]", subject.policy)
     if policy.after is None or (obj is None and (policy.since is not None or callable(policy.after))):
         return None
@@ -139,9 +169,9 @@ def _due_at(
 
 
 def check_conflict(on_conflict: str) -> None:
-    """Raise ValueError unless `on_conflict` is one of the three."""
-    if on_conflict not in ("replace", "keep", "error"):
-        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    """Raise ValueError unless `on_conflict` is one of the four."""
+    if on_conflict not in get_args(OnConflict):
+        raise ValueError(f'on_conflict is "replace", "keep", "error" or "once", not {on_conflict!r}.')
 
 
 def check_payload(payload: Any) -> Any:
@@ -187,7 +217,7 @@ def no_deadline(subject: Subject) -> InvalidDelay:
     """Return the error for an object whose policy gives it no deadline."""
     return InvalidDelay(
         f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "
-        "empty. Give a delay, such as minutes=30."
+        "empty or too far away. Give a delay, such as minutes=30."
     )
 
 

@@ -256,7 +256,7 @@ def _why_not_armed(policy: TimeoutPolicy[Any], state: RowState | None, changes: 
     if changes.insert:
         return _("Nothing is pending, but it should be: the next save or sync_timeouts() arms it.")
     if isinstance(policy.since, str) and state.since_at is None:
-        return _("Nothing is pending: the time that it counts from is not set.")
+        return _("Nothing is pending: the time that it counts from is not set, or too far in the future.")
     return _("Nothing is pending: this round is closed, or the object is exempt.")
 
 

@@ -93,6 +93,7 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(schedule_timeout(order, cancel_unpaid, hours=1, minutes=30, payload={"a": 1}), Timeout)
     schedule_timeout(order, cancel_unpaid, at=moment, key="second", on_conflict="keep", reason="phone call")
     schedule_timeout(order, cancel_unpaid, after=timedelta(days=1), on_conflict="error")
+    schedule_timeout(order, cancel_unpaid, at=moment, key="day before", on_conflict="once")
     assert_type(cancel_timeout(order, cancel_unpaid, reason="phone call"), bool)
     assert_type(cancel_timeout(row), bool)
     assert_type(reschedule_timeout(order, "cancel_unpaid", at=moment), Timeout | None)

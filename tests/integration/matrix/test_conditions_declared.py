@@ -15,7 +15,7 @@ from django.apps import AppConfig, apps
 from django.core.checks import run_checks
 from django.db import connection
 from django.db.migrations.state import ProjectState
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, When
 from django.db.models.expressions import RawSQL
 from django.db.models.fields import BooleanField
 from django.utils import timezone
@@ -119,6 +119,38 @@ def test_since_may_be_a_generated_field_and_follows_the_columns_that_it_is_made_
 def test_since_that_is_generated_but_no_datetime_is_refused(declare: Declare) -> None:
     with pytest.raises(dq.PolicyError, match="'doubled' is not a DateTimeField of Task"):
         declare(Task, name="generated", after=HOUR, since="doubled", when=Q())
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda states: Q(status__in=states),
+        lambda states: Q(amount=0) & ~Q(Q(note="x") | ~Q(status__in=states)),
+        lambda states: Q(Case(When(status__in=states, then=True), default=False, output_field=BooleanField())),
+        lambda states: Q(kids=None) & Q(Exists(Task.objects.filter(pk=OuterRef("pk"), status__in=states))),
+    ],
+)
+@pytest.mark.parametrize("make", [iter, lambda states: map(str, states), lambda states: (each for each in states)])
+def test_an_iterator_in_a_condition_matches_each_time_that_it_is_asked(
+    declare: Declare, condition: Any, make: Any
+) -> None:
+    policy = declare(Task, name="iterator", after=HOUR, since="begun_at", when=condition(make(["open", "asked"])))
+    open_, asked, other = (
+        Task.objects.create(begun_at=timezone.now(), status=status) for status in ("open", "asked", "done")
+    )
+    assert dq.pending_timeouts(open_, policy).count() == dq.pending_timeouts(asked, policy).count() == 1
+    assert dq.pending_timeouts(other, policy).count() == 0
+    assert Task._base_manager.filter(policy.when or Q()).count() == 2
+
+
+def test_an_iterator_that_has_been_read_before_is_refused(declare: Declare) -> None:
+    is_open = Q(status__in=map(str, ["open"]))
+    declare(Task, name="one", after=HOUR, since="begun_at", when=Q(amount=0) & is_open)
+    with pytest.raises(dq.PolicyError, match=r"'two': status__in in its when is an iterator without items.*list"):
+        declare(Task, name="two", after=HOUR, since="begun_at", when=Q(amount=1) & is_open)
+    shared = Q(status__in=map(str, ["open"]))
+    for name in ("three", "four"):
+        assert "open" in str(declare(Task, name=name, after=HOUR, since="begun_at", when=shared).when)
 
 
 def test_since_without_when_is_warned_of(declare: Declare) -> None:

@@ -1,0 +1,140 @@
+"""A `since` that means "never", such as 31 December 9999: nothing is armed, and nothing raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone as django_timezone
+
+import django_delayq as dq
+from django_delayq.arming.scan import candidates
+from django_delayq.arming.sync import Synced, sync_policy
+from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+HOUR = timedelta(hours=1)
+BEGIN, END = datetime.min, datetime.max  # noqa: DTZ901 - in several zones
+NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+AWAY = [NEVER, datetime(9999, 12, 31, tzinfo=UTC), datetime(2108, 12, 31, 23, 30, tzinfo=UTC)]
+OTHER_AFTER = {"constant": HOUR, "function": lambda order: HOUR}
+"""Of both kinds, so that the database and Python decide."""
+
+
+@pytest.fixture(params=["column", "function"])
+def since(request: pytest.FixtureRequest) -> Any:
+    return "paid_at" if request.param == "column" else lambda order: order.paid_at
+
+
+@pytest.fixture(params=OTHER_AFTER)
+def policy(request: pytest.FixtureRequest, declare: Declare, since: Any) -> dq.TimeoutPolicy[Any]:
+    return declare(Order, name="never", after=OTHER_AFTER[request.param], since=since, when=Q(status="unpaid"))
+
+
+def states() -> list[tuple[str, str]]:
+    return list(Timeout.objects.order_by("id").values_list("state", "cause"))
+
+
+@pytest.mark.parametrize("paid_at", AWAY)
+@pytest.mark.usefixtures("policy")
+def test_saving_arms_nothing_and_raises_nothing(paid_at: datetime) -> None:
+    order = Order.objects.create(paid_at=paid_at)
+    order.save()
+    with transaction.atomic():
+        order.save(update_fields=["paid_at"])
+        Order.objects.create(paid_at=paid_at)
+    assert states() == []
+
+
+@pytest.mark.parametrize("paid_at", AWAY)
+def test_it_cancels_what_was_pending_and_a_datetime_arms_it_again(
+    policy: dq.TimeoutPolicy[Any], paid_at: datetime
+) -> None:
+    order = Order.objects.create(paid_at=django_timezone.now())
+    order.paid_at = paid_at
+    order.save()
+    assert states() == [("cancelled", "condition")]
+    order.paid_at = django_timezone.now()
+    order.save()
+    assert dq.get_deadline(order, policy) == order.paid_at + HOUR
+
+
+@pytest.mark.parametrize("paid_at", AWAY)
+def test_a_sync_arms_the_others(policy: dq.TimeoutPolicy[Any], paid_at: datetime) -> None:
+    now = django_timezone.now()
+    Order.objects.bulk_create([Order(paid_at=at) for at in (now, paid_at, now, paid_at)])
+    assert dq.sync_timeouts(Order.objects.all()) == 2
+    Timeout.objects.all().delete()
+    assert sync_policy(policy, "default") == Synced(armed=2)
+    Timeout.objects.all().delete()
+    assert sync_policy(policy, "default", backfill=True) == Synced(armed=2)
+    Order.objects.update(paid_at=paid_at)
+    assert sync_policy(policy, "default") == Synced(cancelled=2)
+
+
+def test_the_database_leaves_such_rows_out_of_each_sync(declare: Declare) -> None:
+    Order.objects.bulk_create([Order(paid_at=at) for at in AWAY])
+    last = Order.objects.create(paid_at=datetime(2108, 12, 31, 22, 30, tzinfo=UTC))
+    policy = declare(Order, name="never", after=HOUR, since="paid_at", when=Q(status="unpaid"))
+    assert list(candidates(policy, "default", None)) == [last]
+    assert sync_policy(policy, "default", backfill=True) == Synced(armed=1)
+
+
+@pytest.mark.parametrize("after", [timedelta.max, timedelta.min, timedelta(days=40_000), -timedelta(days=1_000_000)])
+def test_a_function_after_whose_deadline_is_beyond_the_calendar_arms_nothing(
+    declare: Declare, since: Any, after: timedelta
+) -> None:
+    declare(Order, name="never", after=lambda order: after, since=since, when=Q(status="unpaid"))
+    Order.objects.create(paid_at=django_timezone.now())
+    assert states() == []
+
+
+@pytest.mark.parametrize("offset", [-12, 0, 14])
+@pytest.mark.parametrize("end", [END, BEGIN])
+def test_a_function_since_may_return_the_ends_of_the_calendar_in_any_zone(
+    declare: Declare, end: datetime, offset: int
+) -> None:
+    at = end.replace(tzinfo=timezone(timedelta(hours=offset)))
+    after = HOUR if end == END else -30 * HOUR
+    policy = declare(Order, name="never", after=after, since=lambda order: at, when=Q(status="unpaid"))
+    order = Order.objects.create()
+    assert states() == []
+    assert dq.cancel_timeout(order, policy) is True
+    with dq.before_deadline(order, policy) as timeout:
+        assert timeout is None
+
+
+def test_the_verbs_ask_for_a_delay_and_take_one(policy: dq.TimeoutPolicy[Any]) -> None:
+    order = Order.objects.create(paid_at=NEVER)
+    with transaction.atomic():
+        for call in (lambda: dq.schedule_timeout(order, policy), lambda: dq.schedule_timeouts([order], policy)):
+            with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
+                call()
+        if isinstance(policy.since, str):
+            assert "not set, or too far in the future" in dq.explain_timeout(order, policy).outlook
+        row = dq.schedule_timeout(order, policy, seconds=0)
+        row.refresh_from_db()
+        assert row.since_at is None, "pages could not show 31 December 9999 in a zone east of Greenwich"
+        order.save()
+        order.save(update_fields=["paid_at"])
+        assert sync_policy(policy, "default") == Synced()
+    assert fire_due(policy) == 1
+    order.save()
+    dq.schedule_timeouts([order], policy, hours=1)
+    assert states() == [("fired", "due"), ("pending", "")]
+    with dq.before_deadline(order, policy):
+        pass
+    assert dq.cancel_timeout(order, policy) is True
+
+
+def test_a_constant_after_that_no_deadline_can_have_is_refused(declare: Declare) -> None:
+    for after in (timedelta(days=60_000), -timedelta(days=60_000), timedelta.max, timedelta.min):
+        with pytest.raises(dq.PolicyError, match="after must be shorter than"):
+            declare(Order, name="never", after=after, since="paid_at", when=Q())

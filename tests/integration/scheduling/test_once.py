@@ -1,0 +1,156 @@
+"""`on_conflict="once"`: a key that has fired for a due time is not scheduled for it again."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, operations
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.testing import fire_due
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = timedelta(hours=1)
+State = Timeout.State
+
+
+@pytest.fixture
+def at() -> datetime:
+    return timezone.now().replace(microsecond=123456) + HOUR
+
+
+def once(order: Order, at: datetime, how: str = "one", **options: Any) -> Timeout | None:
+    options = {"key": "a day before", "on_conflict": "once", "at": at, **options}
+    if how == "many":
+        counted = dq.schedule_timeouts([order], "remind", **options)
+        return dq.pending_timeouts(order, "remind", key=options["key"]).get() if counted else None
+    schedule: Any = async_to_sync(dq.aschedule_timeout) if how == "async" else dq.schedule_timeout
+    row: Timeout = schedule(order, "remind", **options)
+    return row if row.state == State.PENDING else None
+
+
+def fired(at: datetime) -> None:
+    with clock.set_to(at + timedelta(seconds=1)):
+        assert fire_due("testapp.order.remind") == 1
+
+
+def states() -> list[str]:
+    return list(Timeout.objects.order_by("id").values_list("state", flat=True))
+
+
+HOWS = pytest.mark.parametrize("how", ["one", "many", "async"])
+
+
+@HOWS
+def test_a_reminder_that_has_fired_is_not_scheduled_again_when_its_booking_is_edited(
+    order: Order, at: datetime, how: str
+) -> None:
+    assert once(order, at, how)
+    assert once(order, at, how), "while it is pending it is replaced"
+    fired(at)
+    assert once(order, at, how) is None
+    with clock.set_to(at + HOUR):
+        assert once(order, at, how) is None, "although the due time has passed, which otherwise means now"
+    assert states() == ["fired"]
+    assert once(order, at + HOUR, how), "another due time"
+    assert once(order, at, how, key="an hour before"), "another key"
+
+
+@HOWS
+def test_a_due_time_that_had_passed_is_recognised_too(order: Order, at: datetime, how: str) -> None:
+    with clock.set_to(at + 5 * HOUR):
+        row = once(order, at, how)
+        assert row is not None and row.due_at == row.run_at == at
+        assert fire_due() == 1
+        assert once(order, at, how) is None
+    assert states() == ["fired"]
+
+
+@HOWS
+def test_what_did_not_fire_is_scheduled_again(order: Order, at: datetime, how: str) -> None:
+    for settled, cause in ((State.CANCELLED, "hand"), (State.SKIPPED, "condition"), (State.DEAD, "retries")):
+        row = once(order, at, how)
+        assert row is not None
+        Timeout.objects.filter(pk=row.pk).update(state=settled, cause=cause, settled_at=timezone.now(), slot_taken=None)
+    assert once(order, at, how)
+    Timeout.objects.filter(slot_taken=1).update(state=State.FIRING, slot_taken=None)
+    assert once(order, at, how) is None, "it fires just now"
+
+
+@HOWS
+def test_a_pending_one_of_another_due_time_is_cancelled(order: Order, at: datetime, how: str) -> None:
+    """The booking was moved to next week, and back: the reminder for next week would be wrong."""
+    once(order, at, how)
+    fired(at)
+    assert once(order, at + 100 * HOUR, how)
+    assert once(order, at, how) is None
+    newest = Timeout.objects.latest("id")
+    assert (newest.state, newest.cause) == ("cancelled", "superseded")
+
+
+@HOWS
+@pytest.mark.parametrize("move", ["postpone", "fire"])
+def test_one_that_an_operator_has_moved_counts_for_the_due_time_that_was_asked_for(
+    order: Order, at: datetime, how: str, move: str
+) -> None:
+    row = once(order, at, how)
+    assert row is not None
+    rows = Timeout.objects.filter(pk=row.pk)
+    if move == "fire":
+        operations.fire_now(rows, by="ana", reason="call")
+    else:
+        operations.postpone(rows, by="ana", reason="call", hours=1)
+    with clock.set_to(at + 2 * HOUR):
+        assert fire_due() == 1
+    assert Timeout.objects.get().due_at != at
+    assert once(order, at, how) is None
+
+
+def test_one_that_the_application_has_moved_counts_for_its_last_due_time(order: Order, at: datetime) -> None:
+    once(order, at)
+    dq.reschedule_timeout(order, "remind", key="a day before", at=at + HOUR)
+    fired(at + HOUR)
+    assert once(order, at + HOUR) is None
+    assert once(order, at), "it has never fired for this one"
+
+
+def test_the_due_time_of_the_policy_itself_is_compared_too(order: Order, at: datetime, declare: Any) -> None:
+    policy = declare(Order, name="own", after=HOUR, since="paid_at")
+    order.paid_at = at
+    order.save()
+    first = dq.schedule_timeout(order, policy, on_conflict="once")
+    with clock.set_to(at + 2 * HOUR):
+        assert fire_due() == 1
+        assert dq.schedule_timeout(order, policy, on_conflict="once") == first
+        assert dq.schedule_timeouts([order], policy, on_conflict="once") == 0
+    order.paid_at = at + HOUR
+    order.save()
+    assert dq.schedule_timeout(order, policy, on_conflict="once").state == State.PENDING
+
+
+def test_a_row_under_a_former_name_counts(order: Order, at: datetime, declare: Any) -> None:
+    old = declare(Order, name="old_name")
+    dq.schedule_timeout(order, old, at=at)
+    with clock.set_to(at):
+        assert fire_due() == 1
+    registry.remove(old)
+    new = declare(Order, name="new_name", aliases=["old_name"])
+    assert dq.schedule_timeouts([order], new, at=at, on_conflict="once") == 0
+    assert dq.schedule_timeout(order, new, at=at, on_conflict="once").state == State.FIRED
+
+
+def test_many_are_scheduled_but_those_that_have_fired(at: datetime) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(6)]
+    dq.schedule_timeouts(orders[:2], "remind", at=at)
+    with clock.set_to(at):
+        assert fire_due() == 2
+    dq.schedule_timeout(orders[2], "remind", at=at + HOUR)
+    assert dq.schedule_timeouts(Order.objects.all(), "remind", at=at, on_conflict="once") == 4
+    assert {row.due_at for row in dq.pending_timeouts(Order, "remind")} == {at}
