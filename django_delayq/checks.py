@@ -37,7 +37,7 @@ def register() -> None:
     for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_other_apps):
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
-    for check in (check_redis, check_bulk_writes, check_installation):
+    for check in (check_redis, check_bulk_writes, check_installation, check_silence):
         register_check(check, "django_delayq", deploy=True)
 
 
@@ -230,6 +230,23 @@ def check_installation(**_: Any) -> Iterator[CheckMessage]:
                 "Workers refuse a database of another installation.",
                 id="django_delayq.W030",
             )
+
+
+def check_silence(**_: Any) -> Iterator[CheckMessage]:
+    """Recommend time limits for a database that stops answering. Reads only settings; only with `check --deploy`."""
+    using = router.db_for_write(Timeout)
+    if using not in connections:  # `check_policies` reports it
+        return
+    settings, limits = connections[using].settings_dict, dialect_of(connections[using]).limits_of_silence
+    is_remote = settings["HOST"] and not settings["HOST"].startswith(("/", "localhost", "127."))
+    missing = {name: value for name, value in limits.items() if name not in settings["OPTIONS"]}
+    if is_remote and missing:
+        listed = ", ".join(f'"{name}": {value}' for name, value in missing.items())
+        yield Info(
+            f"Database {using!r}: a handler whose connection stops answering waits without limit, as does a web request.",
+            hint=f"Add to its OPTIONS, with values that suit your longest statement: {listed}.",
+            id="django_delayq.I003",
+        )
 
 
 def check_pool(**_: Any) -> Iterator[CheckMessage]:

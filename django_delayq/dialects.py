@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, cast
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,6 +21,36 @@ from django.utils import timezone
 
 MAX_CUT_SECONDS = 1.0
 """How long to wait until a statement whose connection was shut down has ended."""
+
+
+class Session(NamedTuple):
+    """An open connection to a server: the server's number of it, if needed, and its socket.
+
+    While a thread runs a statement, mysqlclient answers no question of another one about the connection.
+    """
+
+    number: int | None
+    socket: int
+    inode: int
+
+    @classmethod
+    def of(cls, driver: Any, number: int | None = None) -> Session | None:
+        """Return the session of the open `driver` connection; None if it has no socket that is known."""
+        try:
+            socket = driver.fileno()
+            return cls(number, socket, os.fstat(socket).st_ino)
+        except Exception:  # noqa: BLE001 - a driver without sockets
+            return None
+
+    def shut_down(self) -> None:
+        """Shut the socket down, so that both ends notice, unless it was closed."""
+        with suppress(OSError):
+            copy = socket.socket(fileno=os.dup(self.socket))
+            try:
+                if os.fstat(copy.fileno()).st_ino == self.inode:  # else the number is another socket's now
+                    copy.shutdown(socket.SHUT_RDWR)
+            finally:
+                copy.close()
 
 
 class Dialect:
@@ -81,6 +111,9 @@ class Dialect:
     text_as_key: ClassVar[dict[str, str]] = {}
     """SQL for the key of the string `{0}`, or NULL, by type of key, where a bare cast may raise an error."""
 
+    limits_of_silence: ClassVar[dict[str, int]] = {}
+    """Options of the driver, with proper values, that end the wait for a server that has stopped answering."""
+
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
@@ -118,11 +151,17 @@ class Dialect:
         """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
         return nullcontext()
 
-    def session_of(self, connection: BaseDatabaseWrapper) -> Any:
-        """Return what `cut` needs to know of the open `connection`, before another thread uses it."""
+    def session_of(self, driver: Any) -> Session | None:
+        """Return what `cut` and `give_up` need to know of the open `driver` connection."""
         return None
 
-    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+    def give_up(self, driver: Any, session: Session | None) -> None:
+        """Make the statement that another thread runs on the `driver` connection fail, whatever the server does.
+
+        May take a second. Does nothing for a database that runs in this process, where no statement waits for a server.
+        """
+
+    def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """End the transaction of `connection`, which another thread is using, by means of `other` if need be.
 
         `session` is what `session_of` has returned. Returns before the locks are released. May be repeated. Raises
@@ -157,6 +196,13 @@ class PostgreSQL(Dialect):
     hex_type = "uuid"
     updates_from_rows = True
     wait_briefly = "SET LOCAL lock_timeout = '100ms'"
+    limits_of_silence: ClassVar[dict[str, int]] = {
+        "connect_timeout": 5,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
     key_arrays: ClassVar[dict[str, str]] = {
         **{name: name for name in ("uuid", "text", "date")},
         **dict.fromkeys(("datetime", "naive datetime"), "timestamptz"),
@@ -198,7 +244,22 @@ class PostgreSQL(Dialect):
 
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
 
-    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+    def session_of(self, driver: Any) -> Session | None:
+        return Session.of(driver)
+
+    def give_up(self, driver: Any, session: Session | None) -> None:
+        """Shut the socket down, and have the server cancel the statement: it may wait for a lock until it gets one."""
+        cancel = self._canceling(driver)
+        if session is not None:
+            session.shut_down()
+        cancel()
+
+    def _canceling(self, driver: Any) -> Callable[[], object]:
+        if hasattr(driver, "cancel_safe"):  # psycopg 3.2
+            return functools.partial(driver.cancel_safe, timeout=MAX_CUT_SECONDS)
+        return cast("Callable[[], object]", driver.cancel)
+
+    def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Cancel the running statement, shut the socket down, and give up the place in the pool.
 
         The server notices a closed socket only between two statements. PgBouncer forwards the cancellation only
@@ -208,10 +269,11 @@ class PostgreSQL(Dialect):
         driver: Any = connection.connection
         if driver.closed:
             return
-        cancel = getattr(driver, "cancel_safe", driver.cancel)  # psycopg 3.2
+        cancel = self._canceling(driver)
         with suppress(Exception):
             cancel()
-        _shut_down(driver)
+        if session is not None:
+            session.shut_down()
         with suppress(Exception):
             cancel()
         # Closed, because the pool would pass an idle one on; but not while the other thread is in libpq, which might
@@ -239,6 +301,7 @@ class MySQL(Dialect):
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False
+    limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     _iso = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
     key_as_text: ClassVar[dict[str, str]] = {"datetime": f"CONCAT({_iso}, '+00:00')", "naive datetime": _iso}
@@ -286,15 +349,20 @@ class MySQL(Dialect):
         """
         return rows.alias(unindexed_state=Concat("state", Value(""))).filter(unindexed_state__in=states)
 
-    def session_of(self, connection: BaseDatabaseWrapper) -> Any:
-        """Return the server's number of the connection. The driver does not return it during a statement."""
-        return connection.connection.thread_id()
+    def session_of(self, driver: Any) -> Session | None:
+        return Session.of(driver, driver.thread_id())
 
-    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+    def give_up(self, driver: Any, session: Session | None) -> None:
+        """Shut the socket down. The server notices that within a second, also while the statement waits for a lock."""
+        if session is not None:
+            session.shut_down()
+
+    def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Shut the socket down, and have the server end it: an account may always end its own connections."""
-        _shut_down(connection.connection)  # ends it between two statements, even if `other` cannot be opened
-        with other.cursor() as cursor:
-            cursor.execute("KILL CONNECTION %s", [session])
+        if session is not None:
+            session.shut_down()  # ends it between two statements, even if `other` cannot be opened
+            with other.cursor() as cursor:
+                cursor.execute("KILL CONNECTION %s", [session.number])
 
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
         """Convert the string to the collation of the column: the server refuses to compare two different ones."""
@@ -327,7 +395,7 @@ class SQLite(Dialect):
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
 
-    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+    def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Interrupt the running statement and roll back. A statement that begins meanwhile cannot write.
 
         The connection is not closed: SQLite would free what the other thread may be using.
@@ -354,18 +422,6 @@ _DIALECTS: dict[str, Dialect] = {"postgresql": PostgreSQL(), "mysql": MySQL(), "
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     """Return the dialect of the database behind `connection`, without connecting."""
     return _DIALECTS.get(connection.vendor, UNSUPPORTED)
-
-
-def _shut_down(driver: Any) -> None:
-    """Shut the socket of the open `driver` connection down, so that both ends notice."""
-    with suppress(Exception):
-        number = driver.fileno()
-        copy = socket.socket(fileno=os.dup(number))
-        try:
-            if driver.fileno() == number:  # else it was closed before the copy was made, and is another one's now
-                copy.shutdown(socket.SHUT_RDWR)
-        finally:
-            copy.close()
 
 
 @functools.cache

@@ -34,6 +34,8 @@ logger = logging.getLogger("django_delayq.worker")
 IDLE_SECONDS: Final = 5.0
 """A connection that was idle for longer is tested before it is used: servers, proxies and firewalls cut it. The test is
 done ahead of the deadline, so that it delays nothing."""
+TEST_SECONDS: Final = 2.0
+"""A connection that has not answered the test for so long is broken: what forgets connections often answers nothing."""
 POOL_SIZE: Final = 4
 """The default of psycopg's pool."""
 # SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.
@@ -164,6 +166,14 @@ def discard(connection: BaseDatabaseWrapper) -> None:
         connection.close()
 
 
+def give_up(connection: BaseDatabaseWrapper) -> None:
+    """Make the statement that another thread runs on `connection` fail, as if the server had closed it."""
+    driver = connection.connection
+    if driver is not None:
+        with contextlib.suppress(Exception):  # it has just been closed
+            dialect_of(connection).give_up(driver, vars(connection).get("delayq_session"))
+
+
 def use_after_commit(act: Callable[[], object], using: str) -> None:
     """Run `act`, which uses the database, after the commit. Django logs its errors, and the caller does not see them.
 
@@ -232,7 +242,7 @@ def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
 
 
 def _note_session(*, connection: Any, **_: Any) -> None:
-    connection.delayq_session = dialect_of(connection).session_of(connection)
+    connection.delayq_session = dialect_of(connection).session_of(connection.connection)
 
 
 connection_created.connect(_note_session, dispatch_uid="django_delayq.db_connections")
@@ -240,10 +250,16 @@ connection_created.connect(_note_session, dispatch_uid="django_delayq.db_connect
 
 def is_usable(connection: BaseDatabaseWrapper) -> bool:
     """Test the connection with a query; return whether it is open and works."""
+    timer = threading.Timer(TEST_SECONDS, give_up, [connection])
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread is left: test it without a limit
+        timer.start()
     try:
         usable = connection.connection is not None and connection.is_usable()
     except Exception:  # noqa: BLE001 - whatever it is, the connection cannot be used
         return False
+    finally:
+        timer.cancel()
     if usable:
         connection.errors_occurred = False
     return usable

@@ -5,6 +5,7 @@ sources     due entries in Redis or due rows of the ledger -> leased or claimed 
 dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
 servers     whether Redis and the database work, and how far their clocks differ
 sweep       what Redis should contain, and processes that died -> restored, settled; old rows deleted
+watchdog    threads that hang in the database -> another connection, or the end of the process
 supervisor  several workers, each in a process of its own
 background  leases, heartbeat, sweep, moves of rows, sync and pruning, in two threads
 """

@@ -42,6 +42,7 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
+from django_delayq.worker.watchdog import Progress
 
 if TYPE_CHECKING:
     from django_delayq.worker.loop import Worker
@@ -50,6 +51,8 @@ logger = logging.getLogger("django_delayq.worker")
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 30.0
+SLOW_SECONDS: Final = 30.0
+"""A quick job, or a page of the sweep, that waits for the database for longer opens another connection."""
 HEARTBEAT: Final = timedelta(seconds=5)
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
@@ -152,8 +155,9 @@ class PeriodicThread(threading.Thread):
     A job that takes long calls `run_urgent` between its pages, so that it does not delay the jobs before it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, progress: Progress | None = None) -> None:
         super().__init__(name=f"delayq-{name}", daemon=True)
+        self._progress = progress
         self.jobs: list[Job] = []
         """In order of priority. Fill it before the start."""
         self.at_end: Callable[[], object] = lambda: None
@@ -169,7 +173,9 @@ class PeriodicThread(threading.Thread):
         try:
             while not self._stopping.is_set():
                 self._run_due(self.jobs)
-                self._stopping.wait(min((job.seconds_left for job in self.jobs), default=None))
+                began = time.monotonic()
+                if not self._stopping.wait(min((job.seconds_left for job in self.jobs), default=None)):
+                    check_connections(idle_seconds=time.monotonic() - began)
             self.at_end()
         finally:
             connections.close_all()
@@ -183,6 +189,8 @@ class PeriodicThread(threading.Thread):
         running = self._running
         self._run_due([*takewhile(lambda job: job is not running, self.jobs)])
         self._running = running
+        if self._progress is not None:
+            self._progress.renew()
 
     def _run_due(self, jobs: list[Job]) -> None:
         """Run those of `jobs` that are due. After each run the first one has priority again."""
@@ -190,7 +198,8 @@ class PeriodicThread(threading.Thread):
             self._running = next((job for job in jobs if not job.seconds_left), None)
             if self._running is None:
                 return
-            self._running.run()
+            with contextlib.nullcontext() if self._progress is None else self._progress.step():
+                self._running.run()
 
 
 class Heartbeat:
@@ -237,6 +246,7 @@ class Background:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._redis, self._using = worker, worker.redis, worker.using
+        self.progress = Progress("thread for leases and sweeps", worker.using, SLOW_SECONDS)
         self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
         self._known_queues = set(worker.queues)
         self._queues_at = 0.0
@@ -249,7 +259,7 @@ class Background:
         In a burst the leases are the only job.
         """
         # A process that is suspended for longer than its lease continues. The ledger decides whether it may commit.
-        quick = PeriodicThread("quick-jobs")
+        quick = PeriodicThread("quick-jobs", self.progress)
         quick.jobs.append(leases_job(self._worker.sources, dispatch, self._using))
         if self._worker.is_burst:
             return [quick]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from queue import SimpleQueue
 from types import FrameType
@@ -43,11 +44,14 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
 from django_delayq.worker.sources.ledger import slot_seconds
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
+from django_delayq.worker.watchdog import Progress, Watchdog
 
 logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
 
 JOIN_SECONDS: Final = 5.0
+SLOW_SECONDS: Final = 10.0
+"""A pass that waits for the database for longer opens another connection: its statements take milliseconds."""
 MAX_STUCK_PER_THREAD: Final = 4
 """A worker with so many stuck threads for each handler thread ends, to be started again."""
 BURST_CHECK_SECONDS: Final = 0.05
@@ -94,6 +98,9 @@ class Worker:
         self._max_timeouts = sys.maxsize if max_timeouts is None else max_timeouts
         self.passed_at = time.monotonic()
         """When the last pass of the main loop began, by `time.monotonic()`."""
+        self.exits: Callable[[int], object] | None = None
+        """What ends the process if the main loop hangs, by its exit code; None: the process has other work, too."""
+        self.progress = Progress("main loop", self.using, SLOW_SECONDS)
         self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
         """For `Background`: queues to serve, too, that only rows name."""
         self.skew = ClockSkew(self.using)
@@ -142,7 +149,9 @@ class Worker:
         of one replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
         for them.
         """
-        with self._stopping_on_signals():
+        self._background = Background(self)
+        watched = [self.progress, self._background.progress]
+        with self._stopping_on_signals(), Watchdog(watched, lambda: self._hard, self.exits):
             try:
                 if self._is_admitted():
                     self._fire()
@@ -155,7 +164,7 @@ class Worker:
             with suppress(DatabaseError):
                 self._limit_concurrency(server_limit(self.using))
         dispatch = Dispatch(self, make_executor(self.using, self.concurrency, self.only))
-        background = Background(self)
+        background = self._background
         threads = background.threads(dispatch)
         try:
             for thread in threads:
@@ -164,7 +173,7 @@ class Worker:
             worker_started.send_robust(type(self), worker=self)
             facts = {"queues": self.only, "threads": self.concurrency, "version": __version__}
             logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
-            self._try(lambda: self._prepare(background))
+            self._try(lambda: self._prepare(background), may_be_long=self.is_burst)
             while not self._stopping:
                 seconds = self._try(lambda: self._pass(dispatch)) or self._database.seconds_left
                 seconds = min(seconds, dispatch.seconds_left)
@@ -181,9 +190,10 @@ class Worker:
         must_wait = get_settings().installation is not None
         while not self._stopping:
             try:
-                if failure := installation.check(self.using, self.redis.engine):
-                    self.redis.lost(failure)
-                self.redis.reach()
+                with self.progress.step():
+                    if failure := installation.check(self.using, self.redis.engine):
+                        self.redis.lost(failure)
+                    self.redis.reach()
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:
@@ -289,18 +299,19 @@ class Worker:
             rows = rows.filter(queue__in=self.only)
         return not rows.exists()
 
-    def _try(self, step: Callable[[], T]) -> T | None:
+    def _try(self, step: Callable[[], T], *, may_be_long: bool = False) -> T | None:
         """Return the result of `step`; after an error note it, and return None. Raises WrongInstallation."""
-        try:
-            return step()
-        except EngineError as error:
-            self.redis.failed(error)
-        except WrongInstallation:
-            raise
-        except Exception as error:  # noqa: BLE001
-            self._database.failed(error)
-        finally:
-            check_connections()
+        with self.progress.step(may_be_long=may_be_long):
+            try:
+                return step()
+            except EngineError as error:
+                self.redis.failed(error)
+            except WrongInstallation:
+                raise
+            except Exception as error:  # noqa: BLE001
+                self._database.failed(error)
+            finally:
+                check_connections()
         return None
 
     def _end(self, dispatch: Dispatch, threads: Sequence[PeriodicThread]) -> None:
@@ -354,15 +365,35 @@ class Worker:
         # Without channels only this process wakes the worker.
         return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)
 
-    def _stopping_on_signals(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _stopping_on_signals(self) -> Iterator[None]:
         """Stop on the first SIGTERM or SIGINT, and abort on the second. Outside the main thread none arrive.
 
-        Both need a handler, because process 1 of a container ignores signals by default.
+        Both need a handler, because process 1 of a container ignores signals by default. Another thread counts them:
+        Python calls no handler while the main thread waits in a driver.
         """
         if threading.current_thread() is not threading.main_thread():
-            return nullcontext()
+            yield
+            return
+        receiving, sending = socket.socketpair()
+        sending.setblocking(False)
+        with receiving:
+            former = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+            thread = threading.Thread(target=self._obey_signals, args=(receiving,), name="delayq-signals", daemon=True)
+            try:
+                with signal_handlers(dict.fromkeys(STOP_SIGNALS, lambda *_: None)):
+                    thread.start()
+                    yield
+            finally:
+                signal.set_wakeup_fd(former)
+                sending.close()  # which ends the thread
+                thread.join()
+
+    def _obey_signals(self, receiving: socket.socket) -> None:
         received = count(1)
-        return signal_handlers(dict.fromkeys(STOP_SIGNALS, lambda *_: self.stop(hard=next(received) > 1)))
+        while numbers := receiving.recv(1):
+            if numbers[0] in STOP_SIGNALS:
+                self.stop(hard=next(received) > 1)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.worker.loop import STOP_SIGNALS, Worker, signal_handlers
+from django_delayq.worker.watchdog import exit_at_once
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -146,6 +147,7 @@ class Supervisor:
                     os.close(each.orders)
             os.environ[NUMBER_VARIABLE] = str(process.number)
             worker = self._new_worker()
+            worker.exits = exit_at_once
             for number in STOP_SIGNALS:  # until `run` counts them
                 signal.signal(number, lambda _number, _frame: worker.stop())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

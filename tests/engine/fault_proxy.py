@@ -75,7 +75,7 @@ class FaultProxy:
     def __init__(self, target: str | tuple[str, int], pace: Pace = Pace.WHOLE) -> None:
         self.pace = pace
         self.met: Counter[Fault] = Counter()
-        self.connections = 0
+        self.connections = self.forgotten = 0
         self.muted = threading.Event()
         self.swallowing = threading.Event()
         self._target = target
@@ -122,6 +122,10 @@ class FaultProxy:
         """Become a black hole: accept connections and keep them open, and pass nothing in either direction."""
         self.swallowing.set()
 
+    def forget(self) -> None:
+        """Swallow what is sent on all present connections, like a firewall that has forgotten them; new ones work."""
+        self.forgotten = self.connections
+
     def refuse(self) -> None:
         """Reset new connections; keep existing ones."""
         self._refusing.set()
@@ -167,6 +171,7 @@ class _Connection:
     def __init__(self, proxy: FaultProxy, client: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
+        self._number = proxy.connections
         self._answering: Fault | None = None
         self._is_deaf = self._is_dumb = self._is_gone = False
 
@@ -190,12 +195,16 @@ class _Connection:
                     break
         reset(self._client)
 
+    @property
+    def _is_swallowed(self) -> bool:
+        return self._proxy.swallowing.is_set() or self._number <= self._proxy.forgotten
+
     def _forward(self) -> bool:
         data = self._client.recv(CHUNK)
         if not data:
             self._is_gone = True
             return False
-        if self._is_deaf or self._proxy.swallowing.is_set():
+        if self._is_deaf or self._is_swallowed:
             return True
         fault = self._proxy.next_fault(data)
         if fault is None or fault.runs:
@@ -212,7 +221,7 @@ class _Connection:
         data = self._server.recv(CHUNK)
         if not data:
             return False
-        if self._is_dumb or self._proxy.muted.is_set() or self._proxy.swallowing.is_set():
+        if self._is_dumb or self._proxy.muted.is_set() or self._is_swallowed:
             return True
         fault, self._answering = self._answering, None
         if fault is None:

@@ -35,6 +35,7 @@ from django_delayq.worker import REFUSED, Supervisor, Worker
 from django_delayq.worker.loop import signal_handlers
 from django_delayq.worker.servers import RedisHealth
 from django_delayq.worker.supervisor import NUMBER_VARIABLE
+from django_delayq.worker.watchdog import exit_at_once
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -54,8 +55,9 @@ class Command(BaseCommand):
 
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
     is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
-    code is 1. With --processes, all of them do so, and a process that dies is started again. A worker whose database or
-    Redis belongs to another installation changes nothing, and exits with 3.
+    code is 1, as it is if the database has not answered for a minute. With --processes, all of them do so, and a
+    process that dies is started again. A worker whose database or Redis belongs to another installation changes
+    nothing, and exits with 3.
     """
 
     help = __doc__
@@ -146,6 +148,8 @@ class Command(BaseCommand):
             if count > 1:
                 self._supervise(count, new_worker, ends=options["burst"])
             else:
+                if not options["autoreload"]:  # whose process has its own end
+                    worker.exits = exit_at_once
                 worker.run()
         except ConfigError as error:
             raise CommandError(str(error)) from error

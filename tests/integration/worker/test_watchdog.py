@@ -1,0 +1,67 @@
+"""A thread of the worker that hangs is noticed, and a process whose main loop hangs ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import pytest
+
+from django_delayq.worker import watchdog
+from django_delayq.worker.watchdog import Progress, Watchdog
+from tests.support.workers import events
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "HANGS_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "ABORT_SECONDS", 0.1)
+
+
+@contextmanager
+def hanging(progress: Progress, *, may_be_long: bool = False) -> Iterator[None]:
+    """Another thread is busy with one step until the block ends."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with progress.step(may_be_long=may_be_long):
+            has_begun.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    has_begun.wait(60)
+    yield
+    may_end.set()
+    thread.join()
+
+
+def test_a_process_whose_main_loop_hangs_ends_with_1_for_its_supervisor(caplog: pytest.LogCaptureFixture) -> None:
+    codes = SimpleQueue[int]()
+    loop = Progress("main loop", "default", 0.01)
+    with Watchdog([loop], lambda: False, codes.put), hanging(loop):
+        assert codes.get(timeout=60) == 1
+    assert {*events(caplog)} == {"database_silent", "worker_hangs"}
+
+
+def test_after_the_second_signal_a_long_step_ends_the_process_too() -> None:
+    codes, is_aborted = SimpleQueue[int](), threading.Event()
+    loop = Progress("main loop", "default", 60.0)
+    with Watchdog([loop], is_aborted.is_set, codes.put), hanging(loop, may_be_long=True):
+        with pytest.raises(Exception, match="^$"):
+            codes.get(timeout=0.3)
+        is_aborted.set()
+        assert codes.get(timeout=60) == 1
+
+
+def test_a_background_thread_that_hangs_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    codes = SimpleQueue[int]()
+    loop, other = (Progress(name, "default", 0.01) for name in ("main loop", "sweep"))
+    with Watchdog([loop, other], lambda: False, codes.put), hanging(other), pytest.raises(Exception, match="^$"):
+        codes.get(timeout=0.5)
+    found = events(caplog)
+    assert {*found} == {"database_silent"}
+    assert len(found) < 10, "each line after twice the time"
