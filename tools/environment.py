@@ -6,7 +6,8 @@
     python3 tools/environment.py bench       the package and the task queues that `make bench` compares it with
     python3 tools/environment.py docs        what Sphinx needs to build the site
 
-It is `.venv`, or the folder that DELAYQ_VENV names. Standard library only, because it runs before anything is installed.
+It is `.venv`, or the folder that DELAYQ_VENV names. Standard library only, because it runs before anything is
+installed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PURPOSES = {
         "Django>=6.1,<6.2",
     ],
     "bench": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "bench"],
-    "docs": ["-e", ".[rest,celery,tasks,rq]", "--group", "docs"],  # the extras whose modules the page of the API imports
+    "docs": ["-e", ".[rest,celery,tasks,rq]", "--group", "docs"],  # the extras that its page of the API imports
 }
 BULLMQ = ("bullmq@6.7.0", "ioredis@5")
 
