@@ -64,6 +64,8 @@ def test_a_command_exists_with_its_options(place: str, line: str) -> None:
         ("python manage.py migrate --databsae x", "unrecognized"),
         ("pip install .[postgres]", "no extra"),
         ("pip install django-delay", "not this project"),
+        ('pip install "django-delayq @ git+https://example.org/django-delayq"', "not this project"),
+        ("pip install dist/django_delayq-0.0.1-py3-none-any.whl", "not this project"),
         ("rm -rf /", "unknown program"),
     ],
 )
@@ -111,8 +113,10 @@ def complaint_about_management(arguments: list[str]) -> str | None:
 
 
 def complaint_about_requirement(requirement: str) -> str | None:
-    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wheel = f"dist/{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+    requirement = requirement.removesuffix(f" @ git+{project['urls']['Homepage']}")
+    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement.replace(wheel, project["name"]))
     if requirement in OTHER_PACKAGES:
         return None
     if match is None or match["name"] not in {".", project["name"]}:
