@@ -33,13 +33,13 @@ lint: ## Style, types, import rules, migrations, the site of the docs
 	@$(BIN)/python tools/suite.py lint
 
 docs: ## Build the site into build/docs; broken internal links and other warnings are errors
-	@$(PYTHON) tools/environment.py test
-	@$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+	@DELAYQ_VENV=$(CURDIR)/.venv-docs $(PYTHON) tools/environment.py docs
+	@.venv-docs/bin/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 
 docs-links: ## Check the links of the site to other sites (needs the internet)
-	@$(PYTHON) tools/environment.py test
-	@$(BIN)/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
+	@DELAYQ_VENV=$(CURDIR)/.venv-docs $(PYTHON) tools/environment.py docs
+	@.venv-docs/bin/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
 
 bench: ## Measure the library and seven task queues side by side (ONLY=schedule,lag QUICK=1 AGAINST=../checkout ORDERS=...)
 	@DELAYQ_VENV=$(CURDIR)/.venv-bench $(PYTHON) tools/environment.py bench
@@ -71,5 +71,5 @@ screenshots: ## Take the pictures of README and docs again (needs Chromium)
 	@$(BIN)/pytest -n 0 tests/e2e/admin/screenshots.py
 
 clean: ## Remove what the other commands created
-	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
+	rm -rf $(VENV) .venv-newest .venv-bench .venv-docs .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

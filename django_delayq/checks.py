@@ -52,7 +52,7 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
         return
     if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         yield Info(
-            "No Redis is configured: workers poll the ledger once a second.",
+            "No Redis is configured: workers poll the database once a second.",
             hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds, or {"REDIS": None} to poll.',
             id="django_delayq.I001",
         )

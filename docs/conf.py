@@ -66,7 +66,7 @@ def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
         return
     for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
-        pages = re.findall(r"^\* \[[^\]]+\]\(([\w/-]+)\.md\)", text, re.MULTILINE)
+        pages = re.findall(r"^(?:\*|\d+\.) \[[^\]]+\]\(([\w/-]+)\.md\)", text, re.MULTILINE)
         if pages:
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
 

@@ -1,11 +1,13 @@
-"""Create `.venv` and install the packages for a purpose, unless that is done already.
+"""Create a virtual environment and install the packages for a purpose, unless that is done already.
 
     python3 tools/environment.py demo        the package and the demo's table
     python3 tools/environment.py test        everything the suite needs on this machine
     python3 tools/environment.py newest      what the stage `newest` needs: SQLite only, and no linters
     python3 tools/environment.py bench       the package and the task queues that `make bench` compares it with
+    python3 tools/environment.py docs        what Sphinx needs to build the site
 
-Standard library only, because it runs before anything is installed.
+It is `.venv`, or the folder that DELAYQ_VENV names. Standard library only, because it runs before anything is
+installed.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ PURPOSES = {
         "Django>=6.1,<6.2",
     ],
     "bench": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "bench"],
+    "docs": ["-e", ".[rest,celery,tasks,rq]", "--group", "docs"],  # the extras that its page of the API imports
 }
 BULLMQ = ("bullmq@6.7.0", "ioredis@5")
 
@@ -57,7 +60,7 @@ def prepare(purpose: str) -> int:
     # Dependency groups need pip 25.1, which is newer than the pip of Python 3.11.
     if not _pip("--upgrade", "pip>=25.1") or not _pip(*PURPOSES[purpose]):
         return _fail("pip could not install the packages; see its message above")
-    complete = _add_redis() and (purpose in {"demo", "newest"} or _add_mysqlclient())
+    complete = purpose == "docs" or (_add_redis() and (purpose in {"demo", "newest"} or _add_mysqlclient()))
     if purpose == "bench" and not _add_bullmq():
         _say("left out: bullmq (it needs node and npm, and the npm registry)")
     if purpose in {"test", "newest"}:

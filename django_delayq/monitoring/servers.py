@@ -37,14 +37,14 @@ def redis(using: str) -> Iterator[CheckMessage]:
     engine = get_engine(using)
     if engine is None:
         if get_settings().redis is None:
-            yield Info("No Redis is configured: workers poll the ledger once a second.", id="redis")
+            yield Info("No Redis is configured: workers poll the database once a second.", id="redis")
         else:
-            text = f"DELAYQ['PREFIX'] has no prefix for database {using!r}: workers poll the ledger once a second."
+            text = f"DELAYQ['PREFIX'] has no prefix for database {using!r}: workers poll the database once a second."
             yield Warning(text, hint="Give each database with timeouts a prefix of its own.", id="redis")
         return
     status = redis_status(using, database_now(using))
     if not status.is_reachable:
-        hint = "Start it, and try redis-cli ping. Meanwhile workers poll the ledger: timeouts are up to a second late."
+        hint = "Start it, and try redis-cli ping. Meanwhile workers poll the database: timeouts are up to 1 s late."
         yield Error(status.error, hint=hint, id="redis")
         return
     yield Info("Redis answers.", id="redis")

@@ -154,7 +154,7 @@ class Breaker:
             self._connected = 0
         is_known = isinstance(error, EngineError)
         self._log.failed(
-            "%s. Timeouts are safe in the ledger, and workers find them there",
+            "%s. Timeouts are safe in the database, and workers find them there",
             error if is_known else repr(error),
             exc_info=None if is_known else error,
         )

@@ -115,9 +115,9 @@ class Worker:
 
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self.only else "all queues"
-        source = "Redis" if self.redis.is_up else "the ledger, once a second"
+        source = "woken by Redis" if self.redis.is_up else "reading the database once a second"
         threads = counted(self.concurrency, "thread")
-        return f"serves {queues} of database {self.using!r} with {threads}, woken by {source}"
+        return f"serves {queues} of database {self.using!r} with {threads}, {source}"
 
     def stop(self, *, hard: bool = False) -> None:
         """End `run` soon: release timeouts that have not begun, and wait for running handlers.

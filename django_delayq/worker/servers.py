@@ -102,7 +102,7 @@ class RedisHealth:
             self.lost(error)
         else:
             self._full_at = self._monotonic()
-            self._shortages.failed("%s. Timeouts that it has no room for are read from the ledger", error)
+            self._shortages.failed("%s. Timeouts that it has no room for are read from the database", error)
         if was_probe:
             with self._lock:
                 self._backoff.failed()
@@ -114,7 +114,7 @@ class RedisHealth:
                 self._backoff.failed()
         is_foreign = isinstance(error, ForeignEngine)
         level = logging.ERROR if is_foreign else logging.WARNING
-        words = "%s. Until it is back, due timeouts are read from the ledger"
+        words = "%s. Until it is back, due timeouts are read from the database"
         self._outages.failed(words, error, kind=is_foreign, level=level)
 
     def probe(self, queues: Iterable[str]) -> None:

@@ -85,17 +85,19 @@ class Page:
         return self.name
 
     def table(self, *header: str) -> list[list[str]]:
-        """Return the rows of the first table whose header begins with the cells `header`.
+        """Return the rows of the tables whose header begins with the cells `header`.
 
         Raises:
             LookupError: there is no such table.
         """
-        lines = [line for _, line in self.prose]
+        lines, found = [line for _, line in self.prose], []
         for number, line in enumerate(lines):
             if line.startswith("|") and _cells(line)[: len(header)] == list(header):
                 body = takewhile(lambda row: row.startswith("|"), lines[number + 2 :])
-                return [_cells(row) for row in body]
-        raise LookupError(f"{self.name} has no table that begins with {header}")
+                found += [_cells(row) for row in body]
+        if not found:
+            raise LookupError(f"{self.name} has no table that begins with {header}")
+        return found
 
     def links(self) -> Iterator[tuple[int, str]]:
         """Yield the targets of links, as they are written."""

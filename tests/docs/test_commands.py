@@ -21,9 +21,11 @@ OTHER_PROGRAMS = {
     *("set", "source", "systemctl", "uvicorn"),
 }
 OTHER_MODULES = {"venv"}
-OTHER_PACKAGES = {"django-tasks-db"}
-OTHER_COMMANDS = {"db_worker"}
-"""Of others, and not checked here. `tests/e2e/executors` runs them."""
+OTHER_PACKAGES = {"django-tasks-db", "whitenoise"}
+OTHER_COMMANDS = {"collectstatic", "db_worker"}
+"""Of others, and not checked here. `tests/e2e/executors` and `test_how_to` run them."""
+NAMES_ONLY = "docs/commands.md"
+"""This page lists the commands without their arguments; `test_site` compares the names."""
 
 
 @cache
@@ -40,7 +42,7 @@ def commands() -> Iterator[tuple[str, str]]:
                 yield f"{page.name}:{number}", line
             for match in re.finditer(r"^ExecStart=(.*)$", block.code, re.MULTILINE):
                 yield f"{page.name}:{block.line}", match[1]
-        for number, text in page.inline_code():
+        for number, text in page.inline_code() if page.name != NAMES_ONLY else ():
             if text in metrics():
                 continue
             if re.match(r"(\$ |make |pip install |(python )?manage\.py |django-admin |delayq_\w+)", text):
@@ -62,6 +64,8 @@ def test_a_command_exists_with_its_options(place: str, line: str) -> None:
         ("python manage.py migrate --databsae x", "unrecognized"),
         ("pip install .[postgres]", "no extra"),
         ("pip install django-delay", "not this project"),
+        ('pip install "django-delayq @ git+https://example.org/django-delayq"', "not this project"),
+        ("pip install dist/django_delayq-0.0.1-py3-none-any.whl", "not this project"),
         ("rm -rf /", "unknown program"),
     ],
 )
@@ -109,8 +113,10 @@ def complaint_about_management(arguments: list[str]) -> str | None:
 
 
 def complaint_about_requirement(requirement: str) -> str | None:
-    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wheel = f"dist/{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+    requirement = requirement.removesuffix(f" @ git+{project['urls']['Homepage']}")
+    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement.replace(wheel, project["name"]))
     if requirement in OTHER_PACKAGES:
         return None
     if match is None or match["name"] not in {".", project["name"]}:

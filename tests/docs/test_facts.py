@@ -257,6 +257,13 @@ def test_versions_are_those_of_the_project() -> None:
     pythons = _classified("Programming Language :: Python :: 3.")
     djangos = _classified("Framework :: Django :: ")
     assert f"Python 3.{pythons[0]} to 3.{pythons[-1]}, Django {djangos[0]} to {djangos[-1]}" in readme
+    untested = f"Python 3.{int(pythons[-1]) + 1} is not tested yet"
+    assert all(untested in _flat(read(page)) for page in (ROOT / "README.md", DOCS / "how-to" / "install.md"))
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    documented = {name for row in read(DOCS / "how-to" / "install.md").table("extra") for name in code(row[0])}
+    assert documented == PROJECT["project"]["optional-dependencies"].keys()
 
 
 def test_database_versions_are_those_that_the_check_demands() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import getpass
 import json
+import os
 import re
 import shlex
 import shutil
@@ -127,6 +128,37 @@ def test_the_image_runs_a_supported_python_and_a_command_that_receives_signals()
     assert f"Programming Language :: Python :: {version}" in PROJECT["project"]["classifiers"]
     (command,) = re.findall(r"^CMD (.*)$", image, re.MULTILINE)
     check(json.loads(command))
+
+
+VISIT = """
+import django
+django.setup()
+from django.test import Client
+client = Client(SERVER_NAME="shop.example.com")
+for path in ("/static/admin/css/base.css", "/static/django_delayq/countdown.js", "/static/missing.js"):
+    print(client.get(path).status_code)
+print(client.get("/missing/").status_code, client.get("/missing/", SERVER_NAME="other.example").status_code)
+"""
+
+
+def test_files_that_were_collected_are_served_without_the_development_server(tmp_path: Path) -> None:
+    pytest.importorskip("whitenoise")
+    (shown,) = [block.code for block in read(HOW_TO / "deploy.md").blocks if block.file and "STATIC_ROOT" in block.code]
+    shown = shown.replace("/srv/shop/static", str(tmp_path / "static")).replace("# ... and yours", "*MIDDLEWARE,")
+    (tmp_path / "deployed.py").write_text(f"from config.settings import *\n{shown}")
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "deployed",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "example_project"), *sys.path]),
+    }
+
+    def run(*command: str) -> str:
+        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("-m", "django", "collectstatic", "--noinput")
+    assert run("-c", VISIT).split() == ["200", "200", "404", "404", "400"]
 
 
 @pytest.mark.parametrize("source", ["compose", "redis.conf"])

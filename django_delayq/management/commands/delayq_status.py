@@ -104,7 +104,7 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
 
 def _redis(redis: RedisStatus) -> Line:
     if not redis.is_configured:
-        return Line("redis", "none: workers read the ledger once a second")
+        return Line("redis", "none: workers read the database once a second")
     if not redis.is_reachable:
         return Line("redis", f"unreachable: {redis.error}", "bad")
     entries, leased = (sum(getattr(each, name) for each in redis.queues) for name in ("entries", "leased"))

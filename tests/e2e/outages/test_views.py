@@ -261,7 +261,7 @@ def test_every_process_of_a_server_finds_out_once_for_itself(child_environment: 
         assert done.returncode == 0, done.stderr.decode()[-2000:]
         assert wire.opened == 4
     assert Timeout.objects.count() == 4 * 10
-    assert done.stderr.count(b"Timeouts are safe in the ledger") == 4
+    assert done.stderr.count(b"Timeouts are safe in the database") == 4
 
 
 FORKING = """

@@ -48,7 +48,7 @@ def test_a_worker_that_does_not_reach_redis_does_not_say_that_redis_wakes_it(
         "  Redis     not reached: until it answers, due timeouts are read from the database" in capsys.readouterr().out
     )
     (line,) = [each for each in caplog.messages if "serves all queues" in each]
-    assert line.endswith("woken by the ledger, once a second")
+    assert line.endswith("reading the database once a second")
 
 
 @pytest.mark.usefixtures("without_redis")
