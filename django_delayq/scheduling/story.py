@@ -203,7 +203,7 @@ def stop_label(stop: str, until: datetime | None, by: str, reason: str) -> str:
         if until
         else _("Its policy is paused by {who} until an operator resumes it."),
         "held": _("Its policy is held until {until} by {who}. Its deadlines are moved by the duration of the hold.")
-        if state.until
+        if until
         else _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }[stop]
