@@ -164,6 +164,7 @@ def _figure(cell: str) -> float:
 
 
 LOG_ATTRIBUTES = {"timeout_id", "timeout_ids"}
+OPTIONS_OF_DRIVERS = {f"{name}_timeout" for name in ("connect", "read", "write")}
 MONITORING = read(DOCS / "monitoring.md")  # test_monitoring checks that the names in its tables exist
 METRICS = {code(row[0])[0] for row in MONITORING.table("metric")}
 EVENTS = {code(row[0])[0] for row in MONITORING.table("event", "level")}
@@ -195,7 +196,7 @@ def unknown_names(text: str) -> list[str]:
     public = re.findall(r"(?<![\w.\"'/])(a?[a-z]+_timeouts?|timeout_[a-z]+)\b(?!=)", text)
     migrations = re.findall(r"\b\d{4}_\w+", text)
     settings = re.findall(r"\bDELAYQ\[[\"'](\w+)", text)
-    known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *EVENTS, *permissions()}
+    known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *OPTIONS_OF_DRIVERS, *EVENTS, *permissions()}
     return [
         *(name for name in modules if not _resolves(name)),
         *(name for name in commands if name not in get_commands() and name not in METRICS),
