@@ -75,7 +75,7 @@ def undo_type(*received: Any) -> None:
     """Restore the first words of an attribute's docstring: napoleon takes those before a colon for its type."""
     _app, what, _name, _obj, _options, lines = received
     types = [line for line in lines if line.startswith(":type: ")]
-    if what in {"attribute", "data"} and types:
+    if what in {"attribute", "data", "property"} and types:
         lines.remove(types[0])
         lines[0] = f"{types[0].removeprefix(':type: ')}: {lines[0]}"
 

@@ -62,3 +62,9 @@ def test_every_command_is_on_the_page_of_commands() -> None:
     shown = [name for _, text in page.prose if text.startswith("| `") for name in code(text.split("|")[1])]
     own = sorted(name for name, app in get_commands().items() if app == "django_delayq")
     assert sorted(shown) == own
+
+
+def test_the_first_pages_use_no_term_of_the_implementation() -> None:
+    pages = ("README.md", "docs/index.md", *(f"docs/{name}.md" for name in FIRST_HOUR))
+    inside = re.compile(r"\b(ledger|arm|arms|armed|arming|sweep|lease|leases)\b", re.IGNORECASE)
+    assert {page: found for page in pages if (found := inside.findall((ROOT / page).read_text()))} == {}
