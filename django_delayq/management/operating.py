@@ -32,7 +32,7 @@ from django_delayq.management.output import (
     terminal_width,
 )
 from django_delayq.models import Timeout
-from django_delayq.operations import PolicyConflict, Result
+from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
@@ -40,6 +40,8 @@ from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
+STILL_FIRING: Final = 3
+"""The exit code of a cancellation that could only forbid further attempts. Not 0, so that a script does not refund."""
 PROGRESS_WIDTH: Final = 40
 PROGRESS_SECONDS: Final = 60
 INDENT: Final = Painted("  ")
@@ -203,14 +205,15 @@ class TimeoutCommand(OperatorCommand):
         self.ask(self.name, count(rows), options)
         result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
         self.report(self.summary(result), options)
-        lines = []
+        lines, code = [], STILL_FIRING if result.refused.keys() == {Refusal.NO_RETRY} and not absent else 1
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-            lines.append(f"{number} left unchanged: {why.label}{f' ({ids})' if ids else ''}")
+            words = "not cancelled, may still succeed" if why is Refusal.NO_RETRY else "left unchanged"
+            lines.append(f"{number} {words}: {why.label}{f' ({ids})' if ids else ''}")
         if absent:
             lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
         if lines:
-            raise CommandError("\n".join(lines))
+            raise CommandError("\n".join(lines), returncode=code)
 
     def summary(self, result: Result) -> str:
         """Return what was done, or with `--dry-run` would be."""

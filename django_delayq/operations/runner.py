@@ -38,6 +38,7 @@ class Refusal(TextChoices):
     MISSING = "missing", _("it no longer exists")
     SETTLED = "settled", _("it is already settled")
     FIRING = "firing", _("it is firing now")
+    NO_RETRY = "no_retry", _("it is firing now, and gets no further attempt")
     DEAD = "dead", _("it is dead: retry it")
     NOT_DEAD = "not_dead", _("it is not dead")
     OBJECT_GONE = "object_gone", _("its object is gone")

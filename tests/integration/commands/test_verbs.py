@@ -99,13 +99,25 @@ def test_yes_asks_nobody(do: Do, typing: Callable[[str | None], None]) -> None:
     assert set(states(rows)) == {"cancelled"}
 
 
-def test_what_stays_is_said_with_its_reason(do: Do) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_cancellation_of_a_firing_timeout_says_what_it_did(do: Do, settled: bool) -> None:
     firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
     (waits,) = some()
-    ids = ("--id", str(firing.pk), "--id", str(waits.pk))
-    with pytest.raises(CommandError, match=rf"^1 left unchanged: it is firing now \({firing.pk}\)$"):
-        do("delayq_cancel", *ids, "--state", "firing", "--state", "pending")
+    rows = [firing, waits, *([as_if(pending(Order.objects.create()), "fired", "due")] if settled else [])]
+    words = "1 not cancelled, may still succeed: it is firing now, and gets no further attempt"
+    with pytest.raises(CommandError, match=rf"(?m)^{words} \({firing.pk}\)$") as refused:
+        do("delayq_cancel", *(f"--id={row.pk}" for row in rows))
+    assert refused.value.returncode == (1 if settled else 3)
     assert states([firing, waits]) == ["firing", "cancelled"]
+    firing.refresh_from_db()
+    assert firing.final_attempt
+
+
+def test_a_timeout_that_cannot_be_fired_stays_and_the_command_says_why(do: Do) -> None:
+    firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
+    with pytest.raises(CommandError, match=rf"^1 left unchanged: it is firing now \({firing.pk}\)$") as refused:
+        do("delayq_fire", "--id", str(firing.pk))
+    assert refused.value.returncode == 1
 
 
 def test_rows_are_chosen_by_all_that_is_said_together(do: Do) -> None:
