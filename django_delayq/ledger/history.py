@@ -118,7 +118,7 @@ def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[
 
 
 def clipped(reason: object) -> str:
-    """Return `reason` so that it fits its column; None, as of an optional field, is no reason."""
+    """Return `reason` so that it fits its column; None, as of an optional field, becomes empty."""
     return "" if reason is None else clean(str(reason))[:MAX_REASON]
 
 

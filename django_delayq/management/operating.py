@@ -17,15 +17,18 @@ from django.db import OperationalError, ProgrammingError, router, transaction
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_connections import not_migrated
+from django_delayq.ledger.history import clean
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.logs import one_line
-from django_delayq.management.options import Selection, add_selection, moment, values_of
+from django_delayq.management.options import Selection, add_selection, moment, values_of, wrong_value
 from django_delayq.management.output import (
     Cells,
+    Encodable,
     Paint,
     Painted,
     as_json,
+    encoding_of,
     guards_of,
     stop_of,
     table,
@@ -67,7 +70,23 @@ class _HelpFormatter(DjangoHelpFormatter):
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
 
 
-class DelayqCommand(BaseCommand):
+class TextCommand(BaseCommand):
+    """A command whose output and options may be in any script, whatever the encoding of the terminal has."""
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        super().__init__(Encodable(stdout or sys.stdout), Encodable(stderr or sys.stderr), **options)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Refuse what no database stores: a NUL, and bytes of the shell that are not text (lone surrogates)."""
+        for name, value in options.items():
+            for text in values_of(value) if name != "reason" else ():  # which is stored without them
+                if isinstance(text, str) and clean(text) != text:
+                    raise wrong_value(f"--{name.replace('_', '-')}", text, "is not text in the encoding of this shell")
+        options |= {name: Encodable(options[name]) for name in ("stdout", "stderr") if options.get(name)}
+        return super().execute(*args, **options)
+
+
+class DelayqCommand(TextCommand):
     """A command with its docstring and examples as help, and errors without a traceback."""
 
     arguments: ClassVar[str] = ""
@@ -104,7 +123,7 @@ class ReportCommand(DelayqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON, with all values")
 
     def print(self, value: Any, lines: Iterable[str], options: dict[str, Any]) -> None:
-        if text := as_json(value) if options["json"] else "\n".join(lines):
+        if text := as_json(value, encoding_of(self.stdout)) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
 
     def wrapped(self, text: str, paint: Paint = str, *, label: Painted = INDENT, hanging: int = 0) -> list[str]:
@@ -233,7 +252,7 @@ class PolicyCommand(OperatorCommand):
         parser.add_argument("label", nargs=self.labels, metavar="LABEL", help="these policies")
         if self.labels is not None:
             words = "the same as a LABEL; may be repeated"
-            parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
+            parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
         if self.all_help is not None:
             parser.add_argument("--all", action="store_true", help=self.all_help)
         super().add_arguments(parser)

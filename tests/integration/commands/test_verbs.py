@@ -120,6 +120,16 @@ def test_a_timeout_that_cannot_be_fired_stays_and_the_command_says_why(do: Do) -
     assert refused.value.returncode == 1
 
 
+def test_an_option_takes_several_values_or_is_repeated(do: Do) -> None:
+    one, two, three = some(3)
+    objects = [row.object_id for row in (one, two)]
+    do("delayq_cancel", "--model", "testapp.order", "--object", *objects)
+    assert states([one, two, three]) == ["cancelled", "cancelled", "pending"]
+    assert "No timeouts" in do("delayq_list", "--id", str(one.pk), "--id", str(two.pk), "--state", "dead", "fired").out
+    do("delayq_cancel", "--policy", REMIND, LINGER, "--state", "pending", "dead")
+    assert states([three]) == ["cancelled"]
+
+
 def test_rows_are_chosen_by_all_that_is_said_together(do: Do) -> None:
     early, late, other = *some(2, hours=1), *some(1, "linger", hours=1)
     Timeout.objects.filter(pk=late.pk).update(run_at=timezone.now() + timedelta(hours=9))
@@ -193,7 +203,7 @@ def test_timeouts_under_a_parent_model_are_chosen_by_the_child(do: Do, named: bo
         (["delayq_list", "--id", "9" * 5000], "more than 18 digits"),
         (["delayq_cancel", "--id", "9" * 20], "more than 18 digits"),
         (["delayq_explain", "--id", "9" * 20], "more than 18 digits"),
-        (["delayq_cancel", "--object", "a\0b", "--model", "testapp.Voucher"], "is not a key of Voucher"),
+        (["delayq_cancel", "--object", "a\0b", "--model", "testapp.Voucher"], "is not text"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:
