@@ -14,7 +14,7 @@ class Outcome(Exception):
     reason = ""
 
     def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
+        super().__init__("" if reason is None else reason)  # which the log shows
         self.reason = reason
 
 

@@ -117,9 +117,9 @@ def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[
     }
 
 
-def clipped(reason: str) -> str:
-    """Return `reason` so that it fits its column."""
-    return clean(str(reason))[:MAX_REASON]
+def clipped(reason: object) -> str:
+    """Return `reason` so that it fits its column; None, as of an optional field, becomes empty."""
+    return "" if reason is None else clean(str(reason))[:MAX_REASON]
 
 
 def clean(text: str) -> str:

@@ -17,22 +17,25 @@ from django.db import OperationalError, ProgrammingError, router, transaction
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_connections import not_migrated
+from django_delayq.ledger.history import clean
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.logs import one_line
-from django_delayq.management.options import Selection, add_selection, moment, values_of
+from django_delayq.management.options import Selection, add_selection, moment, values_of, wrong_value
 from django_delayq.management.output import (
     Cells,
+    Encodable,
     Paint,
     Painted,
     as_json,
+    encoding_of,
     guards_of,
     stop_of,
     table,
     terminal_width,
 )
 from django_delayq.models import Timeout
-from django_delayq.operations import PolicyConflict, Result
+from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
@@ -40,6 +43,8 @@ from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
+STILL_FIRING: Final = 3
+"""The exit code of a cancellation that could only forbid further attempts. Not 0, so that a script does not refund."""
 PROGRESS_WIDTH: Final = 40
 PROGRESS_SECONDS: Final = 60
 INDENT: Final = Painted("  ")
@@ -65,7 +70,23 @@ class _HelpFormatter(DjangoHelpFormatter):
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
 
 
-class DelayqCommand(BaseCommand):
+class TextCommand(BaseCommand):
+    """A command whose output and options may be in any script, whatever the encoding of the terminal has."""
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        super().__init__(Encodable(stdout or sys.stdout), Encodable(stderr or sys.stderr), **options)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Refuse what no database stores: a NUL, and bytes of the shell that are not text (lone surrogates)."""
+        for name, value in options.items():
+            for text in values_of(value) if name != "reason" else ():  # which is stored without them
+                if isinstance(text, str) and clean(text) != text:
+                    raise wrong_value(f"--{name.replace('_', '-')}", text, "is not text in the encoding of this shell")
+        options |= {name: Encodable(options[name]) for name in ("stdout", "stderr") if options.get(name)}
+        return super().execute(*args, **options)
+
+
+class DelayqCommand(TextCommand):
     """A command with its docstring and examples as help, and errors without a traceback."""
 
     arguments: ClassVar[str] = ""
@@ -102,7 +123,7 @@ class ReportCommand(DelayqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON, with all values")
 
     def print(self, value: Any, lines: Iterable[str], options: dict[str, Any]) -> None:
-        if text := as_json(value) if options["json"] else "\n".join(lines):
+        if text := as_json(value, encoding_of(self.stdout)) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
 
     def wrapped(self, text: str, paint: Paint = str, *, label: Painted = INDENT, hanging: int = 0) -> list[str]:
@@ -203,14 +224,15 @@ class TimeoutCommand(OperatorCommand):
         self.ask(self.name, count(rows), options)
         result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
         self.report(self.summary(result), options)
-        lines = []
+        lines, code = [], STILL_FIRING if result.refused.keys() == {Refusal.NO_RETRY} and not absent else 1
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-            lines.append(f"{number} left unchanged: {why.label}{f' ({ids})' if ids else ''}")
+            words = "not cancelled, may still succeed" if why is Refusal.NO_RETRY else "left unchanged"
+            lines.append(f"{number} {words}: {why.label}{f' ({ids})' if ids else ''}")
         if absent:
             lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
         if lines:
-            raise CommandError("\n".join(lines))
+            raise CommandError("\n".join(lines), returncode=code)
 
     def summary(self, result: Result) -> str:
         """Return what was done, or with `--dry-run` would be."""
@@ -230,7 +252,7 @@ class PolicyCommand(OperatorCommand):
         parser.add_argument("label", nargs=self.labels, metavar="LABEL", help="these policies")
         if self.labels is not None:
             words = "the same as a LABEL; may be repeated"
-            parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
+            parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
         if self.all_help is not None:
             parser.add_argument("--all", action="store_true", help=self.all_help)
         super().add_arguments(parser)

@@ -96,17 +96,17 @@ def moment(option: str, value: str | datetime | None) -> datetime | None:
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
     """Add the options that select timeouts in any of `states`; without `--state`, in those of `default`."""
     add = parser.add_argument_group("which timeouts (all conditions together)").add_argument
-    add("--id", action="append", metavar="N", help="this one, in any state; may be repeated")
+    add("--id", action="extend", nargs="+", metavar="N", help="this one, in any state; may be repeated")
     words = "of this policy (with --model, its name is enough); may be repeated"
-    add("--policy", action="append", metavar="LABEL", help=words)
+    add("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
     add("--model", metavar="APP.MODEL", help="of objects of this model")
     words = "of this object; with --policy or --model; may be repeated"
-    add("--object", action="append", metavar="ID", help=words)
+    add("--object", action="extend", nargs="+", metavar="ID", help=words)
     add("--key", help="with this key")
     add("--search", metavar="TEXT", help="with this object id, key, or field that a policy names")
     add("--queue", metavar="Q", help="in this queue")
     words = f"in this state: {', '.join(states)}; may be repeated (default: {', '.join(default)})"
-    add("--state", action="append", help=words)
+    add("--state", action="extend", nargs="+", metavar="STATE", help=words)
     add("--due-before", metavar="WHEN", help="next attempt before: 2h, '30m ago', a date and time")
     add("--due-after", metavar="WHEN", help="next attempt at or after")
     add("--all", action="store_true", help="all in such a state, if no other condition is given")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,29 @@ Paint = Callable[[str], str]
 Cells = Sequence[object]
 GAP: Final = "  "
 _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
+
+
+class Encodable:
+    """A stream that escapes, as Python's literals do, what its encoding does not have.
+
+    Otherwise a key or a reason in another script ends a command with UnicodeEncodeError where the output is in ASCII or
+    Latin-1, as it may be under cron.
+    """
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> None:
+        encoding = encoding_of(self._out)
+        self._out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def encoding_of(out: Any) -> str:
+    """Return the encoding of a stream; UTF-8 for one that takes every string."""
+    return getattr(out, "encoding", None) or "utf-8"
 
 
 class Painted(str):
@@ -157,9 +181,17 @@ def stop_of(state: PolicyState) -> str:
     return f"{state.stop}{until}{f': {state.reason}' if state.reason else ''}"
 
 
-def as_json(value: Any) -> str:
-    """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects."""
-    return json_text(_plain(value), indent=2)
+def as_json(value: Any, encoding: str = "utf-8") -> str:
+    """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects.
+
+    If `encoding` does not have all of its letters, they are escaped as JSON has them, which `Encodable` does not.
+    """
+    text = json_text(_plain(value), indent=2)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return re.sub(r"[^\x00-\x7f]", lambda letter: json.dumps(letter[0])[1:-1], text)
+    return text
 
 
 def _plain(value: Any) -> Any:

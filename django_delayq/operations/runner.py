@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.history import began_at, clean
+from django_delayq.ledger.history import began_at, clean, clipped
 from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
@@ -38,6 +38,7 @@ class Refusal(TextChoices):
     MISSING = "missing", _("it no longer exists")
     SETTLED = "settled", _("it is already settled")
     FIRING = "firing", _("it is firing now")
+    NO_RETRY = "no_retry", _("it is firing now, and gets no further attempt")
     DEAD = "dead", _("it is dead: retry it")
     NOT_DEAD = "not_dead", _("it is not dead")
     OBJECT_GONE = "object_gone", _("its object is gone")
@@ -191,7 +192,7 @@ def run_action(
     Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
     interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
     """
-    by = checked_actor(by)
+    by, reason = checked_actor(by), clipped(reason)
     if isinstance(target, Timeout) and target.pk is None:
         raise ValueError("This Timeout is not a row of the ledger.")
 

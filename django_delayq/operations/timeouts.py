@@ -44,7 +44,7 @@ State = Timeout.State
 def cancel(
     target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
-    """Cancel pending and dead timeouts; those that are firing get no further attempt.
+    """Cancel pending and dead timeouts; those that are firing get no further attempt, and are refused as `NO_RETRY`.
 
     Args:
         target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
@@ -55,6 +55,8 @@ def cancel(
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
+        if row.state == State.FIRING:
+            return Refusal.NO_RETRY
         return None if row.state == State.DEAD else refuse_unless_pending(row, context)
 
     def write(rows: list[Timeout], context: Context) -> None:

@@ -24,7 +24,7 @@ class Command(AskingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         words = "only of this policy, declared or not; may be repeated"
-        parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
+        parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
         words = "in place of RETENTION: 60d; at least half of it"
         parser.add_argument("--older-than", metavar="DURATION", help=words)
         super().add_arguments(parser)

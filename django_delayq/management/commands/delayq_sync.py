@@ -26,7 +26,7 @@ class Command(AskingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         words = "only this one; may be repeated (default: all automatic policies)"
-        parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
+        parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
         words = "with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first"
         parser.add_argument("--backfill", action="store_true", help=words)
         words = "with --backfill: only rounds that are overdue by less than this: 90d"

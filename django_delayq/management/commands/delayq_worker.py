@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import django
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import autoreload
@@ -28,6 +28,7 @@ from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import unapplied_migrations
 from django_delayq.logs import shown
+from django_delayq.management.operating import TextCommand
 from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
@@ -50,7 +51,7 @@ POLL_SECONDS: Final = 1.0
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
-class Command(BaseCommand):
+class Command(TextCommand):
     """Fires due timeouts until SIGTERM or SIGINT.
 
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code

@@ -180,7 +180,7 @@ def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:
         (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),
         (["testapp.order", "1", "--id", "1"], "Give only one of"),
         (["--search", "nothing"], "Neither a timeout nor an object with a policy is found by 'nothing'"),
-        (["--search", "\0"], "Neither a timeout"),
+        (["--search", "\0"], "is not text"),
         (["--id", "123456"], "There is no timeout 123456"),
         (["--id", "x"], "is not a number"),
     ],

@@ -99,13 +99,35 @@ def test_yes_asks_nobody(do: Do, typing: Callable[[str | None], None]) -> None:
     assert set(states(rows)) == {"cancelled"}
 
 
-def test_what_stays_is_said_with_its_reason(do: Do) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_cancellation_of_a_firing_timeout_says_what_it_did(do: Do, settled: bool) -> None:
     firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
     (waits,) = some()
-    ids = ("--id", str(firing.pk), "--id", str(waits.pk))
-    with pytest.raises(CommandError, match=rf"^1 left unchanged: it is firing now \({firing.pk}\)$"):
-        do("delayq_cancel", *ids, "--state", "firing", "--state", "pending")
+    rows = [firing, waits, *([as_if(pending(Order.objects.create()), "fired", "due")] if settled else [])]
+    words = "1 not cancelled, may still succeed: it is firing now, and gets no further attempt"
+    with pytest.raises(CommandError, match=rf"(?m)^{words} \({firing.pk}\)$") as refused:
+        do("delayq_cancel", *(f"--id={row.pk}" for row in rows))
+    assert refused.value.returncode == (1 if settled else 3)
     assert states([firing, waits]) == ["firing", "cancelled"]
+    firing.refresh_from_db()
+    assert firing.final_attempt
+
+
+def test_a_timeout_that_cannot_be_fired_stays_and_the_command_says_why(do: Do) -> None:
+    firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
+    with pytest.raises(CommandError, match=rf"^1 left unchanged: it is firing now \({firing.pk}\)$") as refused:
+        do("delayq_fire", "--id", str(firing.pk))
+    assert refused.value.returncode == 1
+
+
+def test_an_option_takes_several_values_or_is_repeated(do: Do) -> None:
+    one, two, three = some(3)
+    objects = [row.object_id for row in (one, two)]
+    do("delayq_cancel", "--model", "testapp.order", "--object", *objects)
+    assert states([one, two, three]) == ["cancelled", "cancelled", "pending"]
+    assert "No timeouts" in do("delayq_list", "--id", str(one.pk), "--id", str(two.pk), "--state", "dead", "fired").out
+    do("delayq_cancel", "--policy", REMIND, LINGER, "--state", "pending", "dead")
+    assert states([three]) == ["cancelled"]
 
 
 def test_rows_are_chosen_by_all_that_is_said_together(do: Do) -> None:
@@ -181,7 +203,7 @@ def test_timeouts_under_a_parent_model_are_chosen_by_the_child(do: Do, named: bo
         (["delayq_list", "--id", "9" * 5000], "more than 18 digits"),
         (["delayq_cancel", "--id", "9" * 20], "more than 18 digits"),
         (["delayq_explain", "--id", "9" * 20], "more than 18 digits"),
-        (["delayq_cancel", "--object", "a\0b", "--model", "testapp.Voucher"], "is not a key of Voucher"),
+        (["delayq_cancel", "--object", "a\0b", "--model", "testapp.Voucher"], "is not text"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:

@@ -64,7 +64,7 @@ def test_cancel_buries_the_dead_and_keeps_how_they_died(order: Order) -> None:
 
 def test_what_is_firing_is_not_cancelled_but_gets_no_further_attempt(order: Order) -> None:
     row = as_if(pending(order, "send_outside"), "firing")
-    assert refused(cancel(row, by=BY)) == {row.pk: "firing"}
+    assert refused(cancel(row, by=BY)) == {row.pk: "no_retry"}
     assert said(row) == [("cancel_requested", BY, "")]
     assert row.final_attempt
 

@@ -172,7 +172,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(
 @pytest.mark.parametrize(
     ("verb", "state", "code"),
     [
-        *(("cancel", "fired", "settled"), ("cancel", "firing", "firing"), ("fire", "cancelled", "settled")),
+        *(("cancel", "fired", "settled"), ("cancel", "firing", "no_retry"), ("fire", "cancelled", "settled")),
         *(("fire", "dead", "dead"), ("postpone", "fired", "settled"), ("retry", "pending", "not_dead")),
         ("refire", "pending", "not_settled"),
     ],
