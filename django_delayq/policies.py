@@ -103,6 +103,11 @@ class TimeoutPolicy(Generic[M]):
         return self.limits.rate if self.limits else None
 
     @property
+    def total(self) -> timedelta | None:
+        """Return how much later than its first deadline the application may move a timeout; None: without limit."""
+        return self.limits.total if self.limits else None
+
+    @property
     def is_automatic(self) -> bool:
         """Return whether saving an object arms and cancels: if and only if `when` and `since` are given."""
         return self.when is not None and self.since is not None
@@ -372,7 +377,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
         aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
-        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze.
+        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze, how far the
+            application may move a deadline.
         late: what happens to a timeout that would fire too long after its deadline.
         brake: pause the policy when too many of its timeouts fire within a period.
         shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
