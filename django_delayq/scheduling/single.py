@@ -146,8 +146,8 @@ def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
     for slots in chunks(sorted(deadlines)):
         dues = {deadlines[slot] for slot in slots}
         rows = Timeout.objects.using(using).filter(slot__in=slots, state__in=(State.FIRED, State.FIRING))
-        rows = as_it_is(rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id"), using)
-        found += [row for row in rows if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
+        rows = rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id")
+        found += [row for row in as_it_is(rows, using) if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
     return found
 
 
