@@ -178,7 +178,9 @@ def check_conflict(on_conflict: str) -> None:
 
 
 def check_payload(payload: Any) -> Any:
-    """Return `payload` as every supported database returns it (tuples as lists); None stays None.
+    """Return `payload` as databases return it (tuples as lists); None stays None.
+
+    PostgreSQL returns floats from 1e16 on as integers, -0.0 as 0.0, and the keys of a dict in another order.
 
     Raises:
         InvalidPayload: not JSON, a dict key that is not a string, NaN or infinity, a NUL or half a surrogate pair
