@@ -75,9 +75,7 @@ def test_json_comes_back_as_it_was(payload: Any) -> None:
     assert type(row.payload) is type(payload)
 
 
-def test_postgresql_returns_large_floats_as_integers_and_dicts_in_another_order() -> (
-    None
-):
+def test_postgresql_returns_large_floats_as_integers_and_dicts_in_another_order() -> None:
     row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload={"bb": 1e16, "a": [-0.0, 9e15, 0.1]})
     row.refresh_from_db()
     if connection.vendor == "postgresql":
