@@ -29,7 +29,7 @@ from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
+from django_delayq.policy_rules import check_id, ignored_deletion, reads_other_rows, unindexed
 
 
 def register() -> None:
@@ -84,9 +84,11 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
 def check_policies(**_: Any) -> Iterator[CheckMessage]:
     """Check that each policy's model shares a database with the ledger, and that saves can change its condition."""
     for policy in get_policies():
+        silenced = {check_id(each) for each in policy.silenced_checks}
         for message in (*_check_database(policy), *_check_options(policy)):
             message.obj = policy
-            yield message
+            if check_id(message.id) not in silenced:
+                yield message
 
 
 def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
@@ -115,9 +117,9 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     if reads_other_rows(policy):
         yield Warning(
-            f"when of {policy.label} reads other rows.",
-            hint="Saving such a row neither arms nor cancels, and it is not locked while firing. "
-            "Copy the values to the object's own columns, or call sync_timeouts() where the other row changes.",
+            "when reads other rows: saving those schedules and cancels nothing.",
+            hint="Copy the values to the object; or call sync_timeouts() where they change, and add "
+            'silenced_checks="W001".',
             id="django_delayq.W001",
         )
     if policy.since is not None and policy.when is None:
@@ -125,6 +127,12 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing.",
             hint="Give when=, or when=Q() for every object. Without when, each timeout needs schedule_timeout().",
             id="django_delayq.W013",
+        )
+    if not policy.names_since and policy.since is None and policy.when is not None and policy.after is not None:
+        yield Info(
+            "when and after but no since: saving an object schedules nothing.",
+            hint='Add since=, such as since="created_at"; or since=None, if schedule_timeout() schedules it.',
+            id="django_delayq.I004",
         )
     if ignored := ignored_deletion(policy):
         yield Warning(
@@ -243,7 +251,7 @@ def check_silence(**_: Any) -> Iterator[CheckMessage]:
     if is_remote and missing:
         listed = ", ".join(f'"{name}": {value}' for name, value in missing.items())
         yield Info(
-            f"Database {using!r}: a handler whose connection stops answering waits without limit, as does a web request.",
+            f"Database {using!r}: a handler whose connection stops answering waits without limit, as do web requests.",
             hint=f"Add to its OPTIONS, with values that suit your longest statement: {listed}.",
             id="django_delayq.I003",
         )

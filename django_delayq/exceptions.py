@@ -53,7 +53,7 @@ class TimeoutConflict(_AboutTimeout):
 
 
 class ExtensionLimit(_AboutTimeout):
-    """The policy's `max_extensions` is used up; `timeout` is unchanged."""
+    """The policy's `max_extensions` or `Limits(total=...)` is used up; `timeout` is unchanged."""
 
 
 class DeadlinePassed(_AboutTimeout):

@@ -51,6 +51,9 @@ class TimeoutPolicy(Generic[M]):
     shadow: bool = False
     search: tuple[str, ...] = ()
     owner: str | None = None
+    silenced_checks: tuple[str, ...] = ()
+    names_since = True  # without a type, so that it is no field
+    """Whether the decorator was given `since`, also None. Otherwise a check asks whether it was forgotten."""
 
     do_not_call_in_templates: ClassVar[bool] = True
     """Templates show a policy in their context, instead of calling its handler."""
@@ -64,7 +67,7 @@ class TimeoutPolicy(Generic[M]):
     def __post_init__(self) -> None:
         # Complete the given values; afterwards the policy is frozen.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
-        for option in ("aliases", "search"):
+        for option in ("aliases", "search", "silenced_checks"):
             given = getattr(self, option)
             is_several = isinstance(given, Iterable) and not isinstance(given, str)
             object.__setattr__(self, option, tuple(given) if is_several else (given,))
@@ -101,6 +104,11 @@ class TimeoutPolicy(Generic[M]):
     def rate(self) -> Rate | None:
         """Return the rate that limits its attempts; None: there is none."""
         return self.limits.rate if self.limits else None
+
+    @property
+    def total(self) -> timedelta | None:
+        """Return how much later than its first deadline the application may move a timeout; None: without limit."""
+        return self.limits.total if self.limits else None
 
     @property
     def is_automatic(self) -> bool:
@@ -337,6 +345,7 @@ class _Options(TypedDict, Generic[M], total=False):
     shadow: bool
     search: str | Iterable[str]
     owner: str | None
+    silenced_checks: str | Iterable[str]
 
 
 @overload
@@ -364,7 +373,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta,
             or a callable `obj -> timedelta | None` (None: this object is exempt). Negative, only with `since`: the
             deadline is before it. Without `after` each call that schedules needs a delay.
-        since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet).
+        since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet). Write `since=None`
+            for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
         when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
@@ -372,12 +382,14 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
         aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
-        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze.
+        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze, how far the
+            application may move a deadline.
         late: what happens to a timeout that would fire too long after its deadline.
         brake: pause the policy when too many of its timeouts fire within a period.
         shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
         search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
         owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
+        silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
         **options: another option is refused, with a suggestion.
 
     Returns:
@@ -389,7 +401,9 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
     check_call(model, options, list(_OPTIONS))
 
     def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
-        return register_policy(TimeoutPolicy[Any](model=cast("Any", model), handler=handler, **options))
+        policy = TimeoutPolicy[Any](model=cast("Any", model), handler=handler, **options)
+        object.__setattr__(policy, "names_since", "since" in options)
+        return register_policy(policy)
 
     return declare
 

@@ -131,12 +131,14 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the handler of a policy may use.
+    """What the handler of a policy may use, and how far the application may move a deadline.
 
     Args:
         run: how long one call of the handler may take; then the attempt fails with `TimeLimitExceeded`.
         rate: how many attempts may begin per period; the others are deferred.
         snoozes: how often one timeout may snooze; one more ends in `dead`.
+        total: how much later than its first deadline the application may move a timeout, by any function; beyond
+            that, it raises `ExtensionLimit`. Operators may move it further.
 
     Raises:
         TypeError, ValueError: a value of another type or range.
@@ -145,6 +147,7 @@ class Limits:
     run: timedelta | None = None
     rate: Rate | None = None
     snoozes: int | None = None
+    total: timedelta | None = None
 
     def __post_init__(self) -> None:
         if self.run is not None:
@@ -153,6 +156,8 @@ class Limits:
             raise TypeError(f"rate must be a Rate, such as Rate(20, per=timedelta(seconds=1)), not {self.rate!r}.")
         if self.snoozes is not None:
             _check_count(self.snoozes, "snoozes", 0)
+        if self.total is not None:
+            _check_period(self.total, "total", timedelta(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 NAME = re.compile(rf"{_NAME}\Z")
 ALIAS = re.compile(rf"{_NAME}(\.{_NAME}\.{_NAME})?\Z")
 MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
+SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
+"""The system checks that report a policy which works as it is declared, if that is what the developer means."""
 MAX_LABEL = 200
 MAX_BATCH = 10_000
 
@@ -104,6 +106,9 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         not all(isinstance(alias, str) and ALIAS.match(alias) for alias in policy.aliases),
         'aliases are former names ("name") or labels ("app.model.name").',
     )
+    unknown = [str(each) for each in policy.silenced_checks if check_id(each) not in SILENCED_BY_POLICY]
+    known = suggestion(check_id("".join(unknown[:1])), SILENCED_BY_POLICY, f"It may: {', '.join(SILENCED_BY_POLICY)}.")
+    yield bool(unknown), f"silenced_checks cannot silence {', '.join(map(repr, unknown))}. {known}"
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
     for option, other, words in (("after", timedelta, "a timedelta"), ("since", str, "the name of a field")):
         given = getattr(policy, option)
@@ -130,6 +135,11 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
         f"queue must be a string of 1 to 100 characters, not {policy.queue!r}.",
     )
+
+
+def check_id(given: Any) -> str:
+    """Return the id of a system check without the label of this app, with which settings have it."""
+    return str(given).removeprefix("django_delayq.")
 
 
 def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:

@@ -287,6 +287,8 @@ def _limits(limits: Limits) -> list[tuple[str, str]]:
         found.append((_("Highest rate"), words.format(n=limits.rate.count, delay=delay(limits.rate.per))))
     if limits.snoozes is not None:
         found.append((_("Most snoozes"), str(limits.snoozes)))
+    if limits.total is not None:
+        found.append((_("Furthest move"), delay(limits.total)))
     return found
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.single import Moved, OnConflict
 
 LOCKED_AT_ONCE = 5_000
-COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state")
+COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
 """What moving a row reads and writes."""
 
 
@@ -49,12 +49,13 @@ def schedule_timeouts(
     """Schedule `policy` for each of `objects`, all of one model; return how many were scheduled or moved.
 
     One transaction for all. With `"keep"`, those that were pending already are not counted; with `"error"`,
-    one of them is enough to refuse the whole call before anything is written. With `"once"`, those that have fired for
-    this deadline are not counted.
+    one of them is enough to refuse the whole call before anything is written, as is one whose deadline would move
+    beyond `Limits(total=...)`. With `"once"`, those that have fired for this deadline are not counted.
 
     Raises:
         TypeError: the objects are of several models.
-        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ValueError: as for `schedule_timeout`.
+        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ExtensionLimit, ValueError: as for
+            `schedule_timeout`.
     """
     given, body = parse_delay(dict(delay)), single.check_payload(payload)
     single.check_conflict(on_conflict)
@@ -70,11 +71,14 @@ def schedule_timeouts(
         if once:
             rounds = _without_fired(resolved, rounds, key, using, reason)
         # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
-        if on_conflict == "error" or len(resolved.labels) > 1:
+        is_limited = replace and resolved.total is not None
+        if on_conflict == "error" or is_limited or len(resolved.labels) > 1:
             taken = _taken(resolved, pks, key, using)
             if taken and on_conflict == "error":
                 row = Timeout.objects.using(using).get(pk=taken[0].pk)
                 raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
+            if is_limited:
+                _check_totals(resolved, rounds, taken, key, using)
             former = {row.object_id for row in taken if row.policy != resolved.label}
             moved = [each for each in rounds if each[1] in former and replace]
             rounds = [each for each in rounds if each[1] not in former]
@@ -151,7 +155,7 @@ def _without_fired(
 
 
 def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str) -> list[Any]:
-    """Return id, policy and object of the pending rows of the objects `pks`, also under former labels.
+    """Return id, policy, object and deadlines of the pending rows of the objects `pks`, also under former labels.
 
     They need no lock: each caller that inserts or cancels one has locked its object first.
     """
@@ -159,8 +163,19 @@ def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str)
     taken: list[Any] = []
     for chunk in chunks(sorted(slots)):
         rows = as_it_is(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
-        taken += rows.values_list("pk", "policy", "object_id", named=True)
+        taken += rows.values_list("pk", "policy", "object_id", "due_at", "first_due_at", named=True)
     return taken
+
+
+def _check_totals(
+    policy: TimeoutPolicy[Any], rounds: list[paging.Round], taken: list[Any], key: str, using: str
+) -> None:
+    """Raise ExtensionLimit if one of `rounds` would move a row of `taken` too far."""
+    due = {object_id: due_at for _, object_id, _, due_at in rounds}
+    beyond = [row for row in taken if single.is_beyond_total(row, due[row.object_id], policy)]
+    for row in beyond[:1]:
+        subject = subject_at(policy, row.object_id, key, using)
+        single.check_total([Timeout.objects.using(using).get(pk=row.pk)], due[row.object_id], subject)
 
 
 def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
@@ -182,7 +197,7 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:
     """Move those of `rows` that are pending to `delay`, counted from now; return how many.
 
-    Raises InvalidDelay.
+    Rows that `Limits(total=...)` of their policy does not let move so far stay as they are. Raises InvalidDelay.
     """
     due_at = single.parse_target(dict(delay)).due_from(clock.now())
     return _move(rows, "rescheduled", reason, lambda _: due_at)
@@ -191,7 +206,7 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
 def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> int:
     """Move the deadlines of those of `rows` that are pending later by `span`; return how many.
 
-    Rows whose policy's `max_extensions` is used up stay as they are. Raises InvalidDelay.
+    Rows whose policy's `max_extensions` or `Limits(total=...)` is used up stay as they are. Raises InvalidDelay.
     """
     by = single.parse_span(dict(span))
 
@@ -206,6 +221,7 @@ def _move(rows: Rows, what: Moved, reason: str, deadline_of: Callable[[Timeout],
 
     def change(page: Page) -> int:
         deadlines = [(row, due_at) for row in page.rows if (due_at := deadline_of(row)) is not None]
+        deadlines = [each for each in deadlines if not single.is_beyond_total(*each, registry.get(each[0].policy))]
         return len(single.move_by_hand(deadlines, page.using, what, reason))
 
     return sum(each_page(rows, change, columns=COLUMNS))

@@ -18,7 +18,7 @@ from django.db.models import Q
 from django_delayq import clock
 from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
-from django_delayq.clock import database_now, parse_delay, shifted
+from django_delayq.clock import database_now, duration_text, parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
@@ -84,7 +84,7 @@ def schedule_timeout(
             due now). By default the policy's own `since` and `after` decide.
 
     Raises:
-        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict: nothing is written.
+        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ExtensionLimit: nothing is written.
         ValueError: `obj` is not saved or does not exist any more, or the key is too long.
         TypeError: `obj` is a `Timeout`, which exists already, or no policy is given.
     """
@@ -96,7 +96,7 @@ def schedule_timeout(
     due_at = None if on_conflict == "once" else _due_at(subject, given)
     if due_at is not None:
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
-        row = writing.write_at_once(new, subject, replace=on_conflict == "replace")
+        row = writing.write_at_once(new, subject, replace=on_conflict == "replace" and resolved.total is None)
         if row is not None:
             announce(timeout_scheduled if row is new else timeout_rescheduled, row, using)
             return row
@@ -118,7 +118,8 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
             raise TimeoutConflict(f"{subject} is pending already, due at {present[0].due_at}.", present[0])
         if present:
             return writing.keep_first(present, subject.using)
-        since_at = cast("TimeoutPolicy[Any]", subject.policy).since_of(fresh)
+        policy = cast("TimeoutPolicy[Any]", subject.policy)
+        since_at = policy.since_of(fresh)
         due_at = _due_at(subject, given, fresh, since_at, as_given=on_conflict == "once")
         if due_at is None:
             raise no_deadline(subject)
@@ -128,6 +129,8 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
             for row in obsolete:
                 announce(timeout_cancelled, row, subject.using)
             return fired[-1]
+        if policy.total is not None:
+            check_total(lock_pending(subject), due_at, subject)
         new = writing.new_row(subject, due_at, since_at, **values)
         row = writing.upsert(new, subject)
         announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
@@ -143,8 +146,8 @@ def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
     for slots in chunks(sorted(deadlines)):
         dues = {deadlines[slot] for slot in slots}
         rows = Timeout.objects.using(using).filter(slot__in=slots, state__in=(State.FIRED, State.FIRING))
-        rows = as_it_is(rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id"), using)
-        found += [row for row in rows if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
+        rows = rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id")
+        found += [row for row in as_it_is(rows, using) if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
     return found
 
 
@@ -175,7 +178,9 @@ def check_conflict(on_conflict: str) -> None:
 
 
 def check_payload(payload: Any) -> Any:
-    """Return `payload` as every supported database returns it (tuples as lists); None stays None.
+    """Return `payload` as databases return it (tuples as lists); None stays None.
+
+    PostgreSQL returns floats from 1e16 on as integers, -0.0 as 0.0, and the keys of a dict in another order.
 
     Raises:
         InvalidPayload: not JSON, a dict key that is not a string, NaN or infinity, a NUL or half a surrogate pair
@@ -345,6 +350,7 @@ def reschedule_timeout(
 
     Raises:
         InvalidDelay: no delay, or a wrong one.
+        ExtensionLimit: later than `Limits(total=...)` of the policy allows.
         UnknownPolicy, ValueError: as for `schedule_timeout`.
     """
     given = parse_target(dict(delay))
@@ -362,7 +368,7 @@ def extend_timeout(
     """Move the deadline of the pending timeout later by `span`; return its row. None: nothing is pending.
 
     Raises:
-        ExtensionLimit: the policy's `max_extensions` is used up.
+        ExtensionLimit: the policy's `max_extensions` or `Limits(total=...)` is used up.
         InvalidDelay, UnknownPolicy, ValueError: as for `schedule_timeout`.
     """
     by = parse_span(dict(span))
@@ -385,6 +391,7 @@ def _move(subject: Subject, what: Moved, reason: str, deadline_of: Callable[[Tim
         if not rows:
             return None
         due_at = deadline_of(rows[0])
+        check_total(rows[:1], due_at, subject)
         row = writing.keep_first(rows, subject.using)
         move_by_hand([(row, due_at)], subject.using, what, reason)
         announce(timeout_rescheduled, row, subject.using)
@@ -418,6 +425,24 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
     """Return whether `max_extensions` allows one more for `row`."""
     limit = policy.max_extensions if policy else None
     return limit is None or row.extensions < limit
+
+
+def is_beyond_total(row: Any, due_at: datetime, policy: TimeoutPolicy[Any] | None) -> bool:
+    """Return whether `Limits(total=...)` forbids the application to move `row` to `due_at`.
+
+    It never forbids an earlier deadline, nor one that is due now: an overdue one may be fired.
+    """
+    total = policy.total if policy else None
+    return total is not None and due_at - row.first_due_at > total and due_at > max(row.due_at, clock.now())
+
+
+def check_total(rows: Iterable[Timeout], due_at: datetime, subject: Subject) -> None:
+    """Raise ExtensionLimit if `Limits(total=...)` forbids to move one of the pending `rows` to `due_at`."""
+    for row in rows:
+        if is_beyond_total(row, due_at, subject.policy):
+            total = duration_text(cast("TimeoutPolicy[Any]", subject.policy).total or timedelta(0))
+            limit = f"Limits(total={total}), from its first deadline at {row.first_due_at}"
+            raise ExtensionLimit(f"{subject} cannot be moved to {due_at}: that is beyond {limit}.", row)
 
 
 aschedule_timeout = sync_to_async(schedule_timeout)

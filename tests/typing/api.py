@@ -14,6 +14,7 @@ from django.db.models import Q, QuerySet
 import django_delayq
 from django_delayq import (
     Deadline,
+    Limits,
     Retry,
     Snooze,
     Story,
@@ -83,6 +84,7 @@ def declarations() -> None:
     get_policy("shop.order.cancel_unpaid")
     get_policy((Order, "cancel_unpaid"))
     get_policies()
+    timeout_policy(Order, when=Q(), since=None, silenced_checks="W001", limits=Limits(total=timedelta(hours=1)))
     timeout_policy(Order, afte=timedelta(minutes=30))  # type: ignore[call-overload]
     timeout_policy(Order, after=30)  # type: ignore[call-overload]
     timeout_policy(Order, atomic="no")  # type: ignore[call-overload]

@@ -160,11 +160,12 @@ class RateSerializer(serializers.Serializer[Rate]):
 
 
 class LimitsSerializer(serializers.Serializer[Limits]):
-    """What the handler of a policy may use."""
+    """What the handler of a policy may use, and how far the application may move a deadline."""
 
     run_seconds = SecondsField(source="run", allow_null=True)
     rate = RateSerializer(allow_null=True)
     snoozes = serializers.IntegerField(allow_null=True)
+    total_seconds = SecondsField(source="total", allow_null=True)
 
 
 class PolicySerializer(serializers.Serializer[PolicyState]):

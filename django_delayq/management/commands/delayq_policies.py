@@ -53,4 +53,5 @@ def _guards(state: PolicyState) -> str:
         found += [f"run {duration_text(limits.run)}"] if limits.run else []
         found += [f"rate {rate_text(limits.rate)}"] if limits.rate else []
         found += [f"snoozes {limits.snoozes}"] if limits.snoozes is not None else []
+        found += [f"total {duration_text(limits.total)}"] if limits.total is not None else []
     return ", ".join(found)

@@ -28,7 +28,7 @@ def guards_shown(client: Client, label: str = LABEL) -> dict[str, str]:
 
 def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Client, declare: Any) -> None:
     hour = timedelta(hours=1)
-    limits = Limits(run=hour / 60, rate=Rate(20), snoozes=3)
+    limits = Limits(run=hour / 60, rate=Rate(20), snoozes=3, total=hour)
     declare(Order, name="guarded", late=Late(hour), brake=Brake(500, hour / 6), shadow=True, limits=limits)
     label = "testapp.order.guarded"
     assert guards_shown(admin_client) == {}, "a policy without guard rails shows none"
@@ -39,6 +39,7 @@ def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Clie
         "Longest call": "1 min",
         "Highest rate": "20 attempts in 1 s",
         "Most snoozes": "3",
+        "Furthest move": "1 h",
     }
     operations.late(label, after=2 * hour, then="fire", by="cli:ann")
     operations.brake(label, off=True, by="cli:<b>ob")

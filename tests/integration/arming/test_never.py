@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone as django_timezone
 
@@ -85,6 +85,18 @@ def test_the_database_leaves_such_rows_out_of_each_sync(declare: Declare) -> Non
     policy = declare(Order, name="never", after=HOUR, since="paid_at", when=Q(status="unpaid"))
     assert list(candidates(policy, "default", None)) == [last]
     assert sync_policy(policy, "default", backfill=True) == Synced(armed=1)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL has such a datetime")
+def test_infinity_counts_as_never_although_no_driver_can_read_it(declare: Declare) -> None:
+    policy = declare(Order, name="never", after=HOUR, since="paid_at", when=Q(status="unpaid"))
+    bad, good = (Order.objects.create(paid_at=django_timezone.now()) for _ in range(2))
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE testapp_order SET paid_at = 'infinity' WHERE id = %s", [bad.pk])
+    assert dq.sync_timeouts(Order.objects.filter(pk=bad.pk).only("pk")) == 1
+    Timeout.objects.filter(object_id=good.pk).delete()
+    assert sync_policy(policy, "default") == Synced(armed=1)
+    assert dq.get_deadline(good, policy) == good.paid_at + HOUR
 
 
 @pytest.mark.parametrize("after", [timedelta.max, timedelta.min, timedelta(days=40_000), -timedelta(days=1_000_000)])

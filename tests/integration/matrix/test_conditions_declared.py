@@ -22,6 +22,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from django_delayq.policies import registry
 from django_delayq.policy_rules import columns_read
 from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.conditions import NotHidden
@@ -151,6 +152,39 @@ def test_an_iterator_that_has_been_read_before_is_refused(declare: Declare) -> N
     shared = Q(status__in=map(str, ["open"]))
     for name in ("three", "four"):
         assert "open" in str(declare(Task, name=name, after=HOUR, since="begun_at", when=shared).when)
+
+
+def test_a_forgotten_since_is_noted_and_none_that_is_written_out_is_not(declare: Declare) -> None:
+    declare(Task, name="by_hand", after=HOUR, when=Q(), since=None)
+    declare(Task, name="delay_of_its_own", when=Q())
+    declare(Task, name="unconditional", after=HOUR)
+    declare(Task, name="automatic", after=HOUR, when=Q(), since="begun_at")
+    dq.register_policy(built := dq.TimeoutPolicy(model=Task, name="built", after=HOUR, when=Q(), handler=print))
+    registry.remove(built)
+    assert warnings("I004") == []
+    policy = declare(Task, name="forgotten", after=HOUR, when=Q())
+    (message,) = [one for one in run_checks(tags=["django_delayq"]) if one.id == "django_delayq.I004"]
+    assert (message.obj, message.is_serious()) == (policy, False)
+    assert str(message).count("\n") == 1, "a line and its hint, as each command prints it"
+    assert inspect.signature(dq.timeout_policy).parameters["since"].default is None
+
+
+@pytest.mark.parametrize("silenced", ["W001", "django_delayq.W001", ["W001", "I004"]])
+def test_a_policy_silences_a_check_for_itself(declare: Declare, silenced: Any) -> None:
+    options: dict[str, Any] = {"after": HOUR, "since": None, "when": Q(owner__vip=True)}
+    declare(Task, name="known", silenced_checks=silenced, **options)
+    assert warnings("W001") == []
+    other = declare(Task, name="other", **options)
+    (message,) = [one for one in run_checks(tags=["django_delayq"]) if one.id == "django_delayq.W001"]
+    assert message.obj == other
+    assert "other rows" in str(message)
+    assert str(message).count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", ["W0001", "E004", ["W001", "W014"], 1, [None]])
+def test_only_warnings_of_declarations_can_be_silenced(declare: Declare, wrong: Any) -> None:
+    with pytest.raises(dq.PolicyError, match="silenced_checks cannot silence"):
+        declare(Task, name="known", after=HOUR, silenced_checks=wrong)
 
 
 def test_since_without_when_is_warned_of(declare: Declare) -> None:
@@ -341,7 +375,7 @@ def test_the_options_can_be_inspected() -> None:
     parameters = inspect.signature(dq.timeout_policy).parameters
     assert list(parameters) == [
         *("model", "name", "after", "since", "when", "retry", "batch", "atomic", "queue", "max_extensions", "aliases"),
-        *("limits", "late", "brake", "shadow", "search", "owner"),
+        *("limits", "late", "brake", "shadow", "search", "owner", "silenced_checks"),
     ]
     assert parameters["atomic"].default is True
 

@@ -75,6 +75,15 @@ def test_json_comes_back_as_it_was(payload: Any) -> None:
     assert type(row.payload) is type(payload)
 
 
+def test_postgresql_returns_large_floats_as_integers_and_dicts_in_another_order() -> None:
+    row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload={"bb": 1e16, "a": [-0.0, 9e15, 0.1]})
+    row.refresh_from_db()
+    if connection.vendor == "postgresql":
+        assert repr(row.payload) == "{'a': [0.0, 9000000000000000.0, 0.1], 'bb': 10000000000000000}"
+    else:
+        assert repr(row.payload) == "{'bb': 1e+16, 'a': [-0.0, 9000000000000000.0, 0.1]}"
+
+
 def test_bulk_verbs_and_replacing_store_the_deepest_payload_too() -> None:
     orders, deepest = [Order.objects.create(), Order.objects.create()], _nested(MAX_PAYLOAD_DEPTH, "é")
     for _ in range(2):

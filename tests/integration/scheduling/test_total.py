@@ -1,0 +1,157 @@
+"""`Limits(total=...)`: how far the application may move a deadline from its first one, by whichever verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, operations
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+
+
+@pytest.fixture
+def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    return declare(Order, name="bounded", limits=dq.Limits(total=2 * HOUR))
+
+
+@pytest.fixture
+def now() -> datetime:
+    return timezone.now()
+
+
+VERBS: dict[str, Callable[[Order, Any, datetime], Any]] = {
+    "schedule": lambda order, policy, at: dq.schedule_timeout(order, policy, at=at),
+    "once": lambda order, policy, at: dq.schedule_timeout(order, policy, at=at, on_conflict="once"),
+    "async": lambda order, policy, at: async_to_sync(dq.aschedule_timeout)(order, policy, at=at),
+    "schedule many": lambda order, policy, at: dq.schedule_timeouts([order], policy, at=at),
+    "many once": lambda order, policy, at: dq.schedule_timeouts([order], policy, at=at, on_conflict="once"),
+    "reschedule": lambda order, policy, at: dq.reschedule_timeout(order, policy, at=at),
+    "extend": lambda order, policy, at: dq.extend_timeout(
+        order, policy, after=at - (dq.get_deadline(order, policy) or at)
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_moves_a_deadline_up_to_the_total_and_not_beyond(
+    order: Order, policy: dq.TimeoutPolicy[Any], now: datetime, verb: str
+) -> None:
+    first = dq.schedule_timeout(order, policy, at=now + HOUR)
+    for _ in range(2):
+        VERBS[verb](order, policy, now + 3 * HOUR)
+    before = Timeout.objects.get()
+    assert (before.first_due_at, before.due_at) == (first.due_at, now + 3 * HOUR)
+    with transaction.atomic():
+        with pytest.raises(dq.ExtensionLimit, match=r"Limits\(total=2 h\)") as refused:
+            VERBS[verb](order, policy, now + 3 * HOUR + MINUTE)
+        assert refused.value.timeout == before
+        assert Timeout.objects.filter(pk=before.pk, due_at=before.due_at, history=before.history).exists()
+    VERBS["reschedule"](order, policy, now + HOUR)
+    VERBS[verb](order, policy, now + 2 * HOUR)
+
+
+def test_fifty_replaces_push_a_deadline_no_further_than_one(
+    order: Order, policy: dq.TimeoutPolicy[Any], now: datetime
+) -> None:
+    refused = 0
+    for number in range(50):
+        with clock.set_to(now + number * HOUR):
+            try:
+                dq.schedule_timeout(order, policy, hours=1)
+            except dq.ExtensionLimit:
+                refused += 1
+    assert Timeout.objects.get().due_at == now + 3 * HOUR
+    assert refused == 47
+
+
+@pytest.mark.parametrize("kind", ["extend", "reschedule"])
+def test_bulk_moves_leave_those_at_their_limit_alone(policy: dq.TimeoutPolicy[Any], now: datetime, kind: str) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(3)]
+    dq.schedule_timeouts(orders, policy, at=now + HOUR)
+    dq.extend_timeout(orders[0], policy, hours=2)
+    rows = dq.pending_timeouts(Order, policy)
+    if kind == "extend":
+        assert dq.extend_timeouts(rows, minutes=90) == 2
+    else:
+        assert dq.reschedule_timeouts(rows, at=now + 4 * HOUR) == 0
+        assert dq.reschedule_timeouts(rows, at=now + 2.5 * HOUR) == 3, "one of them is moved earlier"
+
+
+def test_one_that_would_move_too_far_refuses_all_that_are_scheduled_with_it(
+    policy: dq.TimeoutPolicy[Any], now: datetime
+) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(3)]
+    dq.schedule_timeout(orders[1], policy, at=now + HOUR)
+    with pytest.raises(dq.ExtensionLimit):
+        dq.schedule_timeouts(orders, policy, at=now + 4 * HOUR)
+    assert Timeout.objects.count() == 1
+    assert dq.schedule_timeouts(orders, policy, at=now + 4 * HOUR, on_conflict="keep") == 2
+
+
+def test_an_overdue_one_may_be_made_due_now(order: Order, policy: dq.TimeoutPolicy[Any], now: datetime) -> None:
+    dq.schedule_timeout(order, policy, at=now + HOUR)
+    with clock.set_to(now + 9 * HOUR):
+        assert dq.schedule_timeout(order, policy, seconds=0).due_at == now + 9 * HOUR
+        with pytest.raises(dq.ExtensionLimit):
+            dq.schedule_timeout(order, policy, seconds=1)
+
+
+def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
+    policy = declare(
+        Order, name="bounded", after=HOUR, since="paid_at", when=Q(status="unpaid"), limits=dq.Limits(total=HOUR)
+    )
+    order.paid_at = now
+    order.save()
+    rows = dq.pending_timeouts(order, policy)
+    assert operations.postpone(rows, by="ana", reason="call", hours=5).changed == 1
+    with pytest.raises(dq.ExtensionLimit):
+        dq.extend_timeout(order, policy, minutes=1)
+    order.paid_at = now + 20 * HOUR
+    order.save()
+    row = rows.get()
+    assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
+    assert dq.extend_timeout(order, policy, hours=1)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_row_under_a_former_name_keeps_its_first_deadline(
+    order: Order, declare: Declare, now: datetime, many: bool
+) -> None:
+    old = declare(Order, name="old_name")
+    dq.schedule_timeout(order, old, at=now + HOUR)
+    registry.remove(old)
+    new = declare(Order, name="new_name", aliases=["old_name"], limits=dq.Limits(total=HOUR))
+    with pytest.raises(dq.ExtensionLimit):
+        VERBS["schedule many" if many else "schedule"](order, new, now + 3 * HOUR)
+
+
+def test_a_policy_without_total_needs_no_more_statements(order: Order, declare: Declare) -> None:
+    counts = []
+    for name, limits in (("plain", None), ("limited", dq.Limits(snoozes=3))):
+        policy = declare(Order, name=name, limits=limits)
+        for _ in range(2):
+            with CaptureQueriesContext(connection) as captured:
+                dq.schedule_timeout(order, policy, hours=1)
+            counts.append(len(captured))
+    assert counts[:2] == counts[2:]
+
+
+@pytest.mark.parametrize("wrong", [60, "1h", -HOUR])
+def test_a_total_that_is_no_length_of_time_is_refused(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="total must"):
+        dq.Limits(total=wrong)
