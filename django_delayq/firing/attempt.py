@@ -275,7 +275,8 @@ class Attempt:
         attempts = row.attempts if self.is_counted else row.attempts - 1
         seen = {"state": State.PENDING, "attempts": attempts}
         seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
-        self.call = Call(tuple([member.row.pk for member in members]), seen, self.is_counted, obj=members[0].obj)
+        self.call = Call(tuple([member.row.pk for member in members]), seen, self.is_counted)
+        self.call.obj, self.call.could_begin_at = members[0].obj, row.could_fire_at()
         call_handler(self.policy, target, timeouts, self.call)
         self.report.note_call(self.call)
         self.monitor.check_unbroken(row.pk)

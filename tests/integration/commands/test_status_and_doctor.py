@@ -356,7 +356,8 @@ def test_the_status_names_the_policy_with_the_highest_lag(do: Do) -> None:
     now = timezone.now()
     for name, minutes in (("linger", 1), ("remind", 5)):
         row = pending(Order.objects.create(), name)
-        as_if(row, "fired", "due", due_at=now - timedelta(minutes=minutes), run_at=now, settled_at=now)
+        due_at = now - timedelta(minutes=minutes)
+        as_if(row, "fired", "due", due_at=due_at, run_at=due_at, settled_at=now)
     assert f"lag       p50 5 min, p99 5 min (the highest; p99 is that of {REMIND})\n" in do("delayq_status").out
 
 
