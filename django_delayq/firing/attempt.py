@@ -208,6 +208,7 @@ class Attempt:
             if row.is_settled:
                 log_waiting([row.pk], "it is settled already")
                 self.report.done.append(row.pk)
+                self.report.before.append(row.pk)
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
                 log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
