@@ -326,8 +326,10 @@ def test_an_old_or_full_redis_is_named() -> None:
 
 @pytest.mark.usefixtures("redis_client")
 def test_a_redis_that_has_lost_what_falls_due_next_is_a_warning(redis_client: Any, prefix: str) -> None:
+    pending(Order.objects.create(), minutes=1)
+    assert worst("redis.in_step")[1].startswith("No timeout is due within 5 s: there is nothing to compare with Redis.")
     pending(Order.objects.create(), seconds=1)
-    assert worst("redis.in_step")[0] == INFO
+    assert worst("redis.in_step") == (INFO, "Redis has 1 of 1 timeout that is due within 5 s. None")
     for key in redis_client.scan_iter(match=f"{prefix}*"):
         redis_client.delete(key)
     assert worst("redis.in_step")[0] == WARNING
