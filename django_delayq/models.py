@@ -227,10 +227,29 @@ class Timeout(models.Model):
         return self.state == self.State.PENDING and self.attempts > 0
 
     def lateness(self) -> float | None:
-        """Return the seconds from the deadline to the settling of a row that fired, otherwise None."""
+        """Return the seconds from when a row could fire to when it fired; None: it has not fired.
+
+        They measure the workers and the handlers. So they do not contain what people or the handler have decided: see
+        `could_fire_at`. Negative if an operator had it fired early.
+        """
         if self.state != self.State.FIRED or not isinstance(self.settled_at, datetime):
             return None
-        return (self.settled_at - self.due_at).total_seconds()
+        return (self.settled_at - self.could_fire_at()).total_seconds()
+
+    def could_fire_at(self) -> datetime:
+        """Return since when a row that fires, or has fired, could: the latest of three times.
+
+        They are its deadline, when it was armed, and, unless attempts have failed since, the time of its attempt: the
+        end of its last snooze, or when an operator retried it.
+        """
+        # While it is `firing`, `run_at` is when that expires: see `settling.mark_firing`.
+        run_at = vars(self).get("planned_at", self.run_at)
+        return could_fire_at(self.due_at, self.created_at, run_at, self.attempts)
+
+
+def could_fire_at(due_at: datetime, created_at: datetime, run_at: datetime, attempts: int) -> datetime:
+    """Return since when a row with these columns could fire: see `Timeout.could_fire_at`."""
+    return max(due_at, created_at, run_at if attempts <= 1 else due_at)
 
 
 class PolicyControl(models.Model):

@@ -109,13 +109,13 @@ def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeStri
 
 def deadline(row: Timeout) -> SafeString:
     """Render the deadline, the time left, and for a fired row how late it was."""
-    late, more = row.lateness(), ""
+    is_fired, more = row.state == Timeout.State.FIRED and row.settled_at is not None, ""
     if row.state == Timeout.State.PENDING:
         more = pending_until(row.due_at, row.run_at, row.attempts)
     elif not row.is_settled:
         more = countdown(row.due_at)
-    elif late is not None:
-        # An operator may fire it early.
+    elif is_fired:
+        late = (row.settled_at - row.due_at).total_seconds()  # negative if an operator fired it early
         words = _("fired {seconds} s after it") if late >= 0 else _("fired {seconds} s before it")
         more = words.format(seconds=precise(abs(late)))
     shown = '{}<br><bdi class="delayq-more">{}</bdi>' if more else "{}"

@@ -208,6 +208,7 @@ class Attempt:
             if row.is_settled:
                 log_waiting([row.pk], "it is settled already")
                 self.report.done.append(row.pk)
+                self.report.before.append(row.pk)
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
                 log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
@@ -275,7 +276,8 @@ class Attempt:
         attempts = row.attempts if self.is_counted else row.attempts - 1
         seen = {"state": State.PENDING, "attempts": attempts}
         seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
-        self.call = Call(tuple([member.row.pk for member in members]), seen, self.is_counted, obj=members[0].obj)
+        self.call = Call(tuple([member.row.pk for member in members]), seen, self.is_counted)
+        self.call.obj, self.call.could_begin_at = members[0].obj, row.could_fire_at()
         call_handler(self.policy, target, timeouts, self.call)
         self.report.note_call(self.call)
         self.monitor.check_unbroken(row.pk)

@@ -77,6 +77,8 @@ class Call:
     """When it began, by the database clock; None: it has not returned."""
     took: float | None = None
     """Seconds; None: it has not ended, or it ran in a process that died."""
+    could_begin_at: datetime | None = None
+    """Since when its first timeout could fire: after a failure the row has the time of the next attempt."""
     obj: Any = None
     """The locked object of its first timeout, by which the log names it."""
 

@@ -39,7 +39,7 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
             call = call_of.get(row.pk) or Call((row.pk,))
             others = len(call.timeout_ids) - 1
             together = f", together with {counted(others, 'other')}" if others else ""
-            times, facts = _timing(row, call.at or row.settled_at, call.took or 0.0)
+            times, facts = _timing(row.could_fire_at(), call.at or row.settled_at, call.took or 0.0)
             logger.info("%s fired %s%s", _name(row, call), times, together, extra=_extra(row, "timeout_fired", **facts))
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:
             why = _SKIPPED.get(Cause(row.cause), row.reason)
@@ -81,7 +81,9 @@ def log_failure(row: Timeout, error: BaseException, now: datetime, call: Call, *
         is_recorded: False: the row was changed meanwhile, and the attempt does not count.
     """
     is_dead, is_decided = row.state == State.DEAD, row.cause in {Cause.HANDLER, Cause.LIMIT}
-    times, facts = ("", {}) if call.took is None else _timing(row, now, call.took, failed=True)
+    times, facts = "", dict[str, Any]()
+    if call.took is not None:
+        times, facts = _timing(call.could_begin_at or row.due_at, now, call.took, failed=True)
     is_error = is_dead or (is_recorded and row.attempts >= MIN_FAILURES_ERROR)
     reason = message_of(error, row) if is_decided else f"{type(error).__name__}: {message_of(error, row)}"
     has_trace = not is_decided and (is_dead or firing_state.is_time_to_log((row.policy, str(type(error)))))
@@ -141,10 +143,17 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _timing(row: Timeout, at: datetime, seconds: float, *, failed: bool = False) -> tuple[str, dict[str, Any]]:
-    """Return `3 ms late, in 12 ms`, and both in seconds. `at` is when the handler began, or when it `failed`."""
+def _timing(due_at: datetime, at: datetime, seconds: float, *, failed: bool = False) -> tuple[str, dict[str, Any]]:
+    """Return `3 ms late, in 12 ms`, and both in seconds.
+
+    Args:
+        due_at: since when the handler could begin.
+        at: when it began, or when it `failed`.
+        seconds: for how long it ran.
+        failed: it has raised.
+    """
     # The duration is measured by the clock of this process, so that the difference may be just below zero.
-    late = max(0.0, (at - row.due_at).total_seconds() - (seconds if failed else 0.0))
+    late = max(0.0, (at - due_at).total_seconds() - (seconds if failed else 0.0))
     words = f"{brief(late)} late, {'after' if failed else 'in'} {brief(seconds)}"
     return words, {"late_seconds": round(late, 3), "seconds": round(seconds, 6)}
 

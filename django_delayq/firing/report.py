@@ -62,6 +62,9 @@ class Report:
     """From an executor: these were not run. They are delivered again soon, and no attempt is counted."""
     untried: tuple[int, ...] = ()
     """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
+    before: tuple[int, ...] = ()
+    """Those of `done` that were settled before this work, such as by a commit whose answer was lost. Not part of a
+    message."""
     missed: bool = False
     """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
     signals: Sequence[tuple[Signal, Timeout]] = field(default=(), compare=False, repr=False)
@@ -154,6 +157,8 @@ class ReportBuilder:
     """To be sent after commit."""
     errors: dict[int, BaseException] = field(default_factory=dict)
     now: datetime | None = None
+    before: list[int] = field(default_factory=list)
+    """Those of `done` that were settled before."""
     missed: bool = False
     """The slot of the work was over before it could begin."""
     calls: list[Call] = field(default_factory=list)
@@ -231,6 +236,7 @@ class ReportBuilder:
         self.uncounted |= other.uncounted
         self.signals += other.signals
         self.calls += other.calls
+        self.before += other.before
         self.errors.update(other.errors)
         self.now = other.now or self.now
         self.missed = self.missed or other.missed
@@ -255,6 +261,7 @@ class ReportBuilder:
             self.now,
             early or {},
             untried=untried,
+            before=tuple(self.before),
             missed=self.missed,
             signals=self.signals,
             errors=self.errors,

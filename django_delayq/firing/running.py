@@ -187,7 +187,8 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
         return
     [member], driver_connection = attempt.ready, connections[using].connection
     row = member.row
-    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True, obj=member.obj)
+    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True)
+    call.obj, call.could_begin_at = member.obj, row.could_fire_at()
     try:
         failure = caught(lambda: call_handler(policy, member.obj, row, call))
         if failure is not None:
@@ -233,8 +234,8 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
         # not be done again.
         unchanged = ("attempts", "idempotency_key", "due_at")
         is_same_attempt = not row.is_settled and all(getattr(row, name) == getattr(fired, name) for name in unchanged)
-        # While it was firing, `run_at` was the end of the lease. No attempt follows any more.
-        values = {**settling.settled(State.FIRED, Cause.DUE, now), "run_at": min(row.run_at, now)}
+        # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
+        values = {**settling.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
         if is_same_attempt and settling.compare_and_set(row, using, **values):
             report.add_outcomes([row])
         else:

@@ -198,12 +198,15 @@ def matches(policy: TimeoutPolicy[Any]) -> Any:
 
 
 def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
-    """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due."""
+    """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due.
+
+    The row in memory keeps as `planned_at` when the attempt was to run.
+    """
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
     with raising_instead_of_waiting(using):
         if not _due(Q(pk=row.pk), using).filter(attempts=row.attempts).update(**values):
             return False
-    vars(row).update(values)
+    vars(row).update(values, planned_at=row.run_at)
     return True
 
 

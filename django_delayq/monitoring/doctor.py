@@ -33,6 +33,7 @@ from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
 from django_delayq.policies import declared_queues
+from django_delayq.worker.servers import REDIS_AWAY
 
 STUCK_SECONDS: Final = 30.0
 MAX_OVERDUE_ROWS: Final = 1_000
@@ -156,7 +157,8 @@ def workers(using: str) -> Iterator[CheckMessage]:
     for worker in found:
         if not worker.uses_redis and get_settings().redis is not None:
             text = f"{worker.name} does not use Redis: it reads due timeouts from the database once a second."
-            yield Warning(text, hint="Its log names the reason: see the event redis_away.", id="workers.redis")
+            hint = f'Its log names the reason, in the last line that ends with "{REDIS_AWAY}".'
+            yield Warning(text, hint=hint, id="workers.redis")
         if worker.stuck_seconds > STUCK_SECONDS:
             text = f"{worker.name} has not checked for due timeouts for {worker.stuck_seconds:.0f} s."
             hint = "Restart it. Its timeouts fire when their leases expire."

@@ -20,7 +20,7 @@ from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
-from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
+from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at
 from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import stop_label, undeclared_label
@@ -144,10 +144,10 @@ class PolicyStatus:
     fired: Count = NOTHING
     skipped: Count = NOTHING
     oldest_due_at: datetime | None = None
-    """When the oldest due row was to run; None: no row is due."""
+    """Since when the due row that has waited longest could fire; None: no row is due."""
     lag_p50: float | None = None
-    """Median seconds from deadline to firing, of those of the last 1,000 fired of each label, by the time at which they
-    were to run, that fired in the last day; None: there are none."""
+    """Median seconds from when a timeout could fire to its firing (see `Timeout.lateness`), of those of the last 1,000
+    fired of each label, by the time at which they were to run, that fired in the last day; None: there are none."""
     lag_p99: float | None = None
     last_fired_at: datetime | None = None
     """When the last of these fired."""
@@ -350,14 +350,15 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -
         if hours and counts["pending"]:  # so many parts cost PostgreSQL milliseconds to plan, also without any rows
             for hour, value in _due_by_hour.rows(using, **at):
                 coming[hour] += value
-        oldest += [run_at for (run_at,) in _oldest_due.rows(using, **at)]
+        # One that was armed long after its deadline, as by a backfill, has not waited since then.
+        oldest += [max(times) for times in _oldest_due.rows(using, **at)]
         fired += _last_fired.rows(using, **at)
-    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for settled_at, due_at in fired)
+    lags = sorted(max(0.0, (settled_at - could_fire_at(*columns)).total_seconds()) for settled_at, *columns in fired)
     return {
         **{name: _capped(value) for name, value in counts.items()},
         "oldest_due_at": min(oldest, default=None),
         "lag_p50": lags[len(lags) // 2] if lags else None,
-        "last_fired_at": max((settled_at for settled_at, _ in fired), default=None),
+        "last_fired_at": max((settled_at for settled_at, *_ in fired), default=None),
         "lag_p99": lags[int(len(lags) * 0.99)] if lags else None,
         "hours": tuple(_capped(coming[hour]) for hour in range(HOURS if hours else 0)),
     }
@@ -411,7 +412,8 @@ def _due_by_hour(using: str) -> tuple[str, list[Any]]:
 
 @compiled
 def _oldest_due(using: str) -> Any:
-    return _rows(using).filter(state=State.PENDING, run_at__lte=_time("now")).values_list("run_at")[:1]
+    due = _rows(using).filter(state=State.PENDING, run_at__lte=_time("now"))
+    return due.values_list("run_at", "created_at")[:MAX_LATE]
 
 
 @compiled
@@ -427,10 +429,11 @@ def _late(using: str, state: str, examined: int) -> Raw:
 
 @compiled
 def _last_fired(using: str) -> Raw:
-    """Select settling and deadline of the last rows of a label that fired, if they fired in the last day."""
-    fields: list[Any] = [Timeout._meta.get_field(name) for name in ("settled_at", "due_at")]
+    """Select the times of the last rows of a label that fired, if they fired in the last day."""
+    names = ("settled_at", "due_at", "created_at", "run_at", "attempts")  # the last four for `could_fire_at`
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
     columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
-    rows = _rows(using).filter(state=State.FIRED).reverse().values("settled_at", "due_at")[:MAX_LAGS]
+    rows = _rows(using).filter(state=State.FIRED).reverse().values(*names)[:MAX_LAGS]
     return _settled_recently(columns, rows, using)._replace(returning=fields)
 
 

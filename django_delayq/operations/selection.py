@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from django.contrib.auth import get_permission_codename
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import CharField, Model, Q, QuerySet, TextField
 
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
@@ -33,8 +33,8 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
 
     It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
     object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
-    not a value of a field's type finds nothing there. Blanks count: without them `text` is another key. With a `user`, only the fields are searched that
-    `searched_fields` returns for that user.
+    not a value of a field's type finds nothing there. Blanks around a string are part of it: without them it is another
+    one. With a `user`, only the fields are searched that `searched_fields` returns for that user.
     """
     if not text or "\0" in text:
         return []
@@ -44,7 +44,7 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
         model = model_of_kind(kind, rows.db)
         if model is not None:
             with suppress(ValueError):
-                written.add(object_id_of(model, pk_of(model, text)))
+                written.add(object_id_of(model, pk_of(model, _trimmed(root_of_key(model), text))))
     found = [rows.filter(content_type__in=kinds, object_id__in=written), rows.of_key(text)]  # type: ignore[attr-defined]
     # One statement each: joined by OR, no index would answer them all.
     found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(text, rows.db, user)]
@@ -62,7 +62,9 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     found = [obj for objects in _objects_with(text, using, None) for obj in objects[:limit]]
     for model in dict.fromkeys(policy.concrete_model for policy in get_policies()):
         with suppress(ValueError):  # of some types of keys only the driver finds out
-            found += model._base_manager.using(using).filter(pk=pk_of(model, text))[:limit]
+            found += model._base_manager.using(using).filter(pk=pk_of(model, _trimmed(root_of_key(model), text)))[
+                :limit
+            ]
     return found
 
 
@@ -168,8 +170,14 @@ def _objects_with(term: str, using: str, user: Any) -> Iterator[QuerySet[Any]]:
     """Yield for each field that `user` may search the objects whose value is `term`."""
     for model, path in searched_fields(user):
         with suppress(ValidationError, ValueError, TypeError):
-            value = stored_type(field_at(model, path)).to_python(term)
+            field = stored_type(field_at(model, path))
+            value = field.to_python(_trimmed(field, term))
             yield model._base_manager.using(using).filter(**{path: value}).order_by()
+
+
+def _trimmed(field: Any, text: str) -> str:
+    """Return `text` without blanks around it, unless they are part of the value: those of strings are."""
+    return text if isinstance(field, CharField | TextField) else text.strip()
 
 
 def _about(objects: QuerySet[Any], using: str) -> Q:

@@ -165,7 +165,8 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         by, reason = event.get("by", ""), event.get("reason", "")
         yield StoryEvent(moment(event["at"]), event["what"], row.pk, by, reason, details)
     if row.settled_at is not None:
-        late = row.lateness()
+        # From the deadline, which people know: lateness does not count a snooze.
+        late = (row.settled_at - row.due_at).total_seconds() if row.state == State.FIRED else None
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
         reason = row.reason or str(row.get_cause_display())
         yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)

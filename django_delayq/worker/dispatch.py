@@ -104,17 +104,34 @@ class Dispatch:
         self._lost: dict[int, int] = {}
         """How often an executor has lost each id, the latest last; of the last `MAX_LOST` ids."""
         self.in_flight_by_policy: Counter[str] = Counter()
-        self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_tried_again": 0})
-        """How many timeouts of completed works had which outcome; one that is tried again counts each time."""
+        self.worked_on = 0
+        """How many timeouts of completed works were passed to handlers, or need none, each time they were."""
+        self._settled = Counter({"fired": 0, "skipped_or_dead": 0, "settled_before": 0})
+        self._again: dict[int, None] = {}
+        """The timeouts that are to be tried again; of very many, the last `MAX_LOST` ids."""
+        self._forgotten = 0
 
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 
     @property
-    def worked_on(self) -> int:
-        """Return how many timeouts of completed works were passed to handlers, or need none."""
-        return self.outcomes.total()
+    def outcomes(self) -> dict[str, int]:
+        """Return how many timeouts had which last outcome. One that is tried several times counts once."""
+        return {**self._settled, "to_be_tried_again": len(self._again) + self._forgotten}
+
+    def _count(self, done: set[int], again: set[int], report: Report) -> None:
+        """Count the outcomes of a completed work for the last line of the log."""
+        self.worked_on += len(done) + len(again)
+        for id in done:
+            self._again.pop(id, None)
+        self._again |= dict.fromkeys(again)
+        while len(self._again) > MAX_LOST:  # a worker that runs for months must not keep all their ids
+            del self._again[next(iter(self._again))]
+            self._forgotten += 1
+        fired, before = done.intersection(report.fired), done.intersection(report.before)
+        rest = len(done) - len(fired) - len(before)
+        self._settled.update(fired=len(fired), skipped_or_dead=rest, settled_before=len(before))
 
     @property
     def refused_for(self) -> float:
@@ -143,6 +160,8 @@ class Dispatch:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
         self._resolve(report)
+        for id in report.done:  # another worker has settled what this one had tried
+            self._again.pop(id, None)
         now, arrived = self._skew.now(), time.monotonic()
         count = self.in_flight + sum(len(work.ids) for work in works)
         for work in works:
@@ -236,8 +255,7 @@ class Dispatch:
                 )
             first = self._remove([*done, *again])
             self.prefetch.completed(first.load, time.monotonic() - first.at)
-            fired, again_later = len(done.intersection(report.fired)), len(again.keys() - set(report.untried))
-            self.outcomes.update(fired=fired, skipped_or_dead=len(done) - fired, to_be_tried_again=again_later)
+            self._count(done, again.keys() - set(report.untried), report)
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))

@@ -49,6 +49,9 @@ REDIS_LATE_MS: Final = 2000.0
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+REDIS_AWAY: Final = "Until it is back, due timeouts are read from the database"
+"""What the log says while Redis is not used, to which the doctor refers: plain lines have no names of events."""
+
 
 class RedisHealth:
     """The worker's engine, and whether it may be used now. Thread-safe.
@@ -114,8 +117,7 @@ class RedisHealth:
                 self._backoff.failed()
         is_foreign = isinstance(error, ForeignEngine)
         level = logging.ERROR if is_foreign else logging.WARNING
-        words = "%s. Until it is back, due timeouts are read from the database"
-        self._outages.failed(words, error, kind=is_foreign, level=level)
+        self._outages.failed(f"%s. {REDIS_AWAY}", error, kind=is_foreign, level=level)
 
     def probe(self, queues: Iterable[str]) -> None:
         """Check that Redis accepts for all these queues what a worker sends; raise EngineError if it does not.

@@ -46,7 +46,9 @@ COUNTERS: Final = {
     signals.timeout_failed: Counter("delayq_failed", "Attempts that failed and will be retried", ["policy"]),
     signals.timeout_dead: Counter("delayq_dead", "Timeouts that are dead", ["policy"]),
 }
-LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the end", ["policy"], buckets=LAG_BUCKETS)
+LAG = Histogram(
+    "delayq_firing_lag_seconds", "Seconds from when it could fire to the end", ["policy"], buckets=LAG_BUCKETS
+)
 GUARD_CAUSES: Final = ("late", "shadow", "limit")
 WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["policy", "cause"])
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {

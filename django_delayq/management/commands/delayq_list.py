@@ -1,6 +1,7 @@
 """`manage.py delayq_list`: list timeouts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.contrib.contenttypes.models import ContentType
@@ -8,6 +9,7 @@ from django.core.management.base import CommandParser
 from django.db import router
 
 from django_delayq import clock
+from django_delayq.ledger.search import labels_in
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import Selection, add_selection, number
 from django_delayq.management.output import Painted, local
@@ -18,7 +20,7 @@ COLUMNS = (
     *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "since_at", "first_due_at"),
     *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
 )
-"""Of JSON, beside `model`. The history has a command of its own."""
+"""Of JSON, beside `failing` and `model`. The history has a command of its own."""
 ALWAYS = {"id", "policy", "object", "state", "due"}
 """The columns of the table that are shown also without values."""
 
@@ -33,6 +35,7 @@ class Command(ReportCommand):
     examples = (
         "--policy shop.order.cancel_unpaid --due-before 1h",
         "--model shop.order --object 1234",
+        "--failing",
         "--state dead --limit 200",
         "--id 17 --json",
     )
@@ -40,13 +43,20 @@ class Command(ReportCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add_selection(parser, tuple(Timeout.State.values), default=("pending", "firing"))
         parser.set_defaults(all=True)  # needs no restriction: it reads at most as many rows as the limit
+        words = "only pending ones of which an attempt has failed, and which are tried again"
+        parser.add_argument("--failing", action="store_true", help=words)
         parser.add_argument("--limit", default=50, metavar="N", help="at most this many (default: 50)")
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         limit = number("--limit", options["limit"], 1)
         deferred = ("history",) if options["json"] else ("history", "payload")
-        found = Selection.of(options).first(limit + 1, deferred)
+        selected = Selection.of(options)
+        if options["failing"]:
+            # Label by label, because `delayq_failing` begins with it.
+            labels = selected.labels or labels_in(Timeout.objects.using(selected.rows.db))
+            selected = replace(selected, rows=selected.rows.failing(), states=[State.PENDING], labels=labels)
+        found = selected.first(limit + 1, deferred)
         rows = found[:limit]
         if options["json"]:
             self.print(_values(rows), (), options)
@@ -69,7 +79,9 @@ class Command(ReportCommand):
             "policy": row.policy,
             "object": row.object_id,
             "key": row.key,
-            "state": Painted(row.state, paint.get(State(row.state), str)),
+            "state": Painted("pending, failing", style.WARNING)
+            if row.is_failing
+            else Painted(row.state, paint.get(State(row.state), str)),
             "due": Painted(local(row.due_at), style.WARNING if is_overdue else str),
             "next attempt": "" if row.is_settled or row.run_at == row.due_at else local(row.run_at),
             "attempts": row.attempts or "",
@@ -81,4 +93,8 @@ def _values(rows: Sequence[Timeout]) -> list[dict[str, Any]]:
     """Return all public columns of `rows` but the history; `model` is None if it no longer exists."""
     kinds = ContentType.objects.using(router.db_for_write(Timeout)).in_bulk({row.content_type_id for row in rows})
     models = {pk: f"{kind.app_label}.{kind.model}" for pk, kind in kinds.items()}
-    return [{name: getattr(row, name) for name in COLUMNS} | {"model": models.get(row.content_type_id)} for row in rows]
+    return [
+        {name: getattr(row, name) for name in COLUMNS}
+        | {"failing": row.is_failing, "model": models.get(row.content_type_id)}
+        for row in rows
+    ]

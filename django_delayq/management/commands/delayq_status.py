@@ -108,7 +108,7 @@ def _redis(redis: RedisStatus) -> Line:
     if not redis.is_reachable:
         return Line("redis", f"unreachable: {redis.error}", "bad")
     entries, leased = (sum(getattr(each, name) for each in redis.queues) for name in ("entries", "leased"))
-    missing = f"{redis.missing} of the next {redis.compared} missing" if redis.missing else "in step"
+    missing = f"{redis.missing} of the {redis.compared} due next missing" if redis.missing else "in step"
     text = f"{counted(entries, 'entry', 'entries')}, {leased} leased, {missing}"
     return Line("redis", text, "warning" if redis.missing else "good")
 

@@ -114,3 +114,15 @@ def test_a_policy_that_is_stopped_because_it_fails_is_a_warning() -> None:
     failed(11, attempts=4)
     pause(REMIND, by=BY, reason="the mail server is down")
     assert (found := finding()) is not None and found.level == WARNING
+
+
+def test_the_list_shows_which_timeouts_fail_and_lists_them_alone(do: Do) -> None:
+    failing()
+    pending(Order.objects.create(), "linger")
+    dead(Order.objects.create())
+    (line,) = do("delayq_list", "--failing").out.splitlines()[1:]
+    assert f"{REMIND} " in line and "pending, failing" in line
+    assert do("delayq_list", "--all").out.count("failing") == 1
+    told = json.loads(do("delayq_list", "--json").out)
+    assert [(each["state"], each["failing"]) for each in told] == [("pending", True), ("pending", False)]
+    assert "No timeouts." in do("delayq_list", "--failing", "--policy", "testapp.order.linger").out

@@ -326,8 +326,10 @@ def test_an_old_or_full_redis_is_named() -> None:
 
 @pytest.mark.usefixtures("redis_client")
 def test_a_redis_that_has_lost_what_falls_due_next_is_a_warning(redis_client: Any, prefix: str) -> None:
+    pending(Order.objects.create(), minutes=1)
+    assert worst("redis.in_step")[1].startswith("No timeout is due within 5 s: there is nothing to compare with Redis.")
     pending(Order.objects.create(), seconds=1)
-    assert worst("redis.in_step")[0] == INFO
+    assert worst("redis.in_step") == (INFO, "Redis has 1 of 1 timeout that is due within 5 s. None")
     for key in redis_client.scan_iter(match=f"{prefix}*"):
         redis_client.delete(key)
     assert worst("redis.in_step")[0] == WARNING
@@ -356,7 +358,8 @@ def test_the_status_names_the_policy_with_the_highest_lag(do: Do) -> None:
     now = timezone.now()
     for name, minutes in (("linger", 1), ("remind", 5)):
         row = pending(Order.objects.create(), name)
-        as_if(row, "fired", "due", due_at=now - timedelta(minutes=minutes), run_at=now, settled_at=now)
+        due_at = now - timedelta(minutes=minutes)
+        as_if(row, "fired", "due", due_at=due_at, run_at=due_at, settled_at=now)
     assert f"lag       p50 5 min, p99 5 min (the highest; p99 is that of {REMIND})\n" in do("delayq_status").out
 
 

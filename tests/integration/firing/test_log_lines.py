@@ -40,7 +40,8 @@ def test_a_firing_is_a_line_with_policy_object_lateness_and_duration(
     order: Order, declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     row = due(order, declare(Order, name="quick", **options))
-    Timeout.objects.update(due_at=timezone.now() - timedelta(minutes=5))
+    minutes_ago = timezone.now() - timedelta(minutes=5)
+    Timeout.objects.update(due_at=minutes_ago, run_at=minutes_ago, created_at=minutes_ago)
     fire(row)
     [line] = lines(caplog, "timeout_fired")
     assert (line.levelno, line.timeout_id, line.policy) == (logging.INFO, row.pk, "testapp.order.quick")

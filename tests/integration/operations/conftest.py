@@ -28,6 +28,9 @@ def as_if(row: Timeout, state: str, cause: str = "", **values: Any) -> Timeout:
     """`row` as it would be in `state`."""
     settled = None if state in {"pending", "firing"} else timezone.now() - timedelta(minutes=5)
     values = {"state": state, "cause": cause, "settled_at": settled, **values}
+    moved = [values[name] for name in ("run_at", "due_at") if name in values]
+    if moved:  # it was scheduled before that
+        values.setdefault("created_at", min([row.created_at, *moved]))
     Timeout.objects.filter(pk=row.pk).update(slot_taken=1 if state == "pending" else None, **values)
     row.refresh_from_db()
     return row

@@ -68,7 +68,7 @@ def test_a_number_finds_all_timeouts_of_its_object_and_no_others() -> None:
     first, other = row("N-1"), row("N-12")
     second = dq.schedule_timeout(Order.objects.get(note="N-1"), "linger", hours=1)
     assert found("N-1") == [second.pk, first.pk]
-    assert found(" N-1 ") == [], "blanks belong to a key or number: without them it is another one"
+    assert found(" N-1 ") == [], "blanks belong to a string: without them it is another one"
     assert found("N-12") == [other.pk]
     assert found("N") == found("") == found("N-1\0") == []
 

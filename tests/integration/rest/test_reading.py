@@ -150,7 +150,8 @@ def many(schedule: Schedule) -> dict[str, Timeout]:
         "dead": settle(schedule(order=order, key="old"), "dead", "retries", settled_at=now - timedelta(hours=2)),
         "fired": settle(schedule(order=order, key="older"), settled_at=now - timedelta(hours=3)),
     }
-    Timeout.objects.filter(pk=rows["late"].pk).update(run_at=now - timedelta(minutes=1))
+    minute_ago = now - timedelta(minutes=1)
+    Timeout.objects.filter(pk=rows["late"].pk).update(run_at=minute_ago, created_at=minute_ago)
     Timeout.objects.filter(pk=rows["linger"].pk).update(queue="slow")
     return rows
 
