@@ -113,12 +113,13 @@ def sync_policy(
         using: the database.
         failures: gets the objects for which a callable raises. None: the first exception is raised after the sync.
         backfill: arm rounds of any age. Otherwise only those that are not yet due, or overdue by less than two sync
-            intervals: the first start on an old table must not cancel ten thousand forgotten orders.
+            intervals: the first start on an old table must not cancel ten thousand forgotten orders. Those that have
+            a row, because their condition had ended them, are armed as by saving.
         newer_than: with `backfill`, arm only rounds that are not yet due, or overdue by less than this.
         dry_run: write nothing, only count.
         progress: called with the number of objects, page by page.
     """
-    oldest = newer_than if backfill else _oldest()
+    oldest = newer_than if backfill else oldest_in_sync()
     found, done = Failures(policy) if failures is None else failures, Synced()
     for step in steps(policy, using, oldest, found):
         done += repair(step, using, oldest, found, wait=backfill, dry_run=dry_run)
@@ -263,7 +264,7 @@ class TableSync:
             _begin(row, now, stays=bool(row.failed_total) or row.policy in self._left)
             self._left.discard(row.policy)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
-        spent, oldest = 0.0, _oldest(now - (row.before_at or now))
+        spent, oldest = 0.0, oldest_in_sync(now - (row.before_at or now))
         place = None
         with suppress(ValueError):  # if a migration has given the keys another type, the pass begins again
             place = pk_of(policy.concrete_model, row.place) if row.place else None
@@ -308,7 +309,7 @@ class TableSync:
             logger.info(words, label, extra={"event": "sync_back", "policy": label})
 
 
-def _oldest(behind: timedelta = timedelta(0)) -> timedelta:
+def oldest_in_sync(behind: timedelta = timedelta(0)) -> timedelta:
     """Return how long a round may be overdue that the sync arms, if the pass before began `behind` ago.
 
     If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
@@ -336,8 +337,8 @@ def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
-    page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
-    changes = arm_many([policy], set(page), using, _oldest(), failures=Failures(policy), dry_run=True)
+    page = list(candidates(policy, using).values_list("pk", flat=True)[:PAGE])
+    changes = arm_many([policy], set(page), using, oldest_in_sync(), failures=Failures(policy), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 
