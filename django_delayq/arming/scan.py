@@ -21,7 +21,7 @@ from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -101,7 +101,7 @@ def candidates(
         # A round that its condition has ended has a row, and is armed up to CATCH_UP. These rows are looked up only
         # for the objects of that time: there may be very many older ones.
         rows = rows.filter(**{f"{policy.since}__gt": begin - max(oldest, get_settings().catch_up)})
-        ended = _rounds(policy, using).filter(cause=Timeout.Cause.CONDITION, since_at=OuterRef(policy.since))
+        ended = _rounds(policy, using).filter(cause=Timeout.Cause.CONDITION, since_at=OuterRef(str(policy.since)))
         rows = rows.filter(Q(**{f"{policy.since}__gt": begin - oldest}) | Q(has_some(ended)))
     return rows
 
@@ -133,7 +133,7 @@ def _rounds(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
     return rows
 
 
-def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: timedelta) -> Iterator[list[Any]]:
+def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: timedelta) -> Iterator[Sequence[Any]]:
     """Yield pages of keys of objects whose condition has ended a round with a deadline beyond those of `candidates`.
 
     That deadline was moved, which the ledger shows, and not the table of the objects.

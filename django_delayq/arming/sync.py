@@ -24,7 +24,7 @@ from django_delayq.arming.scan import PAGE, Step, candidates, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
-from django_delayq.ledger import writing
+from django_delayq.ledger import declarations, writing
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.locking import database_of, lock_in_slot_order, transaction_of
 from django_delayq.ledger.paging import chunks
@@ -181,7 +181,8 @@ class TableSync:
     Each policy is compared with its table every `SYNC_INTERVAL`. After each slice the worker pauses for so long that
     reading and deciding take at most `SHARE` of one core; repairs are not slowed down. So a pass over a table that
     takes longer than `SHARE` of an interval takes longer than the interval. Its progress is stored in `PolicySync`,
-    from which another worker continues it. Policies that are due begin before long passes continue.
+    from which another worker continues it. Policies that are due begin before long passes continue. Policies of which
+    other workers have a newer declaration are left to them.
 
     A pass is complete although callables have raised for some objects, or other transactions have locked them, so that
     each object is tried once an interval. What becomes due meanwhile is not too old: `PolicySync.before_at` stays where
@@ -204,7 +205,8 @@ class TableSync:
         `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database; the
         other policies are then synced first. What callables of policies raise is logged.
         """
-        policies = {policy.label: policy for policy in automatic_policies(self._using)}
+        others = declarations.register(self._using)
+        policies = {each.label: each for each in automatic_policies(self._using) if each.label not in others}
         interval, spent, limit = get_settings().sync_interval, 0.0, math.inf if at_once else SLICE_SECONDS
         while spent < limit:
             asked_at, now = clock.now(), database_now(self._using)
@@ -226,10 +228,6 @@ class TableSync:
         """
         rows = PolicySync.objects.using(self._using).filter(policy__in=labels)
         found = list(rows)
-        if missing := sorted(set(labels) - {row.policy for row in found}):
-            new = [PolicySync(policy=label, before_at=now) for label in missing]
-            PolicySync.objects.using(self._using).bulk_create(new, ignore_conflicts=True)
-            found = list(rows.all())
         self._claims = {claim for claim in self._claims if claim > now}
         away_since, latest = now - AWAY * interval, now + interval
         is_free = ~Q(claimed_until__gt=now, claimed_until__lte=latest) | Q(claimed_until__in=self._claims)
