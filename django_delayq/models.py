@@ -351,6 +351,10 @@ class PolicySync(models.Model):
     finished_at = models.DateTimeField(null=True, default=None)
     """The start of the present or last pass, and the end of the last complete one."""
     claimed_until = models.DateTimeField(null=True, default=None)
+    declarations: Field[Any, Any] = models.JSONField(default=list)
+    """The fingerprints of the declarations that workers had, the newest first: see `ledger.declarations`."""
+    confirmed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None)
+    """When a worker has last confirmed that the first of them is its own."""
 
     class Meta:
         default_permissions = ()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -60,6 +61,23 @@ MOVES_OF_ALL = ("hold_ended", "replanned")
 """The events of moves that an operator has made to all rows of a policy."""
 Place: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
+
+
+_handled: ContextVar[frozenset[TimeoutPolicy[Any]]] = ContextVar("delayq_handled", default=frozenset())
+
+
+@contextmanager
+def by_handler_of(policy: TimeoutPolicy[Any]) -> Iterator[None]:
+    """Let what is armed in the block be armed by the handler of `policy`, whose deadlines may then be of any age.
+
+    A chain, whose handler sets the `since` of the next round, would otherwise end after a pause that is longer than
+    `CATCH_UP`. A context variable, so that it also applies to the threads and coroutines of async handlers.
+    """
+    token = _handled.set(_handled.get() | {policy})
+    try:
+        yield
+    finally:
+        _handled.reset(token)
 
 
 class Kept(NamedTuple):
@@ -212,7 +230,8 @@ def diff(
     Args:
         states: of rows of one table.
         using: the database.
-        oldest: a round overdue by this or more is not armed; None: rounds of any age are.
+        oldest: a round overdue by this or more is not armed, unless it has a row or `by_handler_of` applies; None:
+            rounds of any age are.
         objects: by model and key, those that the caller has read. Others are read if a callable needs them.
         failures: counts the objects for which a callable raises. None: what it raises is raised.
         is_new: the rows were inserted just now, so that their rounds keep nothing.
@@ -275,8 +294,13 @@ def _diff_round(
     if kept is not None:
         kept = kept.against_policy(due_at)
         due_at = kept.due_at or due_at
-    # A sync leaves more of the old rounds alone than a save, but not pending ones.
-    limit = oldest if oldest is None or pending_id is None else max(oldest, get_settings().catch_up)
+    limit = oldest
+    if oldest is None or policy in _handled.get():
+        limit = None
+    elif pending_id is not None or kept is not None:
+        # A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or
+        # their condition had ended them, and holds again.
+        limit = max(oldest, get_settings().catch_up)
     is_too_old = limit is not None and clock.now() - due_at >= limit
     if pending_id is None:
         if is_too_old:

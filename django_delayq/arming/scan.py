@@ -12,14 +12,16 @@ from django.db.models.lookups import In
 
 from django_delayq import clock
 from django_delayq.arming.reconcile import Failures, diff
-from django_delayq.arming.row_state import CLOSING, RowState, has_none, pending_rounds
+from django_delayq.arming.row_state import CLOSING, RowState, has_none, has_some, pending_rounds
+from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger.controls import read_delay
+from django_delayq.ledger.controls import holds_ended, read_delay
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -49,7 +51,13 @@ def steps(
     if callable(policy.since) or callable(policy.after):
         yield from _checked(policy, using, oldest, failures, after)
     else:
-        keys = candidates(policy, using, oldest).values_list("pk", flat=True)
+        in_force = read_delay(policy, using)
+        delay = policy.after if in_force is None else in_force
+        for ids in () if oldest is None or delay is None else _moved(policy, using, oldest, delay):
+            yield Step(
+                list(dict.fromkeys(_lacking(policy, using, delay).filter(pk__in=ids).values_list("pk", flat=True)))
+            )
+        keys = candidates(policy, using, oldest, delay).values_list("pk", flat=True)
         page = list(keys[:PAGE])
         while page:
             yield Step(list(dict.fromkeys(page)))  # a condition on other rows may repeat a key
@@ -61,7 +69,7 @@ def _checked(
     policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, place: Any
 ) -> Iterator[Step]:
     """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
-    rows = candidates(policy, using, oldest)
+    rows = candidates(policy, using)
     in_force = None if policy.after is None else read_delay(policy, using)
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
@@ -80,27 +88,76 @@ def _checked(
             return
 
 
-def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:
-    """Return the rows that match `policy`, by key, without those that fit according to the database."""
-    model = policy.concrete_model
+def candidates(
+    policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None = None, delay: timedelta | None = None
+) -> QuerySet[Any]:
+    """Return the rows that match `policy`, by key, without those that fit according to the database.
+
+    Also without those whose rounds are too old to be armed, if `since` is a column and `delay` the constant in force.
+    """
+    rows = _lacking(policy, using, delay)
+    if oldest is not None and delay is not None:
+        begin = clock.now() - delay
+        # A round that its condition has ended has a row, and is armed up to CATCH_UP. These rows are looked up only
+        # for the objects of that time: there may be very many older ones.
+        rows = rows.filter(**{f"{policy.since}__gt": begin - max(oldest, get_settings().catch_up)})
+        ended = _rounds(policy, using).filter(cause=Timeout.Cause.CONDITION, since_at=OuterRef(str(policy.since)))
+        rows = rows.filter(Q(**{f"{policy.since}__gt": begin - oldest}) | Q(has_some(ended)))
+    return rows
+
+
+def _lacking(policy: TimeoutPolicy[Any], using: str, delay: timedelta | None) -> QuerySet[Any]:
+    """Return the rows that match `policy`, by key; without a callable `since`, those that lack a round, of any age.
+
+    `delay`: see `candidates`.
+    """
     rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q()).order_by("pk")
     if not isinstance(policy.since, str):
         return rows
-    rounds = Timeout.objects.using(using).filter(
+    fitting = Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since))
+    # Without NULL, and without datetimes that mean "never": each sync would lock and check such rows again.
+    latest = clock.latest_start(max(delay or timedelta(0), timedelta(0)))
+    rows = rows.filter(**{f"{policy.since}__lt": latest})
+    return rows.filter(has_none(_rounds(policy, using).filter(fitting)))
+
+
+def _rounds(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
+    """Return the rounds of the object of the surrounding query."""
+    model = policy.concrete_model
+    rows: QuerySet[Any] = Timeout.objects.using(using).filter(
         In(Concat("policy", Value("")), policy.labels),  # not by `delayq_policy`, which has all rows of the policy
         content_type=kind_of(model, using),
         object_id=object_id(OuterRef(cast("Any", model._meta.pk).name), model, using),
         key="",
     )
-    after = timedelta(0)
-    if isinstance(policy.after, timedelta):
-        in_force = read_delay(policy, using)
-        after = policy.after if in_force is None else in_force
-        if oldest is not None:
-            rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
-    # Without NULL, and without datetimes that mean "never": each sync would lock and check such rows again.
-    rows = rows.filter(**{f"{policy.since}__lt": clock.latest_start(max(after, timedelta(0)))})
-    return rows.filter(has_none(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
+    return rows
+
+
+def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: timedelta) -> Iterator[Sequence[Any]]:
+    """Yield pages of keys of objects whose condition has ended a round with a deadline beyond those of `candidates`.
+
+    That deadline was moved, which the ledger shows, and not the table of the objects.
+    """
+    now = clock.now()
+    latest = now - max(oldest, get_settings().catch_up)
+    held = holds_ended(policy, now - get_settings().retention, using)
+    due = latest - sum((end - begin for begin, end in held), timedelta(0))  # these have not moved the settled rows
+    rows = (
+        Timeout.objects.using(using)
+        .of_labels(policy.labels)
+        .filter(
+            state__in=(Timeout.State.CANCELLED, Timeout.State.SKIPPED),
+            run_at__gt=due,
+            since_at__lte=latest - delay,
+            cause=Timeout.Cause.CONDITION,
+            key="",
+        )
+    )
+    ids = set()
+    for object_id_ in rows.values_list("object_id", flat=True):
+        with suppress(ValueError):  # unreadable: no object has this key
+            ids.add(pk_of(policy.concrete_model, object_id_))
+    yield from chunks(list(ids))
 
 
 def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:

@@ -24,7 +24,7 @@ from django_delayq.arming.scan import PAGE, Step, candidates, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
-from django_delayq.ledger import writing
+from django_delayq.ledger import declarations, writing
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.locking import database_of, lock_in_slot_order, transaction_of
 from django_delayq.ledger.paging import chunks
@@ -113,12 +113,13 @@ def sync_policy(
         using: the database.
         failures: gets the objects for which a callable raises. None: the first exception is raised after the sync.
         backfill: arm rounds of any age. Otherwise only those that are not yet due, or overdue by less than two sync
-            intervals: the first start on an old table must not cancel ten thousand forgotten orders.
+            intervals: the first start on an old table must not cancel ten thousand forgotten orders. Those that have
+            a row, because their condition had ended them, are armed as by saving.
         newer_than: with `backfill`, arm only rounds that are not yet due, or overdue by less than this.
         dry_run: write nothing, only count.
         progress: called with the number of objects, page by page.
     """
-    oldest = newer_than if backfill else _oldest()
+    oldest = newer_than if backfill else oldest_in_sync()
     found, done = Failures(policy) if failures is None else failures, Synced()
     for step in steps(policy, using, oldest, found):
         done += repair(step, using, oldest, found, wait=backfill, dry_run=dry_run)
@@ -180,7 +181,8 @@ class TableSync:
     Each policy is compared with its table every `SYNC_INTERVAL`. After each slice the worker pauses for so long that
     reading and deciding take at most `SHARE` of one core; repairs are not slowed down. So a pass over a table that
     takes longer than `SHARE` of an interval takes longer than the interval. Its progress is stored in `PolicySync`,
-    from which another worker continues it. Policies that are due begin before long passes continue.
+    from which another worker continues it. Policies that are due begin before long passes continue. Policies of which
+    other workers have a newer declaration are left to them.
 
     A pass is complete although callables have raised for some objects, or other transactions have locked them, so that
     each object is tried once an interval. What becomes due meanwhile is not too old: `PolicySync.before_at` stays where
@@ -203,7 +205,8 @@ class TableSync:
         `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database; the
         other policies are then synced first. What callables of policies raise is logged.
         """
-        policies = {policy.label: policy for policy in automatic_policies(self._using)}
+        others = declarations.register(self._using)
+        policies = {each.label: each for each in automatic_policies(self._using) if each.label not in others}
         interval, spent, limit = get_settings().sync_interval, 0.0, math.inf if at_once else SLICE_SECONDS
         while spent < limit:
             asked_at, now = clock.now(), database_now(self._using)
@@ -225,10 +228,6 @@ class TableSync:
         """
         rows = PolicySync.objects.using(self._using).filter(policy__in=labels)
         found = list(rows)
-        if missing := sorted(set(labels) - {row.policy for row in found}):
-            new = [PolicySync(policy=label, before_at=now) for label in missing]
-            PolicySync.objects.using(self._using).bulk_create(new, ignore_conflicts=True)
-            found = list(rows.all())
         self._claims = {claim for claim in self._claims if claim > now}
         away_since, latest = now - AWAY * interval, now + interval
         is_free = ~Q(claimed_until__gt=now, claimed_until__lte=latest) | Q(claimed_until__in=self._claims)
@@ -263,7 +262,7 @@ class TableSync:
             _begin(row, now, stays=bool(row.failed_total) or row.policy in self._left)
             self._left.discard(row.policy)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
-        spent, oldest = 0.0, _oldest(now - (row.before_at or now))
+        spent, oldest = 0.0, oldest_in_sync(now - (row.before_at or now))
         place = None
         with suppress(ValueError):  # if a migration has given the keys another type, the pass begins again
             place = pk_of(policy.concrete_model, row.place) if row.place else None
@@ -308,7 +307,7 @@ class TableSync:
             logger.info(words, label, extra={"event": "sync_back", "policy": label})
 
 
-def _oldest(behind: timedelta = timedelta(0)) -> timedelta:
+def oldest_in_sync(behind: timedelta = timedelta(0)) -> timedelta:
     """Return how long a round may be overdue that the sync arms, if the pass before began `behind` ago.
 
     If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
@@ -336,8 +335,8 @@ def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
-    page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
-    changes = arm_many([policy], set(page), using, _oldest(), failures=Failures(policy), dry_run=True)
+    page = list(candidates(policy, using).values_list("pk", flat=True)[:PAGE])
+    changes = arm_many([policy], set(page), using, oldest_in_sync(), failures=Failures(policy), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 

@@ -25,6 +25,7 @@ from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
+from django_delayq.ledger.declarations import is_outdated
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
@@ -181,6 +182,9 @@ class Attempt:
                 members.append(Member(row, obj))
             else:
                 unmet.append(row)
+        if unmet and is_outdated(policy, using, now):
+            report.release([row.pk for row in unmet], using, "a newer declaration of its policy decides its condition")
+            unmet = []
         for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
             if skipped:
                 settling.mark_settled(skipped, cause, now, using)

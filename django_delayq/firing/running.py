@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connections
 from django.db.utils import Error
 
+from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
@@ -76,12 +77,14 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     if policy is None:
         now = report.current_time()
         report.again.update((each.id, firing_state.unknown.again_at(work.policy, each.id, now)) for each in candidates)
-    elif policy.atomic and not work.suspect:
-        _fire_in_groups(policy, candidates, using, report)
-    else:
-        fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
-        for candidate in candidates:
-            fire_alone(policy, candidate, using, report)
+        return
+    with by_handler_of(policy):
+        if policy.atomic and not work.suspect:
+            _fire_in_groups(policy, candidates, using, report)
+        else:
+            fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
+            for candidate in candidates:
+                fire_alone(policy, candidate, using, report)
 
 
 def _fire_in_groups(

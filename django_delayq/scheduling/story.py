@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 from django_delayq import clock
 from django_delayq.arming.reconcile import Changes, Failures, diff
 from django_delayq.arming.row_state import RowState, condition_holds, row_states
+from django_delayq.arming.sync import oldest_in_sync
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, message_of, moment
@@ -236,14 +237,15 @@ def _why_nothing_is_pending(subject: Subject) -> str:
     with failures.counting(subject.pk):
         states = row_states([policy], [subject.pk], subject.using)
         changes = diff(states, subject.using, get_settings().catch_up)
+        by_workers = diff(states, subject.using, oldest_in_sync())
     if failures.first is not None:  # code of the application, which often is what should be explained
         error = failures.first[1]
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")
         return text.format(error=type(error).__name__, message=message_of(error))
-    return _why_not_armed(policy, states[0] if states else None, changes)
+    return _why_not_armed(policy, states[0] if states else None, changes, by_workers)
 
 
-def _why_not_armed(policy: TimeoutPolicy[Any], state: RowState | None, changes: Changes) -> str:
+def _why_not_armed(policy: TimeoutPolicy[Any], state: RowState | None, changes: Changes, by_workers: Changes) -> str:
     if state is None:
         return _("Nothing is pending: the object no longer exists.")
     if not state.holds:
@@ -254,6 +256,8 @@ def _why_not_armed(policy: TimeoutPolicy[Any], state: RowState | None, changes: 
             "one; delayq_sync --policy {policy} --backfill arms all such rounds of the policy."
         )
         return text.format(policy=policy.label)
+    if changes.insert and by_workers.too_old:
+        return _("Nothing is pending: the deadline passed too long ago for the workers to arm it. Saving arms it.")
     if changes.insert:
         return _("Nothing is pending, but it should be: the next save or sync_timeouts() arms it.")
     if isinstance(policy.since, str) and state.since_at is None:

@@ -247,17 +247,19 @@ def test_an_extended_round_is_armed_again_although_its_first_deadline_is_too_old
     assert order.timeouts.get(state="pending").due_at == begin + 30 * MINUTE + timedelta(days=30)
 
 
-def test_the_story_promises_no_sync_of_the_workers_that_does_not_see_the_moved_deadline() -> None:
+@pytest.mark.parametrize("days", [2, 20])
+def test_the_sync_of_the_workers_sees_the_moved_deadline(days: int) -> None:
+    """The first deadline is too old to be armed, and with 20 days also for a save."""
     begin = timezone.now()
     order = Order.objects.create(status="unpaid", created_at=begin)
-    dq.extend_timeout(order, "cancel_unpaid", hours=48)
+    dq.extend_timeout(order, "cancel_unpaid", days=days)
     order.status = "paying"
     order.save()
     Order.objects.update(status="unpaid")
-    with clock.set_to(begin + 40 * MINUTE):
+    with clock.set_to(begin + timedelta(days=days - 1)):
         assert "save or sync_timeouts()" in dq.explain_timeout(order, "cancel_unpaid").outlook
-        assert not sync_policy(dq.get_policy((Order, "cancel_unpaid")), "default").armed
-        assert dq.sync_timeouts(order) == 1
+        assert sync_policy(dq.get_policy((Order, "cancel_unpaid")), "default").armed == 1
+    assert order.timeouts.get(state="pending").due_at == begin + 30 * MINUTE + timedelta(days=days)
 
 
 def test_arming_a_new_object_reads_no_earlier_rounds() -> None:

@@ -79,7 +79,7 @@ def test_a_ledger_that_fits_costs_a_query_for_each_way_and_not_one_for_each_page
     assert sync_policy(cancel_unpaid, "default").armed == 1200
     with CaptureQueriesContext(connection) as queries:
         assert sync_policy(cancel_unpaid, "default") == Synced()
-    assert len(queries) == 3, "one for each way, and one for what operators have put in force"
+    assert len(queries) == 5, "one for each way, one for moved deadlines, and two for what operators have done"
 
 
 @pytest.mark.parametrize("text", ["", "abc", "12abc", "9" * 30, "-", "0x1", "12.5", "\u0661"])

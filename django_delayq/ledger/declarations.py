@@ -1,0 +1,171 @@
+"""Which of several declarations of one policy is the newest, while releases of an application run side by side.
+
+During a rolling deployment, workers with the former code and with the new code fire the same timeouts. If the new code
+has another `when`, the former one would settle timeouts whose condition holds only by the new one. So `PolicySync` has
+the fingerprints of the declarations that workers had, the newest first, and a worker with another one neither syncs the
+policy nor settles timeouts whose condition does not hold by its own declaration.
+
+A declaration that no worker had before becomes the newest when its first worker starts. A former one becomes it again
+only if no worker has confirmed the newest one for `SILENT` intervals, as after a return to the former release. A worker
+with the former code that is started again in the middle of a deployment changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final
+
+from django.db.models import Field, Lookup, Model, QuerySet, Subquery
+from django.db.models.expressions import BaseExpression
+from django.db.models.sql import Query
+from django.utils.functional import Promise
+from django.utils.tree import Node
+
+from django_delayq.clock import database_now
+from django_delayq.conf import get_settings
+from django_delayq.ledger.locking import database_of
+from django_delayq.models import PolicySync
+from django_delayq.policies import TimeoutPolicy, get_policies
+
+logger = logging.getLogger("django_delayq.worker")
+
+SILENT: Final = 3
+"""A declaration is confirmed twice in a sync interval, so that three without one are no accident of one worker."""
+REMEMBERED: Final = 10
+"""How many declarations are remembered. More than releases that run at the same time, and short enough for a row."""
+
+_outdated = set[tuple[str, str]]()
+"""The databases and labels for which this process has logged that its declaration is not the newest one."""
+
+
+@functools.lru_cache(maxsize=1000)
+def fingerprint(policy: TimeoutPolicy[Any]) -> str:
+    """Return a digest of what decides whether an object has a timeout: the same in each process with the same code."""
+    text = json.dumps([_described(value) for value in (policy.when, policy.since, policy.after)])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def register(using: str) -> set[str]:
+    """Make the declarations of this process known, and confirm those that are the newest; log a change of that.
+
+    Return the labels of the policies of which another declaration is the newest. Each sync of a worker calls it. Raises
+    the database's errors.
+    """
+    policies = [policy for policy in get_policies() if database_of(policy.concrete_model) == using]
+    declared = {label: policy for policy in policies for label in policy.labels}
+    rows = PolicySync.objects.using(using)
+    now, interval = database_now(using), get_settings().sync_interval
+    found = {row.policy: row for row in rows.filter(policy__in=declared)}
+    if missing := sorted(declared.keys() - found.keys()):
+        rows.bulk_create([PolicySync(policy=label, before_at=now) for label in missing], ignore_conflicts=True)
+        found = {row.policy: row for row in rows.filter(policy__in=declared)}
+    outdated, confirmed = set[str](), list[int]()
+    for label, row in found.items():
+        own = fingerprint(declared[label])
+        if _is_outdated(row, own, now):
+            outdated.add(declared[label].label)
+        elif row.declarations[:1] != [own]:
+            known = [own, *(each for each in row.declarations if each != own)][:REMEMBERED]
+            # Another worker may do the same now. The one that comes second finds what the first one has written.
+            same = rows.filter(pk=row.pk, confirmed_at=row.confirmed_at)
+            same.update(declarations=known, confirmed_at=now)
+        elif not now - interval / 2 <= row.confirmed_at <= now:
+            confirmed.append(row.pk)
+    if confirmed:
+        rows.filter(pk__in=confirmed).update(confirmed_at=now)
+    _log(using, outdated)
+    return outdated
+
+
+def is_outdated(policy: TimeoutPolicy[Any], using: str, now: datetime) -> bool:
+    """Return whether workers run with a newer declaration of `policy` than this process has."""
+    row = PolicySync.objects.using(using).filter(policy=policy.label).first()
+    return row is not None and _is_outdated(row, fingerprint(policy), now)
+
+
+def _is_outdated(row: PolicySync, own: str, now: datetime) -> bool:
+    # An unknown one is newer: its first worker has not registered it yet, or it runs where no worker does.
+    return own in row.declarations[1:] and _is_confirmed(row, now)
+
+
+def _is_confirmed(row: PolicySync, now: datetime) -> bool:
+    """Return whether a worker has confirmed the newest declaration recently. Not if the clock was set back since."""
+    interval = get_settings().sync_interval
+    return row.confirmed_at is not None and now - SILENT * interval <= row.confirmed_at <= now + interval
+
+
+def _log(using: str, outdated: set[str]) -> None:
+    known = {label for database, label in _outdated if database == using}
+    for label in sorted(outdated - known):
+        logger.warning(
+            "%s: workers with a newer declaration of the policy are running. This one leaves timeouts whose condition "
+            "does not hold by its own declaration to them.",
+            label,
+            extra={"event": "declaration_outdated", "policy": label},
+        )
+    for label in sorted(known - outdated):
+        words = "%s: the declaration of this worker is the newest one that runs"
+        logger.info(words, label, extra={"event": "declaration_current", "policy": label})
+    _outdated.difference_update((using, label) for label in known - outdated)
+    _outdated.update((using, label) for label in outdated)
+
+
+def _described(value: Any) -> Any:
+    """Return what JSON can represent of `value`, the same in each process: no addresses, and sets in one order.
+
+    Of a function and of a type that is not known here, only its name.
+    """
+    if isinstance(value, Enum):
+        return _described(value.value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Promise):
+        return str(value)
+    if isinstance(value, Node):  # Q, and the WHERE of a query
+        return [value.connector, value.negated, *map(_described, value.children)]
+    if isinstance(value, set | frozenset):
+        return _sorted(value)
+    if isinstance(value, Mapping):
+        return _sorted(value.items())
+    if isinstance(value, list | tuple):
+        return [_described(each) for each in value]
+    return [_name(value), *_parts(value)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the described parts of a value that is not plain data."""
+    parts: Iterable[Any] = ()
+    if isinstance(value, Model):
+        parts = [value.pk]
+    elif isinstance(value, QuerySet | Subquery):
+        parts = [value.query]
+    elif isinstance(value, Query):
+        parts = [value.model, value.where, value.low_mark, value.high_mark, value.annotations]
+    elif isinstance(value, Lookup):
+        # A query turns the sets that it gets into lists.
+        parts = [value.lhs, _sorted(value.rhs) if isinstance(value.rhs, list | tuple) else value.rhs]
+    elif hasattr(value, "_constructor_args"):  # most expressions, such as F
+        parts = value._constructor_args
+    elif isinstance(value, BaseExpression):
+        parts = value.get_source_expressions()
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    elif isinstance(value, Field | bytes) or type(value).__module__ in {"datetime", "decimal", "uuid", "zoneinfo"}:
+        parts = [str(value)]
+    return [_described(part) for part in parts]
+
+
+def _sorted(values: Iterable[Any]) -> list[Any]:
+    return sorted(map(_described, values), key=json.dumps)
+
+
+def _name(value: Any) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"

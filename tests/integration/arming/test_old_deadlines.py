@@ -1,0 +1,241 @@
+"""How old a deadline may be that is armed by saving, by the sync, and by the handler of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, operations, testing
+from django_delayq.arming.sync import Synced, TableSync, count_too_old, sync_policy
+from django_delayq.models import PolicySync, Timeout
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from django_delayq import TimeoutPolicy
+
+Declare = Callable[..., "TimeoutPolicy[Any]"]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+KINDS = ("columns", "since", "after", "both")
+
+
+@pytest.fixture(params=KINDS)
+def policy(request: pytest.FixtureRequest, declare: Declare) -> TimeoutPolicy[Order]:
+    """A policy that the database evaluates, or one with functions."""
+    since: Any = "created_at" if request.param in {"columns", "after"} else lambda order: order.created_at
+    after: Any = 30 * MINUTE if request.param in {"columns", "since"} else lambda order: 30 * MINUTE
+    return declare(Order, cancel, name="pays", since=since, after=after, when=Q(status="pays"))
+
+
+def cancel(order: Order, timeout: Timeout) -> None:
+    order.status = "cancelled"
+    order.save()
+
+
+def sync_of_workers(label: str) -> None:
+    """Let the worker begin and complete a pass, as one that runs all the time."""
+    now = clock.now()
+    PolicySync.objects.filter(policy=label).update(
+        before_at=now - MINUTE, began_at=now - MINUTE, finished_at=now - MINUTE, claimed_until=None
+    )
+    TableSync("default").run(at_once=True)
+
+
+def pending(policy: TimeoutPolicy[Any], order: Order) -> Timeout | None:
+    row: Timeout | None = order.timeouts.filter(policy=policy.label, state="pending").first()
+    return row
+
+
+@pytest.mark.parametrize("ended_by", ["sync", "worker", "save"])
+def test_a_round_that_is_opened_again_after_its_deadline_is_armed_by_the_sync(
+    policy: TimeoutPolicy[Any], ended_by: str
+) -> None:
+    begin = timezone.now()
+    order = Order.objects.create(status="pays", created_at=begin)
+    with clock.set_to(begin + 25 * MINUTE):
+        Order.objects.filter(pk=order.pk).update(status="paying")
+        if ended_by == "sync":
+            sync_of_workers(policy.label)
+        elif ended_by == "save":
+            Order.objects.get(pk=order.pk).save()
+    with clock.set_to(begin + 31 * MINUTE):
+        testing.fire_due()
+        assert pending(policy, order) is None
+    with clock.set_to(begin + 40 * MINUTE):
+        Order.objects.filter(pk=order.pk).update(status="pays")
+        sync_of_workers(policy.label)
+        assert pending(policy, order) is not None
+        testing.fire_due()
+    order.refresh_from_db()
+    assert order.status == "cancelled"
+
+
+@pytest.mark.parametrize(("days", "armed"), [(6, True), (8, False)])
+def test_it_is_armed_up_to_catch_up_and_then_counted_as_too_old(
+    policy: TimeoutPolicy[Any], days: int, armed: bool
+) -> None:
+    begin = timezone.now() - days * DAY - 30 * MINUTE
+    with clock.set_to(begin):
+        order = Order.objects.create(status="pays", created_at=begin)
+        Order.objects.filter(pk=order.pk).update(status="paying")
+        sync_policy(policy, "default")
+    Order.objects.filter(pk=order.pk).update(status="pays")
+    assert count_too_old(policy, "default").value == (0 if armed else 1)
+    assert ("too long ago" in str(dq.explain_timeout(order, policy))) is not armed
+    assert sync_policy(policy, "default").armed == armed
+    assert (pending(policy, order) is not None) is armed
+
+
+def test_a_forgotten_order_of_the_same_age_is_not_armed(policy: TimeoutPolicy[Any]) -> None:
+    Order.objects.bulk_create([Order(status="pays", created_at=timezone.now() - 40 * MINUTE)])
+    order = Order.objects.get()
+    sync_of_workers(policy.label)
+    assert sync_policy(policy, "default").armed == 0
+    assert pending(policy, order) is None
+    assert count_too_old(policy, "default").value == 1
+    assert "workers" in str(dq.explain_timeout(order, policy))
+    assert dq.sync_timeouts(order) == 1, "as saving it"
+
+
+def test_a_row_of_another_since_does_not_make_a_forgotten_round_known(policy: TimeoutPolicy[Any]) -> None:
+    begin = timezone.now()
+    order = Order.objects.create(status="pays", created_at=begin)
+    Order.objects.filter(pk=order.pk).update(status="paying")
+    sync_policy(policy, "default")
+    Order.objects.filter(pk=order.pk).update(status="pays", created_at=begin - 40 * MINUTE)
+    assert sync_policy(policy, "default").armed == 0
+
+
+def test_a_round_that_was_cancelled_by_hand_stays_closed(policy: TimeoutPolicy[Any]) -> None:
+    begin = timezone.now()
+    order = Order.objects.create(status="pays", created_at=begin - 25 * MINUTE)
+    Order.objects.filter(pk=order.pk).update(status="paying")
+    sync_policy(policy, "default")
+    Order.objects.filter(pk=order.pk).update(status="pays")
+    sync_policy(policy, "default")
+    assert dq.cancel_timeout(order, policy)
+    with clock.set_to(begin + 40 * MINUTE):
+        assert sync_policy(policy, "default") == Synced()
+
+
+@pytest.mark.parametrize("moved_by", ["reschedule", "hold"])
+def test_the_age_counts_from_the_deadline_that_the_round_had(
+    policy: TimeoutPolicy[Any], moved_by: str, settings: Any
+) -> None:
+    """The first deadline passed more than CATCH_UP ago; the round was moved to tomorrow, and its payment failed."""
+    begin, now = timezone.now() - 10 * DAY, timezone.now()
+    with clock.set_to(begin):
+        order = Order.objects.create(status="pays", created_at=begin)
+        if moved_by == "reschedule":
+            dq.reschedule_timeout(order, policy, at=now + DAY)
+        else:
+            operations.hold(policy, by="admin:a")
+    if moved_by == "hold":
+        Order.objects.filter(pk=order.pk).update(status="paying")
+        with clock.set_to(begin + MINUTE):
+            sync_policy(policy, "default")
+        operations.resume(policy, by="admin:a")
+    else:
+        Order.objects.filter(pk=order.pk).update(status="paying")
+        sync_policy(policy, "default")
+    Order.objects.filter(pk=order.pk).update(status="pays")
+    assert sync_policy(policy, "default").armed == 1
+    row = pending(policy, order)
+    assert row is not None and row.due_at > now
+
+
+def advance(order: Order) -> None:
+    assert order.created_at is not None
+    order.created_at += DAY
+    order.save()
+
+
+CHAINS: dict[str, dict[str, Any]] = {
+    "atomic": {},
+    "not_atomic": {"atomic": False},
+    "batch": {"batch": 10},
+    "async": {},
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_chain_that_its_own_handler_advances_survives_a_pause(declare: Declare, kind: str) -> None:
+    """Each firing sets the `since` of the next one, whose deadline passed more than CATCH_UP ago, too."""
+    fired: list[datetime] = []
+
+    def bill(order: Order, timeout: Timeout) -> None:
+        fired.append(timeout.due_at)
+        advance(order)
+
+    async def bill_later(order: Order, timeout: Timeout) -> None:
+        fired.append(timeout.due_at)
+        assert order.created_at is not None
+        order.created_at += DAY
+        await order.asave()
+
+    def bill_all(orders: Any, timeouts: list[Timeout]) -> None:
+        fired.extend(timeout.due_at for timeout in timeouts)
+        for order in list(orders):
+            orders.filter(pk=order.pk).update(created_at=order.created_at + DAY)
+
+    handler: Any = {"batch": bill_all, "async": bill_later}.get(kind, bill)
+    options = {"since": "created_at", "after": 30 * MINUTE, "when": Q(status="billed")}
+    policy = declare(Order, handler, name="bills", **options, **CHAINS[kind])
+    begin = timezone.now() - 9 * DAY
+    with clock.set_to(begin):
+        for _ in range(2):
+            Order.objects.create(status="billed", created_at=begin)
+    for _ in range(12):
+        testing.fire_due(policy)
+    assert len(fired) == 18, "nine days of two orders"
+    assert Timeout.objects.pending().filter(policy=policy.label, due_at__gt=timezone.now()).count() == 2
+
+
+def test_a_save_by_the_handler_of_another_policy_is_a_save(declare: Declare) -> None:
+    other = declare(Order, cancel, name="other", since="created_at", after=MINUTE, when=Q(note="other"))
+
+    def touch(order: Order, timeout: Timeout) -> None:
+        order.note = "other"
+        order.save()
+
+    policy = declare(Order, touch, name="touches")
+    order = Order.objects.create(created_at=timezone.now() - 9 * DAY)
+    dq.schedule_timeout(order, policy, minutes=0)
+    testing.fire_due(policy)
+    assert pending(other, order) is None
+    order.created_at = timezone.now() - 9 * DAY
+    order.save()
+    assert pending(other, order) is None, "the handler has ended"
+
+
+def test_rounds_that_were_moved_are_found_by_the_index_of_their_policy(declare: Declare) -> None:
+    """Not by reading all rows that the policy ever had, of which most are settled and old."""
+    policy = declare(Order, name="pays", since="created_at", after=30 * MINUTE, when=Q(status="pays"))
+    old = timezone.now() - 20 * DAY
+    orders = [Order(status="paid", created_at=old) for _ in range(3000)]
+    Order.objects.bulk_create(orders)
+    with clock.set_to(old):
+        dq.schedule_timeouts(Order.objects.all(), policy)
+        Timeout.objects.filter(policy=policy.label).update(
+            state="cancelled", cause="condition", slot_taken=None, settled_at=old
+        )
+    with connection.cursor() as cursor:
+        if connection.vendor != "mysql":
+            cursor.execute("ANALYZE")
+        else:
+            cursor.execute(f"ANALYZE TABLE {Timeout._meta.db_table}")
+            cursor.fetchall()
+        with CaptureQueriesContext(connection) as captured:
+            assert sync_policy(policy, "default") == Synced()
+        (search,) = (each["sql"] for each in captured if "since_at" in each["sql"] and "run_at" in each["sql"])
+        cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{search}")
+        plan = "\n".join(" ".join(map(str, row)) for row in cursor.fetchall())
+    assert "delayq_policy" in plan, plan

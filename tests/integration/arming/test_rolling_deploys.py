@@ -1,0 +1,301 @@
+"""Releases with another condition for one policy run side by side: nothing is lost, and what is due fires, late.
+
+A release is a registry that declares its own policy. The handlers of both write down which release has run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Exists, F, OuterRef, Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, testing
+from django_delayq.arming.sync import TableSync
+from django_delayq.ledger.declarations import fingerprint, register
+from django_delayq.models import PolicySync, Timeout
+from django_delayq.policies import TimeoutPolicy, registry
+from tests.testapp.models import Item, Order, Task
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MINUTE = timedelta(minutes=1)
+LABEL = "testapp.order.releases"
+UNPAID, BOTH, OPEN = Q(status="unpaid"), Q(status__in={"unpaid", "review"}), Q(status="open")
+
+
+class Now:
+    """How far the test is in time."""
+
+    start: datetime
+    minutes: float
+
+
+class Release:
+    """The code of one release: its web process, and its worker."""
+
+    def __init__(self, name: str, when: Q, *, since: str | None = "created_at") -> None:
+        self.name, self.fired = name, list[str]()
+        options: dict[str, Any] = {"when": when, "since": since, "after": 30 * MINUTE}
+        self.policy = TimeoutPolicy(model=Order, handler=self._fire, name="releases", **options)
+        self.sync = TableSync("default")
+
+    def _fire(self, order: Order, timeout: Timeout) -> None:
+        self.fired.append(timeout.object_id)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let this process have the code of the release."""
+        registry.add(self.policy)
+        try:
+            yield
+        finally:
+            registry.remove(self.policy)
+
+    def save(self, **values: Any) -> Order:
+        with self.running():
+            return Order.objects.create(created_at=timezone.now(), **values)
+
+    def confirm(self, minutes: float) -> None:
+        """Let the worker start, or be still running, at that many minutes from now."""
+        with self.running(), clock.set_to(Now.start + minutes * MINUTE):
+            register("default")
+
+    def work(self, minutes: float, *beside: Release) -> None:
+        """Let the worker sync, and fire what is due, at that time. These workers have been running `beside` it."""
+        while beside and Now.minutes < minutes - 1:
+            Now.minutes += 1
+            for other in beside:
+                other.confirm(Now.minutes)
+        Now.minutes = minutes
+        with self.running(), clock.set_to(Now.start + minutes * MINUTE):
+            register("default")
+            PolicySync.objects.update(claimed_until=None)
+            self.sync.run(at_once=True)
+            testing.fire_due(self.policy)
+
+
+@pytest.fixture(autouse=True)
+def start() -> None:
+    Now.start, Now.minutes = timezone.now(), 0.0
+
+
+@pytest.fixture
+def former() -> Release:
+    return Release("former", UNPAID)
+
+
+def state(order: Order) -> str:
+    return str(order.timeouts.filter(policy=LABEL).latest("id").state)
+
+
+@pytest.mark.parametrize("first", ["former", "new"])
+def test_a_condition_that_is_widened_loses_nothing(former: Release, first: str) -> None:
+    new = Release("new", BOTH)
+    former.work(0)
+    new.work(0)
+    order = new.save(status="review")
+    workers = [former, new] if first == "former" else [new, former]
+    former.work(29, new)
+    assert state(order) == "pending", "the former release does not cancel it"
+    former.work(31, new)
+    assert state(order) == "pending", "nor does it skip it"
+    for worker in workers:
+        worker.work(32, former, new)
+    assert (state(order), new.fired, former.fired) == ("fired", [str(order.pk)], [])
+
+
+def test_what_a_former_web_process_cancelled_is_armed_by_the_new_worker(former: Release) -> None:
+    new = Release("new", BOTH)
+    former.work(0)
+    new.work(0)
+    order = new.save(status="review")
+    with former.running():
+        order.save()
+    assert state(order) == "cancelled"
+    former.work(1)
+    new.work(45)
+    new.work(46)
+    assert (state(order), new.fired) == ("fired", [str(order.pk)])
+
+
+def test_what_the_former_worker_ended_before_the_deployment_is_armed_hours_later(former: Release) -> None:
+    """The web processes were deployed first."""
+    new = Release("new", BOTH)
+    former.work(0)
+    order = new.save(status="review")
+    former.work(31)
+    assert state(order) in {"cancelled", "skipped"}
+    new.work(300)
+    new.work(301)
+    assert (state(order), new.fired) == ("fired", [str(order.pk)])
+
+
+@pytest.mark.parametrize("first", ["former", "new"])
+def test_a_condition_that_is_narrowed_is_not_armed_again_by_the_former_release(first: str) -> None:
+    former, new = Release("former", BOTH), Release("new", UNPAID)
+    former.work(0)
+    reviewed, unpaid = former.save(status="review"), former.save(status="unpaid")
+    new.work(1)
+    workers = [former, new] if first == "former" else [new, former]
+    for minute in (2, 31, 32, 33):
+        for worker in workers:
+            worker.work(minute, former, new)
+    assert state(reviewed) == "cancelled"
+    assert reviewed.timeouts.filter(policy=LABEL).count() == 1, "the two releases do not take turns"
+    assert (state(unpaid), len(former.fired + new.fired)) == ("fired", 1)
+
+
+@pytest.mark.parametrize("migrated_at", [1, 40])
+@pytest.mark.parametrize("first", ["former", "new"])
+def test_a_condition_that_is_renamed_loses_nothing(former: Release, first: str, migrated_at: int) -> None:
+    """The data are migrated before or after the deadline, while both releases run."""
+    new = Release("new", OPEN)
+    former.work(0)
+    order = former.save(status="unpaid")
+    workers = [former, new] if first == "former" else [new, former]
+    new.work(0.5)
+    for minute in (1, 20, 31, 40, 41, 42):
+        if minute == migrated_at:
+            Order.objects.filter(status="unpaid").update(status="open")
+        for worker in workers:
+            worker.work(minute + 0.5, former, new)
+    assert (state(order), len(former.fired + new.fired)) == ("fired", 1)
+
+
+def test_a_timeout_that_was_scheduled_by_hand_is_left_to_the_new_release() -> None:
+    former, new = Release("former", UNPAID, since=None), Release("new", BOTH, since=None)
+    former.work(0)
+    new.work(0)
+    order = new.save(status="review")
+    with new.running():
+        dq.schedule_timeout(order, new.policy, minutes=30)
+    former.work(31, new)
+    assert state(order) == "pending"
+    new.work(31)
+    assert new.fired == [str(order.pk)]
+
+
+def test_a_former_worker_that_is_started_again_does_not_claim_the_policy_back(former: Release) -> None:
+    new = Release("new", BOTH)
+    former.work(0)
+    new.work(0)
+    order = new.save(status="review")
+    restarted = Release("former", UNPAID)
+    for minute in (1, 2, 3, 4, 5):
+        new.work(minute)
+        restarted.work(minute + 0.5)
+    assert state(order) == "pending"
+
+
+def test_after_a_return_to_the_former_release_its_condition_decides(former: Release) -> None:
+    new = Release("new", BOTH)
+    former.work(0)
+    new.work(1)
+    order = new.save(status="review")
+    former.work(2)
+    assert state(order) == "pending"
+    former.work(5)
+    assert state(order) == "cancelled", "no worker has the new declaration any more"
+    new.work(6)
+    assert state(order) == "cancelled", "one that is left is now the former one"
+    new.work(10)
+    assert state(order) == "pending"
+
+
+def test_a_worker_that_is_alone_settles_what_no_other_worker_can(former: Release) -> None:
+    """The worker of the new release has stopped, and the former one has not confirmed its own declaration yet."""
+    new = Release("new", BOTH)
+    former.work(0)
+    new.work(1)
+    order = new.save(status="review")
+    with former.running(), clock.set_to(Now.start + 40 * MINUTE):
+        testing.fire_due(former.policy)
+    assert state(order) == "skipped"
+
+
+def test_it_is_logged_once_that_other_workers_have_a_newer_declaration(former: Release, caplog: Any) -> None:
+    new = Release("new", BOTH)
+    former.work(0)
+    new.work(0)
+    caplog.set_level("INFO", logger="django_delayq.worker")
+    for minute in (1, 2, 9, 10):
+        former.work(minute)
+    events = [record.event for record in caplog.records if getattr(record, "policy", "") == LABEL]
+    assert events == ["declaration_outdated", "declaration_current"]
+
+
+def test_a_policy_that_is_renamed_and_widened_at_once_is_left_to_the_new_release(former: Release) -> None:
+    options: dict[str, Any] = {"when": BOTH, "since": "created_at", "after": 30 * MINUTE, "aliases": ("releases",)}
+    former.work(0)
+    order = former.save(status="unpaid")
+    fired = list[str]()
+    renamed = TimeoutPolicy(
+        model=Order, handler=lambda order, _: fired.append(str(order.pk)), name="renamed", **options
+    )
+    Order.objects.filter(pk=order.pk).update(status="review")
+    new = Release("new", BOTH)
+    new.policy = renamed
+    former.work(31, new)
+    assert state(order) == "pending"
+    new.work(31)
+    assert fired == [str(order.pk)]
+
+
+CONDITIONS: dict[str, Any] = {
+    "set": Q(status__in={"unpaid", "review", "open", "failed"}),
+    "subquery": Q(Exists(Item.objects.filter(task=OuterRef("pk"), pk__in={"1", "2", "3", "4"}))),
+    "expression": Q(created_at__lt=F("paid_at") + timedelta(days=1)) | ~Q(note=None),
+}
+
+
+def test_a_fingerprint_differs_if_the_condition_does() -> None:
+    def of(when: Any, **options: Any) -> str:
+        return fingerprint(TimeoutPolicy(model=Task, handler=print, name="x", when=when, **options))
+
+    different = [
+        *map(of, CONDITIONS.values()),
+        of(Q(status="unpaid")),
+        of(~Q(status="unpaid")),
+        of(Q(status="unpaid") | Q(status="review")),
+        of(Q(status="unpaid") & Q(status="review")),
+        of(Q(Exists(Item.objects.filter(task=OuterRef("pk"), pk__in={"1", "2", "3"})))),
+        of(Q(created_at__lt=F("paid_at") + timedelta(days=2)) | ~Q(note=None)),
+        of(Q(status="unpaid"), since="begun_at"),
+        of(Q(status="unpaid"), since="begun_at", after=timedelta(1)),
+        of(Q(status="unpaid"), since="begun_at", after=timedelta(2)),
+        of(None),
+        of(Q()),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_a_fingerprint_is_the_same_in_each_process() -> None:
+    """Sets of strings have another order in each process, and objects another address."""
+    code = (
+        "import django; django.setup();"
+        "from django_delayq.ledger.declarations import fingerprint;"
+        "from django_delayq.policies import TimeoutPolicy;"
+        "from tests.integration.arming.test_rolling_deploys import CONDITIONS, Task;"
+        "since = lambda order: order.created_at;"
+        "print([fingerprint(TimeoutPolicy(model=Task, handler=print, name='x', when=when, since=since))"
+        " for when in CONDITIONS.values()])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(outputs) == 1
