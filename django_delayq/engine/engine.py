@@ -18,7 +18,7 @@ MAX_BATCH: Final = 1000
 """Members that one script may change: 100,000 would block every client of the server for most of a second."""
 MAX_PEEK: Final = 500
 MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
-"""`ensure` overrides a lease that ends later: it is a forgery, or the clock was set back."""
+"""An engine may honour shorter leases only: see `Engine`."""
 NO_LEASE: Final = 2**52
 """The token of a lease that ended in 1970, which no worker has."""
 MAX_AHEAD_MS: Final = 1000
@@ -106,10 +106,11 @@ class DelayQueue:
     Every method raises EngineUnavailable or EngineError, and may be repeated.
     """
 
-    def __init__(self, caller: Caller, name: str, keys: QueueKeys) -> None:
+    def __init__(self, caller: Caller, name: str, keys: QueueKeys, longest_lease_ms: int = MAX_LEASE_MS) -> None:
         self.name = name
         self.keys = keys
         self._caller = caller
+        self._longest_lease_ms = longest_lease_ms
 
     def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
         """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
@@ -129,7 +130,8 @@ class DelayQueue:
     def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
         """Lease up to `limit` (at most 1,000) due entries to the caller for `lease_ms`.
 
-        Expired leases come first, then pending entries, each kind earliest first; with `ahead_ms` (at most 1,000) also
+        Expired leases come first, then pending entries, each kind earliest first, and then leases that end later than
+        any may; with `ahead_ms` (at most 1,000) also
         those that fall due within that time, for a caller that prepares them. No other caller gets them before the
         lease ends. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
         once for each queue.
@@ -138,7 +140,7 @@ class DelayQueue:
             raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
         if not 0 <= ahead_ms <= MAX_AHEAD_MS:  # other workers could fire such entries meanwhile
             raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
-        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms))
+        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms), self._longest_lease_ms)
         now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
         if discarded:
             self._caller.log_once(
@@ -211,7 +213,7 @@ class DelayQueue:
         ]
         head: list[int | str] = [self.keys.wake] if has_pairs else []
         if command == "ensure":
-            head.append(MAX_LEASE_MS)
+            head.append(self._longest_lease_ms)
         if lease is not None:
             head.append(lease.token)
         batches = (words[start : start + MAX_BATCH] for start in range(0, len(words), MAX_BATCH))
@@ -229,16 +231,26 @@ class Engine:
 
     The number of shards is fixed as long as the data exists: with another number, entries are searched in other shards
     until the sweep has added them again.
+
+    A lease that ends later than `longest_lease_ms` from now ends at once: it is a forgery, or the server's clock was
+    ahead when it was given.
     """
 
     def __init__(
-        self, client: Client, *, prefix: str = "delayq", shards: int = 1, caller: Caller | None = None
+        self,
+        client: Client,
+        *,
+        prefix: str = "delayq",
+        shards: int = 1,
+        caller: Caller | None = None,
+        longest_lease_ms: int = MAX_LEASE_MS,
     ) -> None:
         if shards < 1:
             raise ValueError(f"an engine has 1 shard or more, not {shards}")
         self.client = client
         self.prefix = prefix
         self.shards = shards
+        self.longest_lease_ms = longest_lease_ms
         self.caller = caller or Caller(client)
         self._queues: dict[tuple[str, int], DelayQueue] = {}
         self._wakeups: WeakSet[Wakeup] = WeakSet()
@@ -248,7 +260,7 @@ class Engine:
         found = self._queues.get((name, shard))
         if found is None:
             keys = QueueKeys.of(self.prefix, name, shard, self.shards)
-            found = self._queues.setdefault((name, shard), DelayQueue(self.caller, name, keys))
+            found = self._queues.setdefault((name, shard), DelayQueue(self.caller, name, keys, self.longest_lease_ms))
         return found
 
     def queues(self, names: Iterable[str]) -> list[DelayQueue]:
