@@ -26,7 +26,6 @@ from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.history import message_of, shown
-from django_delayq.ledger.installation import check_prefix
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import WorkerSeen
 
@@ -120,12 +119,10 @@ class RedisHealth:
     def probe(self, queues: Iterable[str]) -> None:
         """Check that Redis accepts for all these queues what a worker sends; raise EngineError if it does not.
 
-        A ping is not enough: a replica, and a server that cannot save, answer it. And another installation may have
-        claimed a Redis that was emptied.
+        A ping is not enough: a replica, and a server that cannot save, answer it.
         """
         assert self.engine is not None
         self.engine.ping()
-        check_prefix(self.engine)
         for queue in self.engine.queues(queues):
             queue.probe()
 
