@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
@@ -105,6 +105,18 @@ def checked_lease_ms(lease_ms: int) -> int:
     return int(lease_ms)
 
 
+@contextmanager
+def understood(command: str) -> Iterator[None]:
+    """Raise EngineError if the reply to `command` is not what it returns: another server answers, or a broken proxy.
+
+    Other errors would end each pass of a worker, which then would not fall back to the ledger.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        raise EngineError(f"Redis sent a reply to {command} that has another form: {error}") from error
+
+
 class DelayQueue:
     """The entries of one queue and shard: ids that are pending, or leased by a worker. Thread-safe.
 
@@ -151,7 +163,13 @@ class DelayQueue:
         if not 0 <= ahead_ms <= MAX_AHEAD_MS:  # other workers could fire such entries meanwhile
             raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
         args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms), self._longest_lease_ms)
-        now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
+        reply = self._one("reserve", args)
+        with understood("reserve"):
+            *numbers, ids, deliveries = reply
+            now_ms, next_ms, token, discarded = map(int, numbers)
+            entries = tuple(
+                Entry(int(checked_id(int(id))), int(count)) for id, count in zip(ids, deliveries, strict=True)
+            )
         if discarded:
             self._caller.log_once(
                 "foreign_members",
@@ -161,8 +179,8 @@ class DelayQueue:
                 discarded,
             )
         return Reserved(
-            lease=Lease(token) if ids else None,
-            entries=tuple(Entry(int(id), count) for id, count in zip(ids, deliveries, strict=True)),
+            lease=Lease(token) if entries else None,
+            entries=entries,
             next_due_ms=next_ms if next_ms >= 0 else None,
             now_ms=now_ms,
             discarded=discarded,
@@ -174,7 +192,7 @@ class DelayQueue:
         An expired lease holds its entries until another reserve takes them.
         """
         if ids is None:
-            return int(self._one("acknowledge_all", (lease.token,)))
+            return self._count([Call("acknowledge_all", self.keys, (lease.token,))])
         return self._count(self.calls("acknowledge", ids, lease))
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
@@ -190,7 +208,7 @@ class DelayQueue:
         Return the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing. If
         the reply is lost, so is the lease: its entries are due again when it ends.
         """
-        token, count = self._one("extend", (lease.token, checked_lease_ms(lease_ms)))
+        token, count = self._extend(lease.token, checked_lease_ms(lease_ms))
         return (Lease(token) if count else lease), count
 
     def probe(self) -> None:
@@ -199,11 +217,19 @@ class DelayQueue:
         It writes, and needs both keys, as `reserve` does: while a slot of a cluster is being moved, a command on one
         key may succeed although `reserve` is refused.
         """
-        self._one("extend", (NO_LEASE, 1))
+        self._extend(NO_LEASE, 1)
+
+    def _extend(self, token: int, lease_ms: int) -> tuple[int, int]:
+        reply = self._one("extend", (token, lease_ms))
+        with understood("extend"):
+            new, count = map(int, reply)
+            return new, count
 
     def stats(self) -> QueueStats:
         """Return counts of entries, at a cost that does not depend on them."""
-        total, leased, due, next_ms, now_ms = self._one("stats")
+        reply = self._one("stats")
+        with understood("stats"):
+            total, leased, due, next_ms, now_ms = map(int, reply)
         return QueueStats(total, leased, due, next_ms if next_ms >= 0 else None, now_ms)
 
     def peek(self, limit: int = 100) -> list[tuple[int, int]]:
@@ -212,7 +238,8 @@ class DelayQueue:
             raise ValueError(f"the limit of a peek is 1 or more, not {limit}")
         limit = min(int(limit), MAX_PEEK)
         flat = self._one("peek", (limit,))
-        shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
+        with understood("peek"):
+            shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
     def calls(self, command: str, items: Iterable[Any], lease: Lease | None = None) -> list[Call]:
@@ -233,7 +260,9 @@ class DelayQueue:
         return self._caller.send([Call(command, self.keys, args)])[0]
 
     def _count(self, calls: list[Call]) -> int:
-        return sum(self._caller.send(calls))
+        replies = self._caller.send(calls)
+        with understood(calls[0].command if calls else ""):
+            return sum(map(int, replies))
 
 
 class Engine:
@@ -307,7 +336,9 @@ class Engine:
         expires. Raises EngineUnavailable or EngineError; the amount may then have been added.
         """
         call = Call("count", (counter_key(self.prefix, name),), (int(amount), int(slice_ms), SLICES))
-        return int(self.caller.send([call])[0])
+        (reply,) = self.caller.send([call])
+        with understood("count"):
+            return int(reply)
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""

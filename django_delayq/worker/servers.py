@@ -146,15 +146,22 @@ class DatabaseHealth:
         self._backoff = Backoff(0.25, 5.0)
         self._outages = StateLog(logger, "database_away", "database_back")
         self._bugs = StateLog(logger, "pass_failed", "pass_succeeded")
+        self._failing_since = math.inf
 
     @property
     def seconds_left(self) -> float:
         """Return how long to wait before the next pass. 0: it may begin."""
         return self._backoff.seconds_left
 
+    @property
+    def failing_seconds(self) -> float:
+        """Return for how long each pass has failed; 0 if the last one succeeded."""
+        return max(0.0, time.monotonic() - self._failing_since)
+
     def failed(self, error: Exception) -> None:
         """Delay the next pass, log the failure once, and close connections that are broken."""
         self._backoff.failed()
+        self._failing_since = min(self._failing_since, time.monotonic())
         if isinstance(error, DatabaseError):
             missing = not_migrated(error, self._using)
             words = "The database failed, and is asked again soon: %s"
@@ -186,6 +193,7 @@ class DatabaseHealth:
             return
         self._bugs.recovered("The worker's passes succeed again")
         self._backoff.succeeded()
+        self._failing_since = math.inf
 
 
 class ClockSkew:
