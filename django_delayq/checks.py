@@ -251,7 +251,7 @@ def check_silence(**_: Any) -> Iterator[CheckMessage]:
     if is_remote and missing:
         listed = ", ".join(f'"{name}": {value}' for name, value in missing.items())
         yield Info(
-            f"Database {using!r}: a handler whose connection stops answering waits without limit, as do web requests.",
+            f"Database {using!r}: a handler or a web request waits without limit if it stops answering.",
             hint=f"Add to its OPTIONS, with values that suit your longest statement: {listed}.",
             id="django_delayq.I003",
         )

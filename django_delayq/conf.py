@@ -77,6 +77,15 @@ class Settings:
     handler_limit: timedelta | None = None
     installation: str | None = None
 
+    @property
+    def longest_lease(self) -> timedelta:
+        """Return how far in the future a lease may end.
+
+        One that ends later was given by a clock that was ahead, or is forged, and would stop its timeout for as long.
+        Twice `lease`, because leases of processes with another setting, or a slightly different clock, are valid.
+        """
+        return 2 * self.lease
+
 
 KEYS = {field.name.upper(): field for field in fields(Settings)}
 

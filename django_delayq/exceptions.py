@@ -85,7 +85,12 @@ class EngineFull(EngineUnavailable):
 
 
 class ForeignEngine(WrongInstallation, EngineError):
-    """The keys in Redis under `PREFIX` belong to another installation. Redis is not used until they do not."""
+    """The keys in Redis under `PREFIX` belong to another installation. Redis is not used until they do not.
+
+    `is_of_unnamed`: they belong to a database without the name of an installation.
+    """
+
+    is_of_unnamed = False
 
 
 def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
 from zlib import crc32
 
-from django_delayq.engine.records import MAX_DUE_MS, MAX_ID, SLICES, Change, QueueKeys, counter_key, installation_key
+from django_delayq.engine.records import (
+    MAX_DUE_MS,
+    MAX_ID,
+    SLICES,
+    Change,
+    QueueKeys,
+    counter_key,
+    foreign_key,
+    installation_key,
+)
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError, EngineFull
@@ -18,7 +28,7 @@ MAX_BATCH: Final = 1000
 """Members that one script may change: 100,000 would block every client of the server for most of a second."""
 MAX_PEEK: Final = 500
 MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
-"""`ensure` overrides a lease that ends later: it is a forgery, or the clock was set back."""
+"""An engine may honour shorter leases only: see `Engine`."""
 NO_LEASE: Final = 2**52
 """The token of a lease that ended in 1970, which no worker has."""
 MAX_AHEAD_MS: Final = 1000
@@ -95,6 +105,18 @@ def checked_lease_ms(lease_ms: int) -> int:
     return int(lease_ms)
 
 
+@contextmanager
+def understood(command: str) -> Iterator[None]:
+    """Raise EngineError if the reply to `command` is not what it returns: another server answers, or a broken proxy.
+
+    Other errors would end each pass of a worker, which then would not fall back to the ledger.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        raise EngineError(f"Redis sent a reply to {command} that has another form: {error}") from error
+
+
 class DelayQueue:
     """The entries of one queue and shard: ids that are pending, or leased by a worker. Thread-safe.
 
@@ -106,10 +128,11 @@ class DelayQueue:
     Every method raises EngineUnavailable or EngineError, and may be repeated.
     """
 
-    def __init__(self, caller: Caller, name: str, keys: QueueKeys) -> None:
+    def __init__(self, caller: Caller, name: str, keys: QueueKeys, longest_lease_ms: int = MAX_LEASE_MS) -> None:
         self.name = name
         self.keys = keys
         self._caller = caller
+        self._longest_lease_ms = longest_lease_ms
 
     def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
         """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
@@ -129,7 +152,8 @@ class DelayQueue:
     def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
         """Lease up to `limit` (at most 1,000) due entries to the caller for `lease_ms`.
 
-        Expired leases come first, then pending entries, each kind earliest first; with `ahead_ms` (at most 1,000) also
+        Expired leases come first, then pending entries, each kind earliest first, and then leases that end later than
+        any may; with `ahead_ms` (at most 1,000) also
         those that fall due within that time, for a caller that prepares them. No other caller gets them before the
         lease ends. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
         once for each queue.
@@ -138,8 +162,14 @@ class DelayQueue:
             raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
         if not 0 <= ahead_ms <= MAX_AHEAD_MS:  # other workers could fire such entries meanwhile
             raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
-        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms))
-        now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
+        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms), self._longest_lease_ms)
+        reply = self._one("reserve", args)
+        with understood("reserve"):
+            *numbers, ids, deliveries = reply
+            now_ms, next_ms, token, discarded = map(int, numbers)
+            entries = tuple(
+                Entry(int(checked_id(int(id))), int(count)) for id, count in zip(ids, deliveries, strict=True)
+            )
         if discarded:
             self._caller.log_once(
                 "foreign_members",
@@ -149,8 +179,8 @@ class DelayQueue:
                 discarded,
             )
         return Reserved(
-            lease=Lease(token) if ids else None,
-            entries=tuple(Entry(int(id), count) for id, count in zip(ids, deliveries, strict=True)),
+            lease=Lease(token) if entries else None,
+            entries=entries,
             next_due_ms=next_ms if next_ms >= 0 else None,
             now_ms=now_ms,
             discarded=discarded,
@@ -162,7 +192,7 @@ class DelayQueue:
         An expired lease holds its entries until another reserve takes them.
         """
         if ids is None:
-            return int(self._one("acknowledge_all", (lease.token,)))
+            return self._count([Call("acknowledge_all", self.keys, (lease.token,))])
         return self._count(self.calls("acknowledge", ids, lease))
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
@@ -178,7 +208,7 @@ class DelayQueue:
         Return the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing. If
         the reply is lost, so is the lease: its entries are due again when it ends.
         """
-        token, count = self._one("extend", (lease.token, checked_lease_ms(lease_ms)))
+        token, count = self._extend(lease.token, checked_lease_ms(lease_ms))
         return (Lease(token) if count else lease), count
 
     def probe(self) -> None:
@@ -187,11 +217,19 @@ class DelayQueue:
         It writes, and needs both keys, as `reserve` does: while a slot of a cluster is being moved, a command on one
         key may succeed although `reserve` is refused.
         """
-        self._one("extend", (NO_LEASE, 1))
+        self._extend(NO_LEASE, 1)
+
+    def _extend(self, token: int, lease_ms: int) -> tuple[int, int]:
+        reply = self._one("extend", (token, lease_ms))
+        with understood("extend"):
+            new, count = map(int, reply)
+            return new, count
 
     def stats(self) -> QueueStats:
         """Return counts of entries, at a cost that does not depend on them."""
-        total, leased, due, next_ms, now_ms = self._one("stats")
+        reply = self._one("stats")
+        with understood("stats"):
+            total, leased, due, next_ms, now_ms = map(int, reply)
         return QueueStats(total, leased, due, next_ms if next_ms >= 0 else None, now_ms)
 
     def peek(self, limit: int = 100) -> list[tuple[int, int]]:
@@ -200,7 +238,8 @@ class DelayQueue:
             raise ValueError(f"the limit of a peek is 1 or more, not {limit}")
         limit = min(int(limit), MAX_PEEK)
         flat = self._one("peek", (limit,))
-        shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
+        with understood("peek"):
+            shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
     def calls(self, command: str, items: Iterable[Any], lease: Lease | None = None) -> list[Call]:
@@ -211,7 +250,7 @@ class DelayQueue:
         ]
         head: list[int | str] = [self.keys.wake] if has_pairs else []
         if command == "ensure":
-            head.append(MAX_LEASE_MS)
+            head.append(self._longest_lease_ms)
         if lease is not None:
             head.append(lease.token)
         batches = (words[start : start + MAX_BATCH] for start in range(0, len(words), MAX_BATCH))
@@ -221,7 +260,9 @@ class DelayQueue:
         return self._caller.send([Call(command, self.keys, args)])[0]
 
     def _count(self, calls: list[Call]) -> int:
-        return sum(self._caller.send(calls))
+        replies = self._caller.send(calls)
+        with understood(calls[0].command if calls else ""):
+            return sum(map(int, replies))
 
 
 class Engine:
@@ -229,16 +270,26 @@ class Engine:
 
     The number of shards is fixed as long as the data exists: with another number, entries are searched in other shards
     until the sweep has added them again.
+
+    A lease that ends later than `longest_lease_ms` from now ends at once: it is a forgery, or the server's clock was
+    ahead when it was given.
     """
 
     def __init__(
-        self, client: Client, *, prefix: str = "delayq", shards: int = 1, caller: Caller | None = None
+        self,
+        client: Client,
+        *,
+        prefix: str = "delayq",
+        shards: int = 1,
+        caller: Caller | None = None,
+        longest_lease_ms: int = MAX_LEASE_MS,
     ) -> None:
         if shards < 1:
             raise ValueError(f"an engine has 1 shard or more, not {shards}")
         self.client = client
         self.prefix = prefix
         self.shards = shards
+        self.longest_lease_ms = longest_lease_ms
         self.caller = caller or Caller(client)
         self._queues: dict[tuple[str, int], DelayQueue] = {}
         self._wakeups: WeakSet[Wakeup] = WeakSet()
@@ -248,7 +299,7 @@ class Engine:
         found = self._queues.get((name, shard))
         if found is None:
             keys = QueueKeys.of(self.prefix, name, shard, self.shards)
-            found = self._queues.setdefault((name, shard), DelayQueue(self.caller, name, keys))
+            found = self._queues.setdefault((name, shard), DelayQueue(self.caller, name, keys, self.longest_lease_ms))
         return found
 
     def queues(self, names: Iterable[str]) -> list[DelayQueue]:
@@ -285,7 +336,9 @@ class Engine:
         expires. Raises EngineUnavailable or EngineError; the amount may then have been added.
         """
         call = Call("count", (counter_key(self.prefix, name),), (int(amount), int(slice_ms), SLICES))
-        return int(self.caller.send([call])[0])
+        (reply,) = self.caller.send([call])
+        with understood("count"):
+            return int(reply)
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""
@@ -299,21 +352,32 @@ class Engine:
         Every client that can write to Redis can change it, so show it with `repr`. Raises EngineUnavailable or
         EngineError.
         """
-        client: Any = self.client
-        with translated(client):
-            name = client.get(installation_key(self.prefix))
+        key, client = installation_key(self.prefix), cast("Any", self.client)
+        try:
+            with translated(client):
+                name = client.get(key)
+        except EngineError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            # Not a name: a key of another application, or of an attacker, which would turn Redis off for good.
+            aside = foreign_key(self.prefix, key, time.time_ns() // 1_000_000)
+            with translated(client):
+                client.renamenx(key, aside)
+            self.caller.log_once("foreign_key", key, "A key of another application was renamed to %s", aside)
+            return None
         return name.decode(errors="replace") if isinstance(name, bytes) else name
 
-    def claim_prefix(self, name: str, *, replace: bool = False) -> str:
+    def claim_prefix(self, name: str, *, replace: bool = False, seconds: float | None = None) -> str:
         """Claim the prefix for the installation `name`, unless another one has it; return the name of its owner.
 
-        `replace`: also if another one has it. A Redis that is out of memory refuses to store the name; then a later
-        call stores it. Raises the errors of `installation`.
+        `replace`: also if another one has it. `seconds`: how long the claim lasts; None: without end. A Redis that is
+        out of memory refuses to store the name; then a later call stores it. Raises the errors of `installation`.
         """
         if not replace and (owner := self.installation()) is not None:
             return owner
         with suppress(EngineFull), translated(self.client):
-            self.client.set(installation_key(self.prefix), name, nx=not replace)
+            lasts = None if seconds is None else int(1000 * seconds)
+            self.client.set(installation_key(self.prefix), name, nx=not replace, px=lasts)
         return self.installation() or name
 
     def ping(self) -> None:

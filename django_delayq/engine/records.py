@@ -53,6 +53,11 @@ def installation_key(prefix: str) -> str:
     return f"{_quoted(prefix, safe=':')}:installation"
 
 
+def foreign_key(prefix: str, key: str, ms: int) -> str:
+    """Return the name to rename a foreign `key` without a tag to: in its slot, and under the prefix, as ACLs demand."""
+    return f"{_quoted(prefix, safe=':')}:foreign:{{{key}}}:{ms}"
+
+
 def turn_key(prefix: str, work: str) -> str:
     """Return the key of the turn of a worker to do `work`."""
     return f"{_quoted(prefix, safe=':')}:turn:{work}"

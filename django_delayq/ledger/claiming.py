@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_delayq.clock import DatabaseNow, database_now, is_set, to_ms
+from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.paging import chunks
@@ -125,6 +126,9 @@ def meter(policy: str, name: str, using: str, *, wait: bool = True) -> Iterator[
 
 
 CHUNK = 200
+LONGEST_DEFERRAL = timedelta(minutes=2)
+"""A row that cannot be fired now is deferred for less. One that is claimed for longer was claimed by a clock that was
+ahead."""
 MAX_CLAIMS = 30_000
 """The column holds no more than 32,767."""
 
@@ -153,6 +157,7 @@ def claimable(
     `queues` None: of all queues; `label` None: of all policies that are not stopped, except the labels `without`.
     """
     unclaimed = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
+    unclaimed |= Q(claimed_until__gt=DatabaseNow() + max(get_settings().longest_lease, LONGEST_DEFERRAL))
     rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
     if label is not None:
         rows = rows.filter(policy=label)

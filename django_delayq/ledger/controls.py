@@ -24,6 +24,7 @@ from django.db import connections
 from django.db.models import DurationField, Exists, Q, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
+from django_delayq.conf import get_settings
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.search import labels_of
@@ -272,7 +273,7 @@ class News(NamedTuple):
 def read_news(using: str) -> News:
     """Read all of it in one query, which is not cached. Raises the database's errors."""
     asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
-    rows = _controls.rows(using)
+    rows = _controls.rows(using, get_settings().longest_lease)
     *_, now, has_expired = rows[0]
     news = News(asked_at, now, bool(has_expired), Stopped(), {}, {})
     by_label: dict[str, list[PolicyControl]] = {}
@@ -354,13 +355,18 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
     return dict(guards)
 
 
+def attempt_expired(longest_lease: timedelta) -> Q:
+    """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
+    return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
+
+
 @compiled
-def _controls(using: str) -> Raw:
+def _controls(using: str, longest_lease: timedelta) -> Raw:
     """Select all controls, with the time and whether rows have expired; one row without a control if there are none."""
     connection = connections[using]
     quoted, time_field = connection.ops.quote_name, PolicyControl._meta.get_field("changed_at")
     firing = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
-    expired, parameters = sql_of(firing.filter(run_at__lte=DatabaseNow()).values("pk"), using)
+    expired, parameters = sql_of(firing.filter(attempt_expired(longest_lease)).values("pk"), using)
     compiler = firing.query.get_compiler(using)
     with evaluated_at_execution():
         now, given = compiler.compile(DatabaseNow())

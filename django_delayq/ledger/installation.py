@@ -2,23 +2,36 @@
 
 A dump of production that is restored in staging contains pending timeouts, and workers of staging would send them to
 real customers. So the ledger remembers the name of the first worker, and workers with another name do not start.
-Redis remembers the name too, because two ledgers that share a prefix have different rows with the same ids.
+Redis remembers the name too, because two ledgers that share a prefix have different rows with the same ids: one removes
+the entries of the other. A ledger without a name is known there by the time at which its tables were created.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from django.db import DatabaseError, connections
+from django.db.migrations.recorder import MigrationRecorder
+
+from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import MAX_INSTALLATION, get_settings
 from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallation
-from django_delayq.models import Installation, PolicySync, WorkerSeen
+from django_delayq.models import Installation, PolicySync, Timeout, WorkerSeen
 
 if TYPE_CHECKING:
     from django_delayq.engine.engine import Engine
 
 logger = logging.getLogger("django_delayq.worker")
+
+UNNAMED: Final = "(database of"
+UNNAMED_SECONDS: Final = 300.0
+"""How long a ledger without a name owns a prefix after its last sweep. One that was deleted, or that has got another
+prefix, must not keep the others from using Redis for good: only this shows that it does not exist any more."""
+
+_created: dict[str, str] = {}
+"""What identifies each ledger, by alias. It does not change while the process runs."""
 
 
 def ledger_name(using: str) -> str | None:
@@ -30,10 +43,11 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
     """Check that ledger and Redis belong to this installation, and claim them if they belong to none.
 
     Both are checked before anything is written, so that a refusal changes nothing. Without `INSTALLATION` every ledger
-    is accepted; if the ledger has a name, a warning is logged.
+    is accepted, though not every Redis; if the ledger has a name, a warning is logged.
 
     Returns:
-        The error of a Redis that is not available, and was not checked.
+        The error of a Redis that is not to be used: it is not available, and was not checked, or it has the entries of
+        another ledger, and neither has a name.
 
     Raises:
         WrongInstallation: one of them belongs to another installation.
@@ -48,14 +62,14 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
                 known,
                 extra={"event": "installation_unknown", "installation": known},
             )
-        return None
+        return redis_failure(engine, using)
     if check_ledger(using) is None:
-        redis_failure(engine, claim=False)
+        redis_failure(engine, using, claim=False)
         # Of several first workers one inserts its name, and the others read it.
         first = Installation(name=name, since_at=database_now(using))
         Installation.objects.using(using).bulk_create([first], ignore_conflicts=True)
         check_ledger(using)
-    return redis_failure(engine)
+    return redis_failure(engine, using)
 
 
 def check_ledger(using: str) -> str | None:
@@ -91,28 +105,64 @@ def assign(using: str, name: str) -> None:
     PolicySync.objects.using(using).filter(claimed_until__isnull=False).update(claimed_until=None)
 
 
-def check_prefix(engine: Engine | None, *, claim: bool = True) -> None:
-    """Raise ForeignEngine if the keys of `engine` belong to another installation, or EngineError.
+def check_prefix(engine: Engine | None, using: str, *, claim: bool = True) -> None:
+    """Raise ForeignEngine if the keys of `engine` belong to another installation or ledger, or EngineError.
 
-    `claim`: store the name if there is none, as after FLUSHALL. Without `INSTALLATION` or Redis do nothing.
+    `claim`: store the name if there is none, as after FLUSHALL. Without Redis do nothing. Raises the database's errors.
     """
-    name = get_settings().installation
-    if name is None or engine is None:
+    if engine is None:
         return
-    owner = engine.claim_prefix(name) if claim else engine.installation()
-    if owner not in (None, name):
-        raise ForeignEngine(
-            f"Redis contains entries of the installation {str(owner)[:MAX_INSTALLATION]!r} under the prefix "
-            f"{engine.prefix!r}, and this one is {name!r}. Give each installation its own DELAYQ['PREFIX']. If the "
-            "other one does not use this Redis any more, run manage.py delayq_adopt --redis"
-        )
+    name, unnamed = get_settings().installation, name_of_unnamed(using)
+    owner = engine.installation()
+    if name is None and unnamed is not None:
+        if owner in (None, unnamed) and claim:
+            owner = engine.claim_prefix(unnamed, replace=owner is not None, seconds=UNNAMED_SECONDS)
+        if owner not in (None, unnamed) and owner != ledger_name(using):
+            raise _foreign(engine, str(owner), unnamed)
+    elif name is not None:
+        if claim and owner in (None, unnamed):
+            owner = engine.claim_prefix(name, replace=owner is not None)
+        if owner not in (None, unnamed, name):
+            raise _foreign(engine, str(owner), name)
 
 
-def redis_failure(engine: Engine | None, *, claim: bool = True) -> EngineError | None:
-    """Call `check_prefix`, and return the error of a Redis that is not available. Raises ForeignEngine."""
+def _foreign(engine: Engine, owner: str, own: str) -> ForeignEngine:
+    advice = "run manage.py delayq_adopt --redis"
+    if owner.startswith(UNNAMED):
+        advice = f"wait for {UNNAMED_SECONDS / 60:.0f} minutes"
+    error = ForeignEngine(
+        f"Redis contains entries of the installation {owner[:MAX_INSTALLATION]!r} under the prefix {engine.prefix!r}, "
+        f"and this one is {own!r}. Give each installation its own DELAYQ['PREFIX']. If the other one does not use this "
+        f"Redis any more, {advice}"
+    )
+    error.is_of_unnamed = owner.startswith(UNNAMED)
+    return error
+
+
+def name_of_unnamed(using: str) -> str | None:
+    """Return what identifies a ledger without a name, and its copies: when its tables were created; None: unknown."""
+    if using not in _created:
+        applied = MigrationRecorder(connections[using]).migration_qs.filter(app=Timeout._meta.app_label)
+        try:
+            created = applied.order_by("id").values_list("applied", flat=True).first()
+        except DatabaseError:  # the user of the worker may not read it: Redis is used unchecked
+            return None
+        if created is None:
+            return None
+        _created[using] = f"{UNNAMED} {clock.aware(created).isoformat()})"
+    return _created[using]
+
+
+def redis_failure(engine: Engine | None, using: str, *, claim: bool = True) -> EngineError | None:
+    """Call `check_prefix`; return the error of a Redis that is not available, or whose owner has no name either.
+
+    Raises ForeignEngine for the Redis of an installation that has a name.
+    """
     try:
-        check_prefix(engine, claim=claim)
-    except ForeignEngine:
+        check_prefix(engine, using, claim=claim)
+    except ForeignEngine as error:
+        if error.is_of_unnamed and get_settings().installation is None:
+            return error
         raise
     except EngineError as error:
         return error

@@ -19,9 +19,10 @@ from django.db.models.functions import Coalesce
 from django.db.models.sql import UpdateQuery
 
 from django_delayq.clock import DatabaseNow, database_now
+from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of
-from django_delayq.ledger.controls import stop_in_force
+from django_delayq.ledger.controls import attempt_expired, stop_in_force
 from django_delayq.ledger.history import began_at, clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
@@ -276,7 +277,8 @@ def is_superseded(row: Timeout, using: str) -> bool:
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
     """Return at most `limit` rows, only `ids` if given, whose attempt has expired, the longest expired first."""
-    rows = Timeout.objects.using(using).filter(state=State.FIRING, settled_at__isnull=True, run_at__lte=DatabaseNow())
+    has_expired = attempt_expired(get_settings().longest_lease)
+    rows = Timeout.objects.using(using).filter(has_expired, state=State.FIRING, settled_at__isnull=True)
     if ids is not None:
         rows = rows.filter(pk__in=ids)
     return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])

@@ -12,6 +12,7 @@ from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
+from django_delayq.ledger.installation import check_prefix
 from django_delayq.monitoring.snapshot import redis_status
 from django_delayq.redis_clients import get_engine
 
@@ -48,6 +49,11 @@ def redis(using: str) -> Iterator[CheckMessage]:
         yield Error(status.error, hint=hint, id="redis")
         return
     yield Info("Redis answers.", id="redis")
+    try:
+        check_prefix(engine, using, claim=False)
+    except EngineError as error:
+        hint = "Workers do not use Redis until this is corrected: timeouts are up to a second late."
+        yield Error(f"{error}.", hint=hint, id="redis.owner")
     # Redis's clock wakes workers. They correct a small skew.
     now_ms = engine.queue("default", 0).stats().now_ms
     yield skew("redis.clock", "Redis's clock", (now_ms - to_ms(database_now(using))) / 1000)

@@ -384,7 +384,7 @@ def adopt(
     done = Adoption(installation.ledger_name(using), name)
     if not with_redis:
         # Before a row is cancelled, whose id may be the id of a timeout of the other installation.
-        error = installation.redis_failure(get_engine(using), claim=False)
+        error = installation.redis_failure(get_engine(using), using, claim=False)
         if error is not None:
             logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
     if done.before != name:

@@ -55,7 +55,9 @@ def _new_engine(using: str) -> Engine | None:
 
     other = next(filter(None, _shared.values()), None)
     caller = other.caller if other else GuardedCaller(make_client(settings.redis, PRODUCER))
-    return Engine(caller.client, prefix=prefix, shards=settings.shards, caller=caller)
+    return Engine(
+        caller.client, prefix=prefix, shards=settings.shards, caller=caller, longest_lease_ms=_longest_lease_ms()
+    )
 
 
 def get_worker_engine(using: str) -> Engine | None:
@@ -70,7 +72,12 @@ def get_worker_engine(using: str) -> Engine | None:
     from django_delayq.engine.engine import Engine
     from django_delayq.redis_clients.clients import WORKER, make_client
 
-    return Engine(make_client(settings.redis, WORKER), prefix=prefix, shards=settings.shards)
+    client = make_client(settings.redis, WORKER)
+    return Engine(client, prefix=prefix, shards=settings.shards, longest_lease_ms=_longest_lease_ms())
+
+
+def _longest_lease_ms() -> int:
+    return int(get_settings().longest_lease.total_seconds() * 1000)
 
 
 def _prefix_of(using: str) -> str | None:

@@ -298,8 +298,8 @@ class Background:
             return
         was_up = self._redis.is_up
         try:
+            check_prefix(self._redis.engine, self._using)  # another one may have claimed a Redis that was emptied
             if was_up:
-                check_prefix(self._redis.engine)
                 self._sweep.run_once(everything=everything, between=between)
                 self._redis.accepted()
                 return

@@ -57,6 +57,8 @@ MAX_STUCK_PER_THREAD: Final = 4
 BURST_CHECK_SECONDS: Final = 0.05
 BURST_IDLE_SECONDS: Final = 5.0
 """How long a burst waits without progress for timeouts that it cannot fire now, for example locked ones."""
+BURST_AWAY_SECONDS: Final = 60.0
+"""How long a burst waits for a database that fails: cron starts the next one, and they must not pile up."""
 MAX_SLOT_SECONDS: Final = 60.0
 """For longer, a burst does not wait for the next slot of a policy with a rate: cron starts the next one."""
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -94,6 +96,8 @@ class Worker:
         """After a hard stop: how many timeouts were running then, and are left to other workers."""
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
+        self.gave_up = False
+        """Whether it is a burst that has ended because the database failed for too long."""
         self.is_burst = burst
         self._max_timeouts = sys.maxsize if max_timeouts is None else max_timeouts
         self.passed_at = time.monotonic()
@@ -118,6 +122,11 @@ class Worker:
         source = "woken by Redis" if self.redis.is_up else "reading the database once a second"
         threads = counted(self.concurrency, "thread")
         return f"serves {queues} of database {self.using!r} with {threads}, {source}"
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the process has to exit with 1."""
+        return bool(self.abandoned) or self.is_stuck or self.gave_up
 
     def stop(self, *, hard: bool = False) -> None:
         """End `run` soon: release timeouts that have not begun, and wait for running handlers.
@@ -176,6 +185,7 @@ class Worker:
             self._try(lambda: self._prepare(background), may_be_long=self.is_burst)
             while not self._stopping:
                 seconds = self._try(lambda: self._pass(dispatch)) or self._database.seconds_left
+                self._give_up_burst()
                 seconds = min(seconds, dispatch.seconds_left)
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                     self.sources.redis.check_now()
@@ -204,10 +214,12 @@ class Worker:
                 if not must_wait:
                     return True  # nothing would be refused
                 self._database.failed(error)
-                self._wakeup.wait(self._database.seconds_left)
+                self._give_up_burst()
+                if not self._stopping:
+                    self._wakeup.wait(self._database.seconds_left)
             finally:
                 check_connections()
-        return not must_wait
+        return not must_wait and not self.gave_up
 
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
@@ -270,6 +282,14 @@ class Worker:
         if self._is_burst_over(dispatch.worked_on):
             self._stopping = True
         return BURST_CHECK_SECONDS
+
+    def _give_up_burst(self) -> None:
+        """End a burst whose database has failed for too long."""
+        if self.is_burst and self._database.failing_seconds > BURST_AWAY_SECONDS and not self._stopping:
+            self.gave_up = True
+            words = "The burst ends, because its passes have failed for %.0f s"
+            logger.error(words, self._database.failing_seconds, extra={"event": "burst_gave_up"})
+            self.stop()
 
     def _check_stuck(self) -> None:
         """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
@@ -347,7 +367,7 @@ class Worker:
         logger.info(
             "The worker has stopped after %s: %s",
             brief(seconds),
-            words or "nothing was due",
+            words or ("nothing was fired" if self.gave_up else "nothing was due"),
             extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
         )
 

@@ -26,7 +26,6 @@ from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.history import message_of, shown
-from django_delayq.ledger.installation import check_prefix
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import WorkerSeen
 
@@ -122,12 +121,10 @@ class RedisHealth:
     def probe(self, queues: Iterable[str]) -> None:
         """Check that Redis accepts for all these queues what a worker sends; raise EngineError if it does not.
 
-        A ping is not enough: a replica, and a server that cannot save, answer it. And another installation may have
-        claimed a Redis that was emptied.
+        A ping is not enough: a replica, and a server that cannot save, answer it.
         """
         assert self.engine is not None
         self.engine.ping()
-        check_prefix(self.engine)
         for queue in self.engine.queues(queues):
             queue.probe()
 
@@ -151,15 +148,22 @@ class DatabaseHealth:
         self._backoff = Backoff(0.25, 5.0)
         self._outages = StateLog(logger, "database_away", "database_back")
         self._bugs = StateLog(logger, "pass_failed", "pass_succeeded")
+        self._failing_since = math.inf
 
     @property
     def seconds_left(self) -> float:
         """Return how long to wait before the next pass. 0: it may begin."""
         return self._backoff.seconds_left
 
+    @property
+    def failing_seconds(self) -> float:
+        """Return for how long each pass has failed; 0 if the last one succeeded."""
+        return max(0.0, time.monotonic() - self._failing_since)
+
     def failed(self, error: Exception) -> None:
         """Delay the next pass, log the failure once, and close connections that are broken."""
         self._backoff.failed()
+        self._failing_since = min(self._failing_since, time.monotonic())
         if isinstance(error, DatabaseError):
             missing = not_migrated(error, self._using)
             words = "The database failed, and is asked again soon: %s"
@@ -191,6 +195,7 @@ class DatabaseHealth:
             return
         self._bugs.recovered("The worker's passes succeed again")
         self._backoff.succeeded()
+        self._failing_since = math.inf
 
 
 class ClockSkew:

@@ -35,6 +35,8 @@ NUMBER_VARIABLE: Final = "DELAYQ_PROCESS"
 """The environment variable that holds the number of a process, from 1."""
 REFUSED: Final = 3
 """The exit code of a worker that refuses its database or its Redis. It is not started again."""
+GAVE_UP: Final = 4
+"""The exit code of a process of a burst whose database failed for too long. It is not started again."""
 _STOP, _ABORT = b"s", b"a"
 
 
@@ -153,7 +155,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
             worker.run()
-            code = 1 if worker.abandoned or worker.is_stuck else 0
+            code = GAVE_UP if worker.gave_up else int(worker.has_failed)
         except (NotMigrated, WrongInstallation) as error:
             print(f"delayq_worker: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log may not be shown
             code = REFUSED
@@ -176,6 +178,8 @@ class Supervisor:
             process.orders = -1
             if code == REFUSED:
                 self._code, process.is_done, self._signals = code, True, max(self._signals, 1)
+            elif code == GAVE_UP:
+                self._code, process.is_done = self._code or 1, True
             elif process.is_done:
                 self._code = self._code or int(code != 0)
             elif code == 0 and self._ends:

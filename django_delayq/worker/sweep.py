@@ -40,7 +40,7 @@ from weakref import WeakKeyDictionary
 from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.engine.engine import Engine
+from django_delayq.engine.engine import Engine, understood
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
@@ -249,7 +249,9 @@ def try_claim_turn(engine: Engine | None, work: str, interval: timedelta) -> boo
     with translated(engine.client):
         is_ours = bool(engine.client.set(key, 1, nx=True, px=milliseconds))
         if not is_ours:
-            left = int(engine.client.pttl(key))
+            reply: Any = engine.client.pttl(key)
+            with understood("pttl"):
+                left = int(reply)
             if left == -1 or left > milliseconds:  # no turn lasts so long: foreign, or the clock was set back
                 is_ours = bool(engine.client.set(key, 1, px=milliseconds))
     if is_ours or is_overdue:

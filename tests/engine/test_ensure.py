@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from django_delayq.engine.engine import Engine
 from tests.engine.virtual import START_MS, VirtualQueue
 
 DAY_MS = 86_400_000
@@ -58,6 +59,18 @@ def test_ensure_takes_an_entry_back_from_a_lease_that_ends_later_than_any_may(vi
     virtual.advance(-30 * DAY_MS)  # the clock of the server is corrected
     assert virtual.queue.ensure([(1, START_MS + 5), (2, START_MS + 5)]) == 2
     assert virtual.waiting() == {1: START_MS + 5, 2: START_MS + 5}
+
+
+def test_a_lease_that_ends_later_than_any_may_is_neither_honored_by_reserve_nor_by_ensure(
+    virtual: VirtualQueue,
+) -> None:
+    queue = Engine(virtual.client, caller=virtual.queue._caller, longest_lease_ms=1000).queue("default", 0)
+    queue.ensure([(1, virtual.now), (2, virtual.now), (3, virtual.now)])
+    assert queue.reserve(3, 1000).lease is not None
+    assert not queue.reserve(3, 1000).entries, "this one is the longest that may be"
+    virtual.advance(-2)  # the clock of the server is corrected
+    assert [entry.deliveries for entry in queue.reserve(2, 500).entries] == [2, 2]
+    assert queue.ensure([(id, virtual.now - 10) for id in (1, 2, 3)]) == 1, "that of the third one"
 
 
 def test_ensure_respects_the_longest_lease(virtual: VirtualQueue) -> None:

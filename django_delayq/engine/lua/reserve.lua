@@ -1,8 +1,8 @@
 -- Leases due entries to the caller: expired leases first (they were due before), then pending entries, earliest first,
--- also those that fall due within ahead_ms.
+-- also those that fall due within ahead_ms; then those whose lease ends later than any may (see ensure).
 -- Invalid members are removed. Changes at most 1000 members; call it again for more.
 -- KEYS entries counter
--- ARGV limit lease_ms ahead_ms
+-- ARGV limit lease_ms ahead_ms max_lease_ms
 -- RETURN {now ms, next ms or -1, token or -1, number discarded, {id ...}, {deliveries ...}}
 
 --- include score
@@ -53,6 +53,7 @@ end
 
 lease(text(LEASED), LEASED + now * MS + MS - 1)
 lease('-inf', (now + tonumber(ARGV[3])) * MS + MS - 1)
+lease(text(LEASED + (now + tonumber(ARGV[4])) * MS + MS), BEYOND - 1)
 discard(redis.call('ZRANGEBYSCORE', KEYS[1], text(BEYOND), '+inf', 'LIMIT', 0, budget))
 
 return {now, next_ms(KEYS[1]) or -1, token or -1, discarded, ids, deliveries}

@@ -164,8 +164,8 @@ class Command(TextCommand):
             # Not sys.exit: it would wait for threads that handlers may have started.
             logging.shutdown()
             self.stdout.flush()
-            os._exit(1 if worker.abandoned or worker.is_stuck else 0)
-        if worker.is_stuck:  # the threads have ended meanwhile
+            os._exit(int(worker.has_failed))
+        if worker.has_failed:
             sys.exit(1)
 
     def _greet(self, options: dict[str, Any], processes: int, *, worker: Worker, **_: Any) -> None:

@@ -9,16 +9,17 @@ from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.checks import run_checks
+from django.core.checks import ERROR, run_checks
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections
 from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.engine.engine import Engine
-from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallation
+from django_delayq.exceptions import ForeignEngine, WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
+from django_delayq.monitoring import doctor
 from django_delayq.redis_clients import forget_engine, get_worker_engine
 from django_delayq.remote import fire
 from django_delayq.worker import Worker
@@ -223,9 +224,9 @@ def test_a_full_redis_without_the_name_is_used(called: Call, own_redis: RedisPro
     assert full is not None
     with own_redis.client() as client:
         client.config_set("maxmemory", "1")
-        installation.check_prefix(full)
+        installation.check_prefix(full, "default")
         client.config_set("maxmemory", "0")
-        installation.check_prefix(full)
+        installation.check_prefix(full, "default")
     assert full.installation() == "production"
     full.close()
 
@@ -286,11 +287,61 @@ def test_deployments_are_advised_to_have_a_name(called: Call) -> None:
     assert "django_delayq.W030" not in found()
 
 
-def test_a_key_of_another_type_in_place_of_the_name_is_an_error_of_redis(
-    engine: Engine, with_redis: redis.Redis, prefix: str, called: Call
+@pytest.mark.parametrize("name", ["production", None])
+def test_a_key_of_another_type_in_place_of_the_name_is_renamed(
+    engine: Engine, with_redis: redis.Redis, prefix: str, called: Call, name: str | None
 ) -> None:
-    called("production")
+    """It would turn Redis off for good."""
+    called(name)
     with_redis.rpush(f"{prefix}:installation", "x")
-    with pytest.raises(EngineError) as raised:
-        installation.check_prefix(engine)
-    assert not isinstance(raised.value, WrongInstallation)
+    installation.check_prefix(engine, "default")
+    assert engine.installation() in (name, installation.name_of_unnamed("default"))
+    [aside] = with_redis.scan_iter(f"{prefix}:foreign:*")
+    assert with_redis.lrange(aside, 0, -1) == [b"x"]
+
+
+OTHER = f"{installation.UNNAMED} 2020-02-02T00:00:00+00:00)"
+
+
+def test_of_two_databases_without_a_name_under_one_prefix_the_second_does_without_redis(
+    start_worker: StartWorker, own_redis: RedisProcess, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would remove each other's entries, and the turns of one would keep the other from sweeping."""
+    with own_redis.client() as client:
+        client.set(f"{prefix}:installation", OTHER, px=300_000)
+        due_orders("remind", 3)
+        running = start_worker()
+        wait_until(all_are("fired"))
+        assert not running.worker.redis.is_up
+        client.delete(f"{prefix}:installation")  # it has lapsed
+        wait_until(lambda: events(caplog) == ["redis_away", "redis_back"], "the other one has gone")
+        assert client.get(f"{prefix}:installation") == str(installation.name_of_unnamed("default")).encode()
+        assert 0 < client.pttl(f"{prefix}:installation") <= 1000 * installation.UNNAMED_SECONDS
+    [line] = [line for line in caplog.records if vars(line).get("event") == "redis_away" and line.levelno > 10]
+    assert line.levelname == "ERROR"
+    assert "PREFIX" in line.getMessage()
+
+
+def test_a_worker_without_a_name_refuses_the_redis_of_an_installation(engine: Engine) -> None:
+    engine.claim_prefix("production")
+    with pytest.raises(ForeignEngine, match=r"'production'.*PREFIX"):
+        Worker(burst=True).run()
+    assert engine.installation() == "production"
+
+
+def test_a_database_that_gets_a_name_keeps_its_prefix_and_so_do_its_workers_without_one(
+    engine: Engine, called: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    installation.check("default", engine)
+    called("production")
+    installation.check("default", engine)
+    assert engine.installation() == "production"
+    called(None)
+    assert installation.check("default", engine) is None
+    assert events(caplog) == ["installation_unknown"]
+
+
+def test_the_doctor_reports_a_prefix_of_another_database(engine: Engine, with_redis: redis.Redis, prefix: str) -> None:
+    with_redis.set(f"{prefix}:installation", OTHER)
+    found = [each for each in doctor.examine(quick=True) if each.id == "redis.owner"]
+    assert [each.level for each in found] == [ERROR]

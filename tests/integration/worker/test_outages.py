@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection, transaction
 
 from django_delayq import clock, schedule_timeout, schedule_timeouts
 from django_delayq.clock import database_now
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import plan
-from django_delayq.ledger import outbox
+from django_delayq.ledger import installation, outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.worker import Worker, sweep
@@ -278,3 +279,28 @@ def test_what_is_committed_minutes_after_its_own_deadline_and_is_never_pushed_is
         row = schedule_timeout(order, "remind", seconds=0.1)
         wait_until(lambda: database_now("default") > row.due_at + timedelta(seconds=1))
     wait_until(all_are("fired"))
+
+
+@pytest.mark.usefixtures("source")
+def test_a_burst_gives_up_while_the_database_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the processes that cron starts pile up."""
+    monkeypatch.setattr("django_delayq.worker.loop.BURST_AWAY_SECONDS", 0.5)
+    monkeypatch.setattr("django_delayq.worker.servers.DatabaseHealth.check", Failing(plan, 10**6))
+    due_orders("remind", 5)
+    with pytest.raises(SystemExit) as ended:
+        call_command("delayq_worker", "--burst", verbosity=0)
+    assert ended.value.code == 1
+    assert "burst_gave_up" in events(caplog)
+    assert set(Timeout.objects.values_list("state", flat=True)) == {"pending"}
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_burst_that_cannot_begin_gives_up_too(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
+    monkeypatch.setattr("django_delayq.worker.loop.BURST_AWAY_SECONDS", 0.5)
+    monkeypatch.setattr(installation, "ledger_name", Failing(installation.ledger_name, 10**6))
+    with pytest.raises(SystemExit) as ended:
+        call_command("delayq_worker", "--burst", verbosity=0)
+    assert ended.value.code == 1

@@ -1,0 +1,69 @@
+"""Leases that end far in the future, given by a clock that was ahead or forged: honored for twice `LEASE` at most."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.utils import timezone
+
+from django_delayq.engine.engine import DUE_UNIT
+from django_delayq.models import Timeout
+from django_delayq.redis_clients import get_engine
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+FAR = timedelta(hours=20)
+LEASED = 2**52
+
+
+@pytest.fixture(autouse=True)
+def short_lease(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=5), "SWEEP_INTERVAL": timedelta(minutes=10)}
+
+
+def test_in_redis(start_worker: StartWorker, with_redis: redis.Redis) -> None:
+    [row] = due_orders("remind")
+    engine = get_engine("default")
+    assert engine is not None
+    [queue] = engine.queues(["default"])
+    seconds, _ = with_redis.time()
+    far_ms = (seconds + int(FAR.total_seconds())) * 1000
+    with_redis.zadd(queue.keys.entries, {str(row.pk): LEASED + far_ms * DUE_UNIT})
+    start_worker()
+    wait_until(all_are("fired"), "its lease ended")
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_in_the_ledger(start_worker: StartWorker) -> None:
+    due_orders("remind")
+    Timeout.objects.update(claims=1, claimed_until=timezone.now() + FAR)
+    start_worker()
+    wait_until(all_are("fired"), "its claim ended")
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_of_a_row_that_is_firing(start_worker: StartWorker) -> None:
+    due_orders("send_outside")
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=timezone.now() + FAR)
+    start_worker().worker._background.follow()
+    wait_until(all_are("fired"), "its attempt was counted, and the next one followed")
+    assert Timeout.objects.get().attempts == 2
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_claim_of_a_worker_with_another_lease_is_honored(settings: Settings) -> None:
+    from django_delayq.ledger.claiming import claim
+
+    due_orders("remind")
+    Timeout.objects.update(claims=1, claimed_until=timezone.now() + timedelta(seconds=100))
+    assert not claim("default", None, 10, timedelta(seconds=5)).claims
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(hours=1)}
+    Timeout.objects.update(claimed_until=timezone.now() + timedelta(hours=1))
+    assert not claim("default", None, 10, timedelta(seconds=5)).claims
