@@ -87,9 +87,9 @@ class StateLog:
             level, exc_info = logging.DEBUG, None
         self._logger.log(level, message, *args, exc_info=exc_info, extra=self._failed, stacklevel=2)
 
-    def recovered(self, message: str = "", *args: object, level: int = logging.WARNING) -> None:
-        """Log the end of a failure that was logged. An empty message logs nothing."""
+    def recovered(self, message: str = "", *args: object) -> None:
+        """Log the end of a failure that was logged, at INFO: nothing is left to do. An empty message logs nothing."""
         with self._lock:
             was_failing, self.is_failing = self.is_failing, False
         if was_failing and message:
-            self._logger.log(level, message, *args, extra=self._recovered, stacklevel=2)
+            self._logger.info(message, *args, extra=self._recovered, stacklevel=2)

@@ -176,15 +176,20 @@ class _Registry:
 
     def add(self, policy: TimeoutPolicy[Any]) -> None:
         check_declaration(policy)
+        replaced = None
         for label in policy.labels:
             other = self._by_label.get(label)
-            if other is not None:
+            if other is not None and _is_reloaded(other, policy):
+                replaced = other
+            elif other is not None:
                 raise PolicyError(
-                    f"{label} is declared twice: by {other.handler_path} and by {policy.handler_path}. "
+                    f"{label} is declared twice: by {_place(other)} and by {_place(policy)}. "
                     "Give one of them another name=, or take the name out of aliases=."
                 )
         if apps.models_ready:  # otherwise the app config checks it
             check_against_model(policy)
+        if replaced is not None:
+            self.remove(replaced)
         self._by_label.update(dict.fromkeys(policy.labels, policy))
         self.derived = {}
         self.connect()
@@ -200,6 +205,22 @@ class _Registry:
 
     def __iter__(self) -> Iterator[TimeoutPolicy[Any]]:
         return iter(dict.fromkeys(self._by_label.values()))
+
+
+def _is_reloaded(other: TimeoutPolicy[Any], policy: TimeoutPolicy[Any]) -> bool:
+    """Return whether both are one declaration, of a module that `importlib.reload` has executed again.
+
+    Then the handler is another function of the same name. Two functions of one name in one file, of which one was
+    copied, begin at different lines.
+    """
+    is_same = other.label == policy.label and _place(other) == _place(policy)
+    return is_same and other.handler is not policy.handler
+
+
+def _place(policy: TimeoutPolicy[Any]) -> str:
+    """Return where the handler of `policy` is, with its line if it is a function of Python."""
+    code = getattr(policy.handler, "__code__", None)
+    return f"{policy.handler_path}{f' (line {code.co_firstlineno})' if code is not None else ''}"
 
 
 registry = _Registry()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
@@ -33,7 +33,7 @@ from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.utils.translation import gettext as _
 
-from django_delayq.clock import LATEST_YEAR, LONGEST, duration_text
+from django_delayq.clock import LATEST_YEAR, LONGEST, UNITS, duration_text
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
 from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
@@ -51,7 +51,7 @@ MAX_LABEL = 200
 MAX_BATCH = 10_000
 
 
-def check_call(model: Any, options: Iterable[str], known: Sequence[str]) -> None:
+def check_call(model: Any, options: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise PolicyError for a call of `timeout_policy` without a model or with unknown options."""
     is_model = isinstance(model, type) and issubclass(model, Model)
     if not is_model and (isinstance(model, type) or callable(model)):
@@ -62,6 +62,9 @@ def check_call(model: Any, options: Iterable[str], known: Sequence[str]) -> None
         )
     for option in [each for each in options if each not in known]:
         hint = suggestion(option, known, f"The options are {', '.join(known)}.")
+        if option in UNITS:  # as calls that schedule have them
+            value = options[option] if isinstance(options[option], int | float) else "..."
+            hint = f"Write after=timedelta({option}={value})."
         raise PolicyError(f"timeout_policy() has no option {option!r}. {hint}")
 
 

@@ -142,7 +142,7 @@ class RemoteExecutor(Executor):
                 for refused, refused_done in unsent[number:]:
                     refused_done(refused, Report(refused=refused.ids))
                 return number > 0
-            self._broker.recovered("%s sends messages again", self._name, level=logging.INFO)
+            self._broker.recovered("%s sends messages again", self._name)
             self._sent.append(_Sent(work, done, set(work.ids), time.monotonic()))
         return bool(unsent)
 

@@ -370,5 +370,13 @@ def not_migrated(error: Error, using: str) -> NotMigrated | None:
         apps = unapplied_migrations(using) if _is_missing(error) else []
     except Error:
         return None
-    words = "{}. Migrations of {} are not applied: run manage.py migrate"
-    return NotMigrated(words.format(" ".join(str(error).split("\n")[0].split()), ", ".join(apps))) if apps else None
+    words, message = "{}. Migrations of {} are not applied: {}", " ".join(str(error).split("\n")[0].split())
+    return NotMigrated(words.format(message, ", ".join(apps), how_to_migrate(using))) if apps else None
+
+
+def how_to_migrate(using: str) -> str:
+    """Return what to do if migrations are not applied."""
+    connection: Any = connections[using]
+    if connection.vendor == "sqlite" and connection.is_in_memory_db():
+        return "this database is in memory, so each process has an empty one of its own: name a file in DATABASES"
+    return "run manage.py migrate"

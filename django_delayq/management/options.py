@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 from django.apps import apps
+from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 from django.db import router
 from django.db.models import Model, Q
+from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_delayq import clock
@@ -75,7 +77,8 @@ def duration(option: str, value: str | timedelta, *, may_be_negative: bool = Fal
 def moment(option: str, value: str | datetime | None) -> datetime | None:
     """Return a time: `now`, `2h` (from now), `30m ago`, or a date and time. None remains None. Raises CommandError.
 
-    A date and time without a zone is in the time zone of the project.
+    A date and time without a zone is in the time zone of the project. It is refused in the hour that occurs twice, or
+    not at all, when the clocks change: the command would move deadlines by an hour more or less than was meant.
     """
     if value is None or isinstance(value, datetime):
         return value
@@ -87,10 +90,21 @@ def moment(option: str, value: str | datetime | None) -> datetime | None:
         if _DURATION.match(head):
             return clock.now() + duration(option, head) * (-1 if words.endswith("ago") else 1)
         if found := parse_datetime(value.strip()):
+            if settings.USE_TZ and timezone.is_naive(found) and len(offsets := _offsets(found)) != 1:
+                how_often = "occurs twice" if offsets else "does not occur"
+                rule = f"{how_often} when the clocks change: add the offset from UTC, such as {value.strip()}+01:00"
+                raise wrong_value(option, value, rule)
             return clock.in_utc(clock.fitting(found))
     except (ValueError, OverflowError) as error:
         raise wrong_value(option, value, f"is not a time: {error}") from error
     raise wrong_value(option, value, "is not a time, such as 2026-03-01T18:00, now, 2h or '30m ago'")
+
+
+def _offsets(naive: datetime) -> set[timedelta | None]:
+    """Return the offsets from UTC that this local time may have: two if it occurs twice, none if it does not occur."""
+    zone = timezone.get_current_timezone()
+    found = [naive.replace(tzinfo=zone, fold=fold) for fold in (0, 1)]
+    return {at.utcoffset() for at in found if at.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == naive}
 
 
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:

@@ -22,7 +22,7 @@ from django_delayq.arming.sync import automatic_policies, count_too_old
 from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import policy_states
-from django_delayq.ledger.db_connections import pool_limit, server_limit, unapplied_migrations
+from django_delayq.ledger.db_connections import how_to_migrate, pool_limit, server_limit, unapplied_migrations
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
@@ -87,7 +87,9 @@ def versions(using: str) -> Iterator[CheckMessage]:
 def migrations(using: str) -> Iterator[CheckMessage]:
     """Find migrations that are not applied."""
     if django_delayq.__name__ in unapplied_migrations(using):
-        yield Error("Migrations of django_delayq are not applied.", hint="Run manage.py migrate.", id="migrations")
+        advice = how_to_migrate(using)
+        hint = f"{advice[0].upper()}{advice[1:]}."
+        yield Error("Migrations of django_delayq are not applied.", hint=hint, id="migrations")
     else:
         yield Info("All migrations are applied.", id="migrations")
 

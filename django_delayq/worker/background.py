@@ -125,7 +125,7 @@ class Job:
                 )
         else:
             self._backoff.succeeded()
-            self._log.recovered("%s works again", self.name, level=logging.INFO)
+            self._log.recovered("%s works again", self.name)
         check_connections(error=failure)
 
     def _attempt(self) -> BaseException | None:

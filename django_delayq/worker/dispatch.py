@@ -250,9 +250,7 @@ class Dispatch:
         if done or again:
             if not self.refused_for:
                 self._refusals.succeeded()
-                self._refusal_log.recovered(
-                    "The executor %s accepts works again", self._executor_name, level=logging.INFO
-                )
+                self._refusal_log.recovered("The executor %s accepts works again", self._executor_name)
             first = self._remove([*done, *again])
             self.prefetch.completed(first.load, time.monotonic() - first.at)
             self._count(done, again.keys() - set(report.untried), report)

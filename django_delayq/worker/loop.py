@@ -16,13 +16,13 @@ from types import FrameType
 from typing import Any, Final, TypeVar, cast
 
 from django.db import Error as DatabaseError
-from django.db import router
+from django.db import connections, router
 
 from django_delayq import __version__
 from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
 from django_delayq.engine.wakeup import Wakeup
-from django_delayq.exceptions import EngineError, WrongInstallation
+from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
 from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
@@ -156,8 +156,14 @@ class Worker:
         Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
         writes anything, if the ledger or the Redis belongs to another installation; before it fires anything, if a copy
         of one replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
-        for them.
+        for them. DelayqError: this thread has a transaction open.
         """
+        if connections[self.using].in_atomic_block:
+            raise DelayqError(
+                "A worker fires in threads with connections of their own, which do not see the rows of the transaction "
+                "that is open here, such as that of a TestCase. Test with TransactionTestCase, or in a TestCase with "
+                "django_delayq.testing.fire_due()."
+            )
         self._background = Background(self)
         watched = [self.progress, self._background.progress]
         with self._stopping_on_signals(), Watchdog(watched, lambda: self._hard, self.exits):

@@ -87,11 +87,15 @@ def all_are(state: str) -> Callable[[], bool]:
     return lambda: not Timeout.objects.exclude(state=state).exists()
 
 
+ENDS = frozenset({"redis_back", "redis_has_room", "database_back", "pass_succeeded"})
+"""Logged at INFO."""
+
+
 def events(caplog: pytest.LogCaptureFixture, logger: str = "django_delayq.worker") -> list[str]:
-    """What this logger warned of. The size of the connection pool, with which a test may be run, is left out."""
-    records = [record for record in caplog.records if record.name == logger and record.levelno >= logging.WARNING]
-    found = [str(vars(record)["event"]) for record in records]
-    return [event for event in found if event != "too_few_connections"]
+    """What this logger warned of, and what is over. The size of the pool, with which a test may be run, is left out."""
+    found = [(record, str(vars(record).get("event", ""))) for record in caplog.records if record.name == logger]
+    shown = [event for record, event in found if record.levelno >= logging.WARNING or event in ENDS]
+    return [event for event in shown if event != "too_few_connections"]
 
 
 def cut_all_other_connections() -> None:

@@ -73,7 +73,7 @@ def test_a_failure_is_logged_once_of_each_kind_and_its_end_once(caplog: pytest.L
     assert lines == [
         ("away", "WARNING", "it failed: refused"),
         ("away", "ERROR", "it failed: timeout"),
-        ("back", "WARNING", "it works"),
+        ("back", "INFO", "it works"),
         ("away", "WARNING", "it failed: timeout"),
     ]
     assert {vars(record)["duty"] for record in caplog.records} == {"sweep"}

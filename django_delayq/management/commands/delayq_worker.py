@@ -23,10 +23,10 @@ from django.utils import autoreload
 
 from django_delayq import __version__
 from django_delayq.clock import counted, duration_text
-from django_delayq.conf import MAX_CONCURRENCY, ConfigError, get_settings
-from django_delayq.exceptions import NotMigrated, WrongInstallation
+from django_delayq.conf import MAX_CONCURRENCY, get_settings
+from django_delayq.exceptions import DelayqError, NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_connections import unapplied_migrations
+from django_delayq.ledger.db_connections import how_to_migrate, unapplied_migrations
 from django_delayq.logs import shown
 from django_delayq.management.operating import TextCommand
 from django_delayq.management.options import number, values_of
@@ -152,10 +152,10 @@ class Command(TextCommand):
                 if not options["autoreload"]:  # whose process has its own end
                     worker.exits = exit_at_once
                 worker.run()
-        except ConfigError as error:
-            raise CommandError(str(error)) from error
         except (NotMigrated, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
+        except DelayqError as error:
+            raise CommandError(str(error)) from error
         finally:
             worker_started.disconnect(greet)
         if worker.abandoned:
@@ -174,8 +174,9 @@ class Command(TextCommand):
             return
         with suppress(DatabaseError):
             if apps := unapplied_migrations(worker.using):
-                words = "Migrations of %s are not applied: run manage.py migrate"
-                logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
+                words = "Migrations of %s are not applied: %s"
+                advice = how_to_migrate(worker.using)
+                logger.warning(words, ", ".join(apps), advice, extra={"event": "migrations_missing", "apps": apps})
         if options["verbosity"] > 0 and options["log_format"] != "json":
             self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
             self.stdout.flush()

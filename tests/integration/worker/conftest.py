@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 def as_in_a_new_process() -> None:
     """No test inherits which undeclared policies another one has met."""
     firing_state.unknown = UnknownPolicies()
+
+
+@pytest.fixture(autouse=True)
+def ends_of_outages_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """They are at INFO, see `events`."""
+    caplog.set_level(logging.INFO, "django_delayq.worker")
 
 
 @pytest.fixture
