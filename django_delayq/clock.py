@@ -280,7 +280,8 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
                 raise InvalidDelay(f"{name} must not be negative, but is {value!r}.")
         return Delay(after=timedelta(**units))
     except OverflowError as error:  # also by `isfinite`, for an int beyond the floats
-        words = ", ".join(f"{name}={value}" for name, value in units.items())
+        # Python refuses to write an int of more than 4,300 digits.
+        words = ", ".join(f"{name}={value if abs(value) < 1e18 else '...'}" for name, value in units.items())
         raise InvalidDelay(_("The delay is too long: {units}.").format(units=words)) from error
 
 

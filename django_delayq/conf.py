@@ -130,9 +130,9 @@ def _checked(key: str, value: Any) -> Any:
     elif isinstance(default, Retry):
         expected, rule = isinstance(value, Retry), "a django_delayq.Retry"
     elif key == "EXECUTOR":
-        expected, rule = isinstance(value, str), "a dotted path"
+        expected, rule = _is_dotted(value), "a dotted path"
     elif key == "SCRUB":
-        expected, rule = isinstance(value, str) or callable(value), "a callable, a dotted path to one"
+        expected, rule = _is_dotted(value) or callable(value), "a callable, a dotted path to one"
     else:  # INSTALLATION
         expected = isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
         rule = f"a string of 1 to {MAX_INSTALLATION} printable characters"
@@ -140,6 +140,10 @@ def _checked(key: str, value: Any) -> Any:
         rule += ", or None" if default is None else ""
         raise ConfigError(f"DELAYQ[{key!r}] must be {rule}, not {value!r}.")
     return value
+
+
+def _is_dotted(value: Any) -> bool:
+    return isinstance(value, str) and _DOTTED.fullmatch(value) is not None
 
 
 def _checked_redis(value: Any) -> Any:

@@ -187,6 +187,8 @@ def _listed(rows: Any) -> list[Timeout]:
     for row in listed:
         if not isinstance(row, Timeout):
             raise TypeError(_EXPECTED.format(row.__name__ if isinstance(row, type) else type(row).__name__))
+        if row.pk is None:
+            raise ValueError("This Timeout is not a row of the ledger.")
     return listed
 
 

@@ -19,6 +19,7 @@ from django.db.models.lookups import In
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
+from django_delayq.ledger.history import clean
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import SLOT_BYTES, Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
@@ -142,9 +143,15 @@ def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Sub
 
 
 def check_key(key: str) -> None:
-    """Raise ValueError unless `key` is a string of at most 200 characters without NUL, which PostgreSQL refuses."""
-    if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
-        raise ValueError(f"key must be a string of at most {MAX_KEY} characters without NUL, not {key!r}.")
+    """Raise ValueError unless `key` is a string of at most 200 characters that every database stores.
+
+    PostgreSQL refuses NUL, and drivers lone surrogates. Both would end the caller's transaction.
+    """
+    rule = f"key must be a string of at most {MAX_KEY} characters without NUL and lone surrogates"
+    if not isinstance(key, str):  # not its repr, which of a queryset would query the database
+        raise ValueError(f"{rule}, not of type {type(key).__name__}.")
+    if len(key) > MAX_KEY or clean(key) != key:
+        raise ValueError(f"{rule}, not {key!r}.")
 
 
 def slots_of_row(row: Timeout) -> set[str]:

@@ -193,8 +193,6 @@ def run_action(
     interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
     """
     by, reason = checked_actor(by), clipped(reason)
-    if isinstance(target, Timeout) and target.pk is None:
-        raise ValueError("This Timeout is not a row of the ledger.")
 
     def change(page: Page) -> Result:
         context, accepted = Context(action, page, by, reason, clock.database_now(page.using)), []

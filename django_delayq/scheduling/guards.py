@@ -53,8 +53,11 @@ def before_deadline(
             it is firing, it is retried as usual, unlike after `cancel_timeout`.
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
+        TypeError: `strict` is not True or False.
         obj.DoesNotExist: its row does not exist any more.
     """
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict is True or False, not of type {type(strict).__name__}.")
     subject = subject_of(obj, policy, key)
     declared, using = subject.policy, subject.using
     with transaction.atomic(using=using):

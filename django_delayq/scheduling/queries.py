@@ -20,6 +20,7 @@ from django_delayq.ledger.subjects import (
     NEWEST_FIRST,
     about,
     about_all,
+    check_key,
     current_round,
     instances,
     kind_of,
@@ -68,9 +69,12 @@ def pending_timeouts(
 
     Raises:
         UnknownPolicy: no such policy, or a bare name without a target.
-        ValueError: an object is not saved.
-        TypeError: the objects are of several models or in several databases, or no objects of a model.
+        ValueError: an object is not saved, or `key` is not a string that databases store.
+        TypeError: the objects are of several models or in several databases, or no objects of a model; or a class that
+            is not a model.
     """
+    if key is not None:
+        check_key(key)
     model, objects = _model_and_objects(target)
     sources: list[Any] = objects if isinstance(objects, list) else [objects]  # a queryset, or None
     places = {database_of(Timeout if model is None else model, source) for source in sources or [None]}
@@ -112,6 +116,8 @@ def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any
     if target is None:
         return None, None
     if isinstance(target, type):
+        if not issubclass(target, Model) or target._meta.abstract:
+            raise TypeError(f"Expected a model, its instances or a queryset of them, not the class {target.__name__}.")
         return target, None
     if isinstance(target, QuerySet):
         return target.model, target
