@@ -173,7 +173,7 @@ def serve_worker(**_: object) -> None:
     host = host or "127.0.0.1"
     try:
         port = int(first) + int(os.environ.get("DELAYQ_PROCESS", "1")) - 1
-        start_http_server(port, host)
+        start_http_server(port, host.removeprefix("[").removesuffix("]"))  # the brackets of [::1]:9110
     except (OSError, ValueError, OverflowError) as error:
         words = "%s=%r cannot be served, so this worker has no metrics: %s"
         logger.error(words, ADDRESS_VARIABLE, address, error, extra={"event": "metrics_address"})

@@ -236,10 +236,10 @@ def test_the_app_connects_itself() -> None:
     assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
 
 
-def page(port: int) -> str:
+def page(port: int, host: str = "127.0.0.1") -> str:
     """Return the page of metrics, or "" if no process serves it."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        with urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""
@@ -256,21 +256,33 @@ def test_a_worker_serves_what_it_has_done(start_command: Callable[..., Any]) -> 
     assert '\ndelayq_withheld_total{cause="late",policy="testapp.order.remind"} 0.0\n' in served
 
 
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("given", "host"), [("", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("[::1]", "[::1]")])
 def test_each_process_of_a_supervisor_logs_the_address_that_it_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str, host: str
 ) -> None:
+    if host == "[::1]" and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
     started, port = [], free_port()
     monkeypatch.setattr(metrics, "start_http_server", lambda *given: started.append(start_http_server(*given)))
-    monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", f":{port - 1}")
+    monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", f"{given}:{port - 1}")
     monkeypatch.setenv("DELAYQ_PROCESS", "2")
     with caplog.at_level("INFO", "django_delayq.metrics"):
         metrics.serve_worker()
     ((server, thread),) = started
-    assert "delayq_fired_total" in page(port)
+    assert "delayq_fired_total" in page(port, host)
     server.shutdown()
     server.server_close()
     thread.join()
-    assert caplog.messages == [f"metrics at 127.0.0.1:{port}"]
+    assert caplog.messages == [f"metrics at {host}:{port}"]
 
 
 def test_an_address_that_cannot_be_used_stops_no_worker(
