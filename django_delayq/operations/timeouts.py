@@ -107,9 +107,9 @@ def postpone(
 ) -> Result:
     """Give pending timeouts a later deadline: later by units or `after=`, or `at=` a datetime.
 
-    A duration counts from the deadline, or from now if that has passed. `max_extensions` does not apply and is not
-    used up. A retry or snooze that is due even later keeps its time. A deadline never becomes earlier: see `fire_now`.
-    The other arguments and errors are those of `cancel`.
+    A duration counts from the deadline, or from now if that has passed. Neither `max_extensions` nor
+    `Limits(total=...)` applies, and no extension is used up. A retry or snooze that is due even later keeps its time. A
+    deadline never becomes earlier: see `fire_now`. The other arguments and errors are those of `cancel`.
 
     Raises:
         InvalidDelay: no delay, a wrong one, or a datetime in the past.
@@ -154,8 +154,8 @@ def change_deadline(
     """Move the deadlines of pending timeouts, earlier or later: to `at`, or by `shift`.
 
     A deadline that would be in the past becomes now: the timeout is due at once, and `Result.due_at_once` counts it.
-    `max_extensions` does not apply and is not used up. A retry or snooze that is due later keeps its time: see
-    `fire_now`. The other arguments and errors are those of `cancel`.
+    Neither `max_extensions` nor `Limits(total=...)` applies, and no extension is used up. A retry or snooze that is due
+    later keeps its time: see `fire_now`. The other arguments and errors are those of `cancel`.
 
     Args:
         at: the new deadline, the same for all.

@@ -209,7 +209,7 @@ class Worker:
                 with self.progress.step():
                     if failure := installation.check(self.using, self.redis.engine):
                         self.redis.lost(failure)
-                    self.redis.reach()
+                    self.redis.reach(self.queues)
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:

@@ -87,13 +87,16 @@ class RedisHealth:
         """Return how long to wait before the next `probe`; infinite if none is needed."""
         return math.inf if self.is_up or self.engine is None else self._backoff.delay
 
-    def reach(self) -> None:
-        """Call Redis, so that it is known at the start whether it answers."""
+    def reach(self, queues: Iterable[str]) -> None:
+        """Probe Redis for these queues, so that the start shows whether the worker may use it.
+
+        A ping would also succeed for a user that may not run scripts.
+        """
         if self.engine is not None and self.is_up:
             try:
-                self.engine.ping()
+                self.probe(queues)
             except EngineError as error:
-                self.lost(error)
+                self.failed(error)
 
     def failed(self, error: Exception, *, was_probe: bool = False) -> None:
         """Note an error of a call that Redis may refuse for lack of memory alone. Other errors are as in `lost`.

@@ -237,7 +237,7 @@ def _redis(redis: RedisHealth) -> str:
     if redis.engine is None:
         return "none: due timeouts are read from the database once a second"
     if not redis.is_up:
-        return "not reached: until it answers, due timeouts are read from the database once a second"
+        return "not usable now: until it is, due timeouts are read from the database once a second"
     pool: Any = getattr(redis.engine.client, "connection_pool", None)
     address = getattr(pool, "connection_kwargs", {})
     # A Sentinel's service is a host without a port.

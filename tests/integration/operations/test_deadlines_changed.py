@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from django_delayq import InvalidDelay, explain_timeout
+from django_delayq import ExtensionLimit, InvalidDelay, Limits, explain_timeout, extend_timeout
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.operations import change_deadline, hold, resume
+from django_delayq.operations import change_deadline, hold, postpone, resume
 from django_delayq.operations.registry import TIMEOUT_OPERATIONS
 from django_delayq.signals import timeout_rescheduled
 from django_delayq.worker import Worker
@@ -116,6 +117,15 @@ def test_a_hold_moves_a_changed_deadline_as_a_postponed_one(
     before = Timeout.objects.get().due_at
     resume("testapp.order.remind", by=BY)
     assert abs(Timeout.objects.get().due_at - before - by_the_hold) < timedelta(minutes=2)
+
+
+def test_the_limits_of_the_application_do_not_bind_operators(order: Order, declare: Callable[..., Any]) -> None:
+    policy = declare(Order, name="reserved", max_extensions=0, limits=Limits(total=HOUR))
+    row = pending(order, "reserved")
+    assert change_deadline(row, by=BY, shift=5 * HOUR).changed == postpone(row, by=BY, hours=1).changed == 1
+    assert Timeout.objects.get().due_at == row.first_due_at + 6 * HOUR
+    with pytest.raises(ExtensionLimit):
+        extend_timeout(order, policy, minutes=1)
 
 
 def test_it_needs_the_permission_to_postpone() -> None:

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.models import Timeout
+from tests.engine.redis_process import RedisProcess
 from tests.support.workers import due_orders, states
 from tests.testapp.models import Order
 
@@ -44,11 +45,23 @@ def test_a_worker_that_does_not_reach_redis_does_not_say_that_redis_wakes_it(
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
     with caplog.at_level("INFO", "django_delayq.worker"):
         call_command("delayq_worker", "--burst")
-    assert (
-        "  Redis     not reached: until it answers, due timeouts are read from the database" in capsys.readouterr().out
-    )
+    assert "  Redis     not usable now: until it is, due timeouts are read from the database" in capsys.readouterr().out
     (line,) = [each for each in caplog.messages if "serves all queues" in each]
     assert line.endswith("reading the database once a second")
+
+
+def test_a_user_of_redis_who_may_run_no_scripts_is_shown_at_the_start(
+    own_redis: RedisProcess, settings: Settings, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~*", "&*", "+@all", "-eval", "-evalsha")
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shop:secret@127.0.0.1:{own_redis.port}/0"}
+    order = due_orders("remind")[0]
+    call_command("delayq_worker", "--burst")
+    assert "  Redis     not usable now" in capsys.readouterr().out
+    assert "redis_away" in [getattr(record, "event", "") for record in caplog.records]
+    order.refresh_from_db()
+    assert order.state == "fired"
 
 
 @pytest.mark.usefixtures("without_redis")
