@@ -74,7 +74,8 @@ class TextCommand(BaseCommand):
     """A command whose output and options may be in any script, whatever the encoding of the terminal has."""
 
     def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
-        super().__init__(Encodable(stdout or sys.stdout), Encodable(stderr or sys.stderr), **options)
+        streams: Any = Encodable(stdout or sys.stdout), Encodable(stderr or sys.stderr)
+        super().__init__(*streams, **options)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Refuse what no database stores: a NUL, and bytes of the shell that are not text (lone surrogates)."""

@@ -100,7 +100,11 @@ def outlasts(state: PolicyState, until: datetime | None) -> bool:
 
 
 def _stop(
-    policy: str | TimeoutPolicy[Any], stop: Stop, until: datetime | Literal["keep"] | None, by: str, reason: str
+    policy: str | TimeoutPolicy[Any],
+    stop: PolicyControl.Stop,
+    until: datetime | Literal["keep"] | None,
+    by: str,
+    reason: str,
 ) -> PolicyChange | None:
     """Put `stop` in force; return the change, None if the policy is stopped like this already."""
     end = None if until is None or until == "keep" else check_moment(until, "until")
@@ -115,7 +119,9 @@ def _stop(
         return _stopped(control, change, stop, end)
 
 
-def _stopped(control: PolicyControl, change: PolicyChange, stop: Stop, until: datetime | None) -> PolicyChange | None:
+def _stopped(
+    control: PolicyControl, change: PolicyChange, stop: PolicyControl.Stop, until: datetime | None
+) -> PolicyChange | None:
     """Write the stop into `control` and `change`; return the change, None if the policy is stopped like this."""
     if control.stop == stop and control.until == until and change.reason in {"", control.reason}:
         return None

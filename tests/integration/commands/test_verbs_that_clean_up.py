@@ -10,7 +10,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from django_delayq.management import operating
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import LINGER, REMIND
@@ -113,7 +112,7 @@ def test_progress_is_shown_on_a_terminal_and_each_minute_elsewhere(
     settled(*[60] * 3)
     Timeout.objects.filter(policy=UNPAID).delete()
     clock = itertools.count(0, 61)
-    monkeypatch.setattr(operating.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("django_delayq.management.operating.time.monotonic", lambda: float(next(clock)))
     out, err = io.StringIO(), io.StringIO()
     call_command(*command, "--yes", stdout=out, stderr=err)
     assert "3 examined\n" in out.getvalue() and not err.getvalue()
