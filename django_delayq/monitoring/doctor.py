@@ -302,7 +302,7 @@ def matching_again(using: str) -> Iterator[CheckMessage]:
     """Find objects that match a policy although their round has fired, if its handler usually ends its condition.
 
     They never fire again: a stale `save()` has undone what the handler wrote, the handler has not saved, or a person
-    has reopened the object. No declaration says whether a handler ends its condition. It is taken to do so if, of the
+    has reopened the object. No declaration states whether a handler ends its condition. It is taken to do so if, of the
     last timeouts that fired within a day, at least `MIN_ENDED` in number, at most a tenth match: within a day, an
     invoice of which a customer was reminded is mostly still unpaid. The last `MAX_ENDED` that fired are examined.
     """
@@ -316,7 +316,7 @@ def matching_again(using: str) -> Iterator[CheckMessage]:
         still = sum(row.pk in matching for row in recent)
         if not matching or len(recent) - still < MIN_ENDED or still > len(recent) * MAX_REVIVED_SHARE:
             continue
-        row = max((row for row in fired if row.pk in matching), key=lambda row: row.settled_at)
+        row = next(row for row in fired if row.pk in matching)
         one = f"object matches {policy.label} although its round has fired,"
         many = f"objects match {policy.label} although their rounds have fired,"
         text = f"{counted(len(matching), one, many)} such as object {row.object_id} (timeout {row.pk})."

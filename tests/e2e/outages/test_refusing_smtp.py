@@ -1,4 +1,4 @@
-"""While a mail server refuses connections, everything that an operator reads says so; afterwards nothing does."""
+"""While a mail server refuses connections, everything that an operator reads shows it; afterwards nothing does."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def mail_server() -> Iterator[MailServer]:
 
 
 class Operator:
-    """The commands and requests of a person who looks after the workers."""
+    """The commands and requests of a person who operates the workers."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.client, self._capsys = APIClient(), capsys

@@ -33,8 +33,7 @@ def fired(count: int, status: str = "cancelled", hours_ago: float = 1) -> list[O
 
 
 def finding() -> CheckMessage | None:
-    (found,) = [each for each in examine() if each.id == "fired_again"] or [None]
-    return found
+    return next((each for each in examine() if each.id == "fired_again"), None)
 
 
 def test_an_order_that_a_stale_save_has_revived_is_found() -> None:
@@ -60,7 +59,7 @@ def test_a_policy_whose_handler_does_not_end_its_condition_is_left_alone() -> No
 
 def test_a_few_firings_show_nothing_about_a_handler() -> None:
     fired(4)
-    fired(50, hours_ago=48)  # since then, somebody else may have ended the condition
+    fired(50, hours_ago=48)  # since then, a person may have ended the condition
     fired(1, status="unpaid", hours_ago=30)
     assert finding() is None
 

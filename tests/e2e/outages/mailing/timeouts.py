@@ -20,7 +20,7 @@ def notify(order: Order, timeout: Any) -> None:
     backend = "django.core.mail.backends.smtp.EmailBackend"
     port = int(os.environ["DELAYQ_TEST_SMTP_PORT"])
     with get_connection(backend, host="127.0.0.1", port=port, timeout=10) as connection:
-        send_mail("Pay", order.note, "shop@example.com", ["you@example.com"], connection=connection)
+        send_mail("Pay", f"Order {order.note}", "shop@example.com", ["you@example.com"], connection=connection)
 
 
 if "DELAYQ_TEST_SMTP_PORT" in os.environ:
