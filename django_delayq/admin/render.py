@@ -109,12 +109,12 @@ def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeStri
 
 def deadline(row: Timeout) -> SafeString:
     """Render the deadline, the time left, and for a fired row how late it was."""
-    is_fired, more = row.state == Timeout.State.FIRED and row.settled_at is not None, ""
+    more = ""
     if row.state == Timeout.State.PENDING:
         more = pending_until(row.due_at, row.run_at, row.attempts)
     elif not row.is_settled:
         more = countdown(row.due_at)
-    elif is_fired:
+    elif row.state == Timeout.State.FIRED and row.settled_at is not None:
         late = (row.settled_at - row.due_at).total_seconds()  # negative if an operator fired it early
         words = _("fired {seconds} s after it") if late >= 0 else _("fired {seconds} s before it")
         more = words.format(seconds=precise(abs(late)))

@@ -181,7 +181,7 @@ class Attempt:
             elif obj.pk in matching:
                 members.append(Member(row, obj))
             else:
-                unmet.append(row)
+                unmet.append(Member(row, obj).row)
         if unmet and is_outdated(policy, using, now):
             report.release([row.pk for row in unmet], using, "a newer declaration of its policy decides its condition")
             unmet = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -21,6 +22,7 @@ import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
 from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.conf import get_settings
+from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import how_to_migrate, pool_limit, server_limit, unapplied_migrations
 from django_delayq.ledger.history import moment
@@ -32,7 +34,7 @@ from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerS
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
-from django_delayq.policies import declared_queues
+from django_delayq.policies import TimeoutPolicy, declared_queues
 from django_delayq.worker.servers import REDIS_AWAY
 
 STUCK_SECONDS: Final = 30.0
@@ -47,6 +49,10 @@ FAILURES_WARNING: Final = 3
 ALL_FAIL_ERROR: Final = timedelta(minutes=10)
 MAX_FAILING: Final = 20
 """How many failing and how many dead timeouts of a policy are read with their histories, which may be long."""
+MAX_ENDED: Final = 200
+MIN_ENDED: Final = 5
+MAX_REVIVED_SHARE: Final = 0.1
+"""See `matching_again`."""
 STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
 CAPACITY: Final = {
@@ -294,6 +300,62 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
             yield Warning(counted(count, one, many), hint=hint, id="too_old")
 
 
+def matching_again(using: str) -> Iterator[CheckMessage]:
+    """Find objects that match a policy although their round has fired, if its handler usually ends its condition.
+
+    They never fire again: a stale `save()` has undone what the handler wrote, the handler has not saved, or a person
+    has reopened the object. No declaration states whether a handler ends its condition. It is taken to do so if, of the
+    last timeouts that fired within a day, at least `MIN_ENDED` in number, at most a tenth match: within a day, an
+    invoice of which a customer was reminded is mostly still unpaid. The last `MAX_ENDED` that fired are examined.
+    """
+    yesterday = database_now(using) - timedelta(days=1)
+    for policy in automatic_policies(using):
+        if not policy.when or not isinstance(policy.since, str):
+            continue
+        fired = _last_fired_rounds(policy.labels, using)
+        matching = _still_matching(policy, fired, using)
+        recent = [row for row in fired if row.settled_at and row.settled_at > yesterday]
+        still = sum(row.pk in matching for row in recent)
+        if not matching or len(recent) - still < MIN_ENDED or still > len(recent) * MAX_REVIVED_SHARE:
+            continue
+        row = next(row for row in fired if row.pk in matching)
+        one = f"object matches {policy.label} although its round has fired,"
+        many = f"objects match {policy.label} although their rounds have fired,"
+        text = f"{counted(len(matching), one, many)} such as object {row.object_id} (timeout {row.pk})."
+        hint = "Its handler usually ends the condition. Has it not saved the object, or has a save() of an instance "
+        hint += "that was read before undone it (see the page Races)? "
+        hint += f"Correct the object, or manage.py delayq_refire --id {row.pk}."
+        yield Warning(text, hint=hint, id="fired_again")
+
+
+def _last_fired_rounds(labels: Sequence[str], using: str) -> list[Timeout]:
+    """Return the last rounds that fired under each label, by the time at which they were to run."""
+    found: list[Timeout] = []
+    for label in labels:
+        rows: TimeoutQuerySet = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.FIRED)
+        rows = rows.order_by("policy", "state", "run_at", "id").reverse()
+        found += rows.only("object_id", "key", "since_at", "settled_at")[:MAX_ENDED]
+    return [row for row in found if not row.key and row.since_at is not None]
+
+
+def _still_matching(policy: TimeoutPolicy[Any], fired: Sequence[Timeout], using: str) -> set[int]:
+    """Return the ids of those of `fired` whose object matches with the `since` of that round, and has no other one."""
+    rounds: dict[Any, Timeout] = {}
+    for row in fired:
+        with suppress(ValueError):  # not a key of the model
+            rounds.setdefault(pk_of(policy.concrete_model, row.object_id), row)
+    objects = policy.model._base_manager.using(using).filter(policy.when, pk__in=list(rounds))
+    to_python = root_of_key(policy.concrete_model).to_python
+    same = [
+        rounds[to_python(pk)]
+        for pk, since in objects.values_list("pk", policy.since)
+        if to_python(pk) in rounds and rounds[to_python(pk)].since_at == since
+    ]
+    pending = Timeout.objects.using(using).pending().of_labels(policy.labels)
+    other = set(pending.filter(object_id__in=[row.object_id for row in same]).values_list("object_id", flat=True))
+    return {row.pk for row in same if row.object_id not in other}
+
+
 def moved_models(using: str) -> Iterator[CheckMessage]:
     """Find pending timeouts under a former label of a policy whose objects have the content type of another model."""
     for state in policy_states(using):
@@ -379,5 +441,5 @@ Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
 QUICK += (workers, policies, unfinished_changes)
-SLOW: tuple[Check, ...] = (too_old_to_arm, moved_models, delays, capacity)
+SLOW: tuple[Check, ...] = (too_old_to_arm, matching_again, moved_models, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

@@ -49,7 +49,7 @@ REDIS_LATE_MS: Final = 2000.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 REDIS_AWAY: Final = "Until it is back, due timeouts are read from the database"
-"""What the log says while Redis is not used, to which the doctor refers: plain lines have no names of events."""
+"""What the log contains while Redis is not used, to which the doctor refers: plain lines have no names of events."""
 
 
 class RedisHealth:

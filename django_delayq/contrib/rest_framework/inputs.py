@@ -149,14 +149,14 @@ class Selection(serializers.Serializer[Any]):
         narrow = Q(queue=asked["queue"]) if "queue" in asked else Q()
         rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
         is_failing = asked.get("failing", False)
-        narrow &= HAS_FAILED if is_failing else Q()
+        has_failed = HAS_FAILED if is_failing else Q()
         rows = rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
         if not {"object", "key", "search"}.isdisjoint(asked):
             rows = rows.of_key(asked["key"]) if "key" in asked else rows
             rows = rows.filter(asked["object"]) if "object" in asked else rows
             if "search" in asked:
                 rows = rows.filter(pk__in=selection.find_ids(every, asked["search"], user))
-            return rows.order_by(*search.NEWEST.fields), narrow & of_policy & in_state
+            return rows.order_by(*search.NEWEST.fields), narrow & of_policy & in_state & has_failed
         is_settled = state is not None and state not in UNSETTLED
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
         if few is None and (is_settled or is_failing):
@@ -165,11 +165,11 @@ class Selection(serializers.Serializer[Any]):
             found = found.failing() if is_failing else found.filter(state=state)
             few = search.ids_if_few(found, MAX_SORTED)
         if few is not None:
-            rows = rows.filter(in_state if is_settled else Q(), pk__in=few)
+            rows = rows.filter(in_state if is_settled else has_failed, pk__in=few)
         elif state in UNSETTLED and len(labels) == 1:  # the same index has the rows of one label in this order
-            rows = rows.filter(of_policy)
+            rows, narrow = rows.filter(of_policy), narrow & has_failed
         else:
-            narrow &= of_policy & (in_state if is_settled else Q())
+            narrow &= of_policy & (in_state if is_settled else has_failed)
         if state in UNSETTLED:
             return search.in_state(rows, state), narrow
         if is_settled or self.settled:

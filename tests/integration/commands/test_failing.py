@@ -62,8 +62,7 @@ def fired(minutes_ago: float, policy: str = "remind") -> None:
 
 
 def finding() -> CheckMessage | None:
-    (found,) = [each for each in examine(quick=True) if each.id == "failing"] or [None]
-    return found
+    return next((each for each in examine(quick=True) if each.id == "failing"), None)
 
 
 @pytest.mark.usefixtures("without_redis")

@@ -1,4 +1,4 @@
-"""Lateness counts from the moment at which a timeout could fire: not from before it was armed, nor during a snooze."""
+"""Lateness counts from when a timeout could fire: not from before it was armed, nor during a snooze."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_counts_from_the_deadline(
 
 @KINDS
 def test_a_snooze_is_not_lateness(declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]) -> None:
-    """Quiet hours of ten hours are no reason to add workers."""
+    """Quiet hours of ten hours must not make an alert ask for more workers."""
     snoozes = iter([dq.Snooze(seconds=1)])
 
     def quiet(*_: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError
+from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
@@ -246,3 +247,12 @@ def test_lines_of_attempts_that_did_not_fire_name_the_object_too(
     told = [record.getMessage() for record in caplog.records]
     assert any(" (X-2026-0050)) " in line for line in told), "names are scrubbed as errors are"
     assert not any("A-2026" in line for line in told)
+
+
+def test_the_line_of_a_timeout_whose_condition_does_not_hold_names_the_object(
+    declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(Order, name="noted", search="note", when=Q(status="unpaid"))
+    fire(due(Order.objects.create(note="A-2026-0050", status="paid"), "noted"))
+    [line] = lines(caplog, "timeout_skipped")
+    assert line.getMessage().endswith(" (A-2026-0050)) is skipped: its condition does not hold")

@@ -92,6 +92,27 @@ def test_few_dead_rows_among_many_settled_are_found_by_their_policies(rows: int)
 
 
 @pytest.mark.django_db
+def test_few_failing_rows_among_many_pending_are_found_by_their_policies(rows: int) -> None:
+    failing = Timeout.objects.filter(state="pending", object_id__in=[str(number) for number in range(30)])
+    assert failing.update(attempts=2) == 30
+    statements = []
+
+    def record(execute: Any, sql: str, *arguments: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(record):
+        found, narrow = Selection.of({"failing": "true"}).rows(Timeout.objects.using("default"))
+    assert not narrow
+    assert found.count() == 30
+    labels = search.labels_in(Timeout.objects.using("default"))
+    assert "delayq_failing" in (plan := Timeout.objects.of_labels(labels).failing()[:501].explain()), plan
+    assert not any("COUNT(" in sql for sql in statements)
+    if connection.vendor != "mysql":
+        assert not any(name in found[:50].explain() for name in ("delayq_unsettled", "Seq Scan"))
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(("name", "value"), [("object", "testapp.order:17"), ("key", "k17")])
 def test_the_rows_of_one_object_or_key_are_found_by_its_index(rows: int, name: str, value: str) -> None:
     found, _ = Selection.of({name: value}).rows(Timeout.objects.using("default"))

@@ -12,6 +12,7 @@ import pytest
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.firing import planning
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker
 from django_delayq.worker import dispatch as dispatching
@@ -82,7 +83,7 @@ def test_what_had_fired_before_is_neither_skipped_nor_dead(
     """As after a commit whose answer was lost: the timeout is delivered again."""
     rows = due_orders(declare(Order, name="redelivered"), 3)
     at = timezone.now()
-    plan = dispatching.plan
+    plan = planning.plan
 
     def then_settled(*args: Any, **options: Any) -> Any:
         found = plan(*args, **options)

@@ -1,0 +1,1 @@
+"""An app whose policy sends a mail through a real SMTP connection."""
