@@ -52,7 +52,7 @@ class TimeoutPolicy(Generic[M]):
     search: tuple[str, ...] = ()
     owner: str | None = None
     silenced_checks: tuple[str, ...] = ()
-    names_since = True  # without a type, so that it is no field
+    names_since = True  # without a type, because it is not a field
     """Whether the decorator was given `since`, also None. Otherwise a check asks whether it was forgotten."""
 
     do_not_call_in_templates: ClassVar[bool] = True

@@ -141,7 +141,7 @@ def _lock_and_plan(
 def _without_fired(
     policy: TimeoutPolicy[Any], rounds: list[paging.Round], key: str, using: str, reason: str
 ) -> list[paging.Round]:
-    """Return those of `rounds` that have not fired for their deadline; of the others, cancel what is pending."""
+    """Return those of `rounds` that have not fired for their deadline; cancel the pending rows of the others."""
     due = {object_id: due_at for _, object_id, _, due_at in rounds}
     pks = [pk_of(policy.concrete_model, object_id) for object_id in due]
     slots = {
