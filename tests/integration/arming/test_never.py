@@ -83,7 +83,7 @@ def test_the_database_leaves_such_rows_out_of_each_sync(declare: Declare) -> Non
     Order.objects.bulk_create([Order(paid_at=at) for at in AWAY])
     last = Order.objects.create(paid_at=datetime(2108, 12, 31, 22, 30, tzinfo=UTC))
     policy = declare(Order, name="never", after=HOUR, since="paid_at", when=Q(status="unpaid"))
-    assert list(candidates(policy, "default", None)) == [last]
+    assert list(candidates(policy, "default", delay=HOUR)) == [last]
     assert sync_policy(policy, "default", backfill=True) == Synced(armed=1)
 
 
