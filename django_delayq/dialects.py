@@ -114,6 +114,10 @@ class Dialect:
     limits_of_silence: ClassVar[dict[str, int]] = {}
     """Options of the driver, with proper values, that end the wait for a server that has stopped answering."""
 
+    limit_waits: tuple[str, str] = ("", "")
+    """SQL for the beginning of a transaction, which ends each wait for a lock on a table after two seconds; and SQL for
+    after its end that undoes this, if needed."""
+
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
@@ -195,6 +199,7 @@ class PostgreSQL(Dialect):
     needs_statistics = True
     hex_type = "uuid"
     updates_from_rows = True
+    limit_waits = ("SET LOCAL lock_timeout = '2s'", "")
     wait_briefly = "SET LOCAL lock_timeout = '100ms'"
     limits_of_silence: ClassVar[dict[str, int]] = {
         "connect_timeout": 5,
@@ -298,6 +303,10 @@ class MySQL(Dialect):
     server_time = "UTC_TIMESTAMP(6)"
     # Not INSERT IGNORE, which would also truncate values silently.
     on_conflict_keep = "ON DUPLICATE KEY UPDATE slot = VALUES(slot)"
+    limit_waits = (
+        "SET @delayq_wait = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2",
+        "SET SESSION lock_wait_timeout = @delayq_wait",
+    )
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False

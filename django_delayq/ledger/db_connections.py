@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -24,7 +25,7 @@ from django.db.utils import Error, InterfaceError, InternalError, OperationalErr
 from django_delayq.clock import counted
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
-from django_delayq.exceptions import NotMigrated
+from django_delayq.exceptions import DelayqError, NotMigrated
 
 if TYPE_CHECKING:
     from django_delayq.firing.overlap import StatementMonitor
@@ -43,12 +44,17 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 # MySQL: lock wait timeout, deadlock, either of the two at the counter of keys, record or table changed since, NOWAIT;
 # too many connections, of the server, of the account. SQLite: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL.
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
+_LOCKED: Final = frozenset({"55P03", 1205})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL. Insufficient privilege: only SQLSTATE, because the
 # drivers of MySQL raise OperationalError then, as for a lost connection.
 _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054, "42501"})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB); READONLY (SQLite).
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
+
+
+class LedgerLocked(DelayqError, OperationalError):
+    """A statement has waited too long for a lock on a table."""
 
 
 class Limit(NamedTuple):
@@ -172,6 +178,35 @@ def give_up(connection: BaseDatabaseWrapper) -> None:
     if driver is not None:
         with contextlib.suppress(Exception):  # it has just been closed
             dialect_of(connection).give_up(driver, vars(connection).get("delayq_session"))
+
+
+@contextmanager
+def limited_waits(using: str) -> Iterator[None]:
+    """Raise LedgerLocked if a statement of the block waits for a lock on a table: an operator wants to know it now.
+
+    A session setting would reach other clients of a pooler, so the block is a transaction. Inside one of the caller,
+    whose later statements it would affect, do nothing.
+    """
+    connection = connections[using]
+    begin, end = dialect_of(connection).limit_waits
+    if not begin or connection.in_atomic_block:
+        yield
+        return
+    try:
+        with transaction.atomic(using):
+            with connection.cursor() as cursor:
+                cursor.execute(begin)
+            yield
+    except Error as error:
+        if error_code(error) in _LOCKED:
+            raise LedgerLocked(
+                "A transaction has locked a table of the ledger: nothing fires until it ends. It may be a migration"
+            ) from error
+        raise
+    finally:
+        if end and connection.connection is not None:
+            with contextlib.suppress(Error), connection.cursor() as cursor:
+                cursor.execute(end)
 
 
 def use_after_commit(act: Callable[[], object], using: str) -> None:
