@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 from django.db import connections
@@ -154,6 +155,10 @@ class Dialect:
     def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
         return nullcontext()
+
+    def file_of(self, connection: BaseDatabaseWrapper) -> object:
+        """Return what identifies the file that is now in the place of the database; None: there is none."""
+        return None
 
     def session_of(self, driver: Any) -> Session | None:
         """Return what `cut` and `give_up` need to know of the open `driver` connection."""
@@ -414,6 +419,14 @@ class SQLite(Dialect):
         if driver.in_transaction:  # if not, it holds no lock, and may be waiting for one
             driver.execute("PRAGMA query_only = 1")
             driver.rollback()
+
+    def file_of(self, connection: BaseDatabaseWrapper) -> object:
+        """Return its device and number. A connection to a file that was replaced keeps serving the former one."""
+        try:
+            found = Path(connection.settings_dict["NAME"]).stat()
+        except (OSError, TypeError, ValueError):  # in memory, or just being replaced
+            return None
+        return found.st_dev, found.st_ino
 
     def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
         listed = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)

@@ -53,6 +53,10 @@ _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054, "42501"})
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
 
 
+_replaced: dict[str, object] = {}
+"""Which file was found in place of the open one, by alias: each thread finds it, and one logs it."""
+
+
 class LedgerLocked(DelayqError, OperationalError):
     """A statement has waited too long for a lock on a table."""
 
@@ -145,14 +149,27 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
     for connection in connections.all(initialized_only=True):
         if connection.connection is None or connection.in_atomic_block:
             continue
+        is_replaced = _is_replaced(connection)
         must_test = error is not None or connection.errors_occurred or idle_seconds > IDLE_SECONDS
-        if is_useless or (must_test and not is_usable(connection)):
+        if is_useless or is_replaced or (must_test and not is_usable(connection)):
             discard(connection)
             found_broken = True
         elif getattr(connection, "pool", None) is not None:
             with contextlib.suppress(Exception):
                 connection.close()
     return found_broken
+
+
+def _is_replaced(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether another file has taken the place of the open one, and log that once."""
+    file, opened = dialect_of(connection).file_of(connection), vars(connection).get("delayq_file")
+    if file is None or opened is None or file == opened:
+        return False
+    if _replaced.get(connection.alias) != file:
+        _replaced[connection.alias] = file
+        words = "The file of database %r was replaced, and is opened again"
+        logger.warning(words, connection.alias, extra={"event": "database_replaced", "database": connection.alias})
+    return True
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:
@@ -277,6 +294,7 @@ def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
 
 
 def _note_session(*, connection: Any, **_: Any) -> None:
+    connection.delayq_file = dialect_of(connection).file_of(connection)
     connection.delayq_session = dialect_of(connection).session_of(connection.connection)
 
 
