@@ -44,6 +44,8 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 # MySQL: lock wait timeout, deadlock, either of the two at the counter of keys, record or table changed since, NOWAIT;
 # too many connections, of the server, of the account. SQLite: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL.
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
+# PostgreSQL; the table, or the disk, of MySQL; FULL of SQLite.
+DISK_FULL: Final = frozenset({"53100", 1114, 1021, 13})
 _LOCKED: Final = frozenset({"55P03", 1205})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL. Insufficient privilege: only SQLSTATE, because the
 # drivers of MySQL raise OperationalError then, as for a lost connection.
@@ -362,7 +364,7 @@ def transient_reason(
     """
     # The code of this process is newer than the tables, or older: a migration was applied too late, or too early. Or it
     # created a table without the permissions for the user of the worker.
-    if driver_connection is None and _is_missing(error):
+    if driver_connection is None and is_missing(error):
         return f"the database lacks a table, a column or a permission ({_summary(error)})"
     causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
@@ -392,7 +394,7 @@ def _is_connection_error(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
-def _is_missing(error: BaseException) -> bool:
+def is_missing(error: BaseException) -> bool:
     """Return whether a statement named a table or column that the database does not have, or not for this user."""
     is_sqlite = isinstance(error, Error) and str(error).startswith(("no such table", "no such column"))
     return is_sqlite or error_code(error) in _MISSING
@@ -420,7 +422,7 @@ def unapplied_migrations(using: str) -> list[str]:
 def not_migrated(error: Error, using: str) -> NotMigrated | None:
     """Return an error with advice if `error` reports a missing table or column, and migrations are not applied."""
     try:
-        apps = unapplied_migrations(using) if _is_missing(error) else []
+        apps = unapplied_migrations(using) if is_missing(error) else []
     except Error:
         return None
     words, message = "{}. Migrations of {} are not applied: {}", " ".join(str(error).split("\n")[0].split())
