@@ -60,9 +60,16 @@ class Backoff:
 
 
 class StateLog:
-    """Log once that a component fails, and once that it works again, with these events. Thread-safe."""
+    """Log once that a component fails, and once that it works again, with these events. Thread-safe.
 
-    def __init__(self, logger: logging.Logger, failed: str, recovered: str = "", **extra: object) -> None:
+    After a failure was logged, those of the next `quiet_seconds` are not, though the component has worked in between.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, failed: str, recovered: str = "", *, quiet_seconds: float = 0.0, **extra: object
+    ) -> None:
+        self._quiet_seconds = quiet_seconds
+        self._quiet_until = -math.inf
         self._logger = logger
         self._failed = {**extra, "event": failed}
         self._recovered = {**extra, "event": recovered}
@@ -81,8 +88,10 @@ class StateLog:
     ) -> None:
         """Log a failure at `level`, or at DEBUG if it has the `kind` of the last one."""
         with self._lock:
-            is_known = self.is_failing and self._kind == kind
+            is_known = (self.is_failing and self._kind == kind) or time.monotonic() < self._quiet_until
             self.is_failing, self._kind = True, kind
+            if not is_known:
+                self._quiet_until = time.monotonic() + self._quiet_seconds
         if is_known:
             level, exc_info = logging.DEBUG, None
         self._logger.log(level, message, *args, exc_info=exc_info, extra=self._failed, stacklevel=2)

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 from django.db import connections
@@ -114,6 +115,10 @@ class Dialect:
     limits_of_silence: ClassVar[dict[str, int]] = {}
     """Options of the driver, with proper values, that end the wait for a server that has stopped answering."""
 
+    limit_waits: tuple[str, str] = ("", "")
+    """SQL for the beginning of a transaction, which ends each wait for a lock on a table after two seconds; and SQL for
+    after its end that undoes this, if needed."""
+
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
@@ -150,6 +155,10 @@ class Dialect:
     def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
         return nullcontext()
+
+    def file_of(self, connection: BaseDatabaseWrapper) -> object:
+        """Return what identifies the file that is now in the place of the database; None: there is none."""
+        return None
 
     def session_of(self, driver: Any) -> Session | None:
         """Return what `cut` and `give_up` need to know of the open `driver` connection."""
@@ -195,6 +204,7 @@ class PostgreSQL(Dialect):
     needs_statistics = True
     hex_type = "uuid"
     updates_from_rows = True
+    limit_waits = ("SET LOCAL lock_timeout = '2s'", "")
     wait_briefly = "SET LOCAL lock_timeout = '100ms'"
     limits_of_silence: ClassVar[dict[str, int]] = {
         "connect_timeout": 5,
@@ -298,6 +308,10 @@ class MySQL(Dialect):
     server_time = "UTC_TIMESTAMP(6)"
     # Not INSERT IGNORE, which would also truncate values silently.
     on_conflict_keep = "ON DUPLICATE KEY UPDATE slot = VALUES(slot)"
+    limit_waits = (
+        "SET @delayq_wait = @@SESSION.lock_wait_timeout, SESSION lock_wait_timeout = 2",
+        "SET SESSION lock_wait_timeout = @delayq_wait",
+    )
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False
@@ -405,6 +419,14 @@ class SQLite(Dialect):
         if driver.in_transaction:  # if not, it holds no lock, and may be waiting for one
             driver.execute("PRAGMA query_only = 1")
             driver.rollback()
+
+    def file_of(self, connection: BaseDatabaseWrapper) -> object:
+        """Return its device and number. A connection to a file that was replaced keeps serving the former one."""
+        try:
+            found = Path(connection.settings_dict["NAME"]).stat()
+        except (OSError, TypeError, ValueError):  # in memory, or just being replaced
+            return None
+        return found.st_dev, found.st_ino
 
     def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
         listed = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)

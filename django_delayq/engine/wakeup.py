@@ -49,7 +49,7 @@ class Wakeup:
         self._thread: threading.Thread | None = None
         self._stop_reading: socket.socket | None = None
         self._backoff = Backoff(0.05, 1.0)
-        self._log = StateLog(logger, "wakeup_interrupted")
+        self._log = StateLog(logger, "wakeup_interrupted", quiet_seconds=1.0)  # clients may be killed again and again
 
     def start(self) -> None:
         """Subscribe in a thread, and again after each failure. Further calls do nothing."""

@@ -21,8 +21,8 @@ from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, withhold
-from django_delayq.firing.report import Candidate, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
+from django_delayq.firing.report import Candidate, ReportBuilder, longest_wait
+from django_delayq.firing.state import Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
@@ -301,7 +301,7 @@ class Attempt:
         elif not isinstance(error, Outcome):
             reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, self.monitor)
             if reason is not None:
-                report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
+                report.release(ids, self.using, reason, longest_wait(error))
         if reason is None or len(ids) > 1:
             sizes.record_failure(len(self.ready), self.cost)
         return reason is not None

@@ -51,9 +51,15 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
 
 
 def log_suspect(row: Timeout) -> None:
-    """Log as a warning that a process may have died of `row`, whose attempt was counted before it begins."""
-    words = "%s was held by a worker that died or lost its lease: it is fired alone, at attempt %s"
-    logger.warning(words, _name(row), row.attempts, extra=_extra(row, "timeout_suspected", attempt=row.attempts))
+    """Log that a process may have died of `row`, whose attempt was counted before it begins.
+
+    As a warning once a minute for each policy, and otherwise at DEBUG: a worker that dies holds a thousand others.
+    """
+    is_first = firing_state.is_time_to_log((row.policy, "timeout_suspected"))
+    words = "%s was held by a worker that died or lost its lease: it is fired alone, at attempt %s%s"
+    more = ". Others of its policy follow at level DEBUG, for a minute" if is_first else ""
+    facts = _extra(row, "timeout_suspected", attempt=row.attempts)
+    logger.log(logging.WARNING if is_first else logging.DEBUG, words, _name(row), row.attempts, more, extra=facts)
 
 
 def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:

@@ -19,9 +19,9 @@ from django_delayq.clock import check_moment
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import Call, caught
 from django_delayq.firing.log_lines import log_settled, log_waiting
-from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger import settling
-from django_delayq.ledger.db_connections import transient_reason
+from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missing, transient_reason
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
 from django_delayq.models import Timeout
@@ -144,6 +144,20 @@ class Work:
         return [Candidate(*pair) for pair in zip(self.ids, self.object_ids, strict=True)]
 
 
+def longest_wait(error: BaseException) -> float:
+    """Return for how long at most a timeout waits that `error` has prevented from firing here.
+
+    If the code of this process does not fit the tables, that of another worker may: it must get the timeout soon, and
+    before this one.
+    """
+    if error_code(error) in DISK_FULL and firing_state.is_time_to_log(("disk_full",)):
+        logger.error("The database has no room left: %s", message_of(error), extra={"event": "database_full"})
+    if not is_missing(error):
+        return TRANSIENT_MAX_SECONDS
+    firing_state.unknown.note_misfit()
+    return MISFIT_MAX_SECONDS
+
+
 @dataclass(slots=True)
 class ReportBuilder:
     """Collect the outcomes of timeouts; `report` returns them."""
@@ -227,7 +241,7 @@ class ReportBuilder:
             exc_info=None if transient else shown(error),
             extra={"event": "timeouts_put_back", "policy": policy},
         )
-        self.release(rest, using, transient or f"{type(error).__name__}: {message_of(error)}", TRANSIENT_MAX_SECONDS)
+        self.release(rest, using, transient or f"{type(error).__name__}: {message_of(error)}", longest_wait(error))
 
     def add(self, other: ReportBuilder) -> None:
         self.done += other.done

@@ -48,6 +48,8 @@ LOCKED_INTERVAL_SECONDS: Final = 2.5
 """Backoffs of `LOCKED_MAX_SECONDS` end at multiples of this interval."""
 TRANSIENT_MAX_SECONDS: Final = 60.0
 """The longest backoff after a transient database error: the handler may have run unnecessarily."""
+MISFIT_MAX_SECONDS: Final = 5.0
+"""The same if the tables lack a column that this process expects: a worker of another release may fire the timeout."""
 LONG_WAIT_SECONDS: Final = 30.0
 _MAX_BACKOFFS: Final = 10_000
 
@@ -255,6 +257,10 @@ class UnknownPolicies:
             pause = FIRST_UNKNOWN_PAUSE if row is None else min(2 * row.pause, MAX_UNKNOWN_PAUSE)
             self._rows[timeout_id] = _UnknownRow(label, pause, now + pause)
             return now + pause
+
+    def note_misfit(self) -> None:
+        """Read Redis later than others for a minute: the tables do not fit the code of this process."""
+        self._found_at = time.monotonic()
 
     def parked_until(self, timeout_id: int) -> datetime | None:
         """Return what `again_at` returned for the row last; None: this process has not found it."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -24,7 +25,7 @@ from django.db.utils import Error, InterfaceError, InternalError, OperationalErr
 from django_delayq.clock import counted
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
-from django_delayq.exceptions import NotMigrated
+from django_delayq.exceptions import DelayqError, NotMigrated
 
 if TYPE_CHECKING:
     from django_delayq.firing.overlap import StatementMonitor
@@ -43,12 +44,23 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 # MySQL: lock wait timeout, deadlock, either of the two at the counter of keys, record or table changed since, NOWAIT;
 # too many connections, of the server, of the account. SQLite: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL.
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
+# PostgreSQL; the table, or the disk, of MySQL; FULL of SQLite.
+DISK_FULL: Final = frozenset({"53100", 1114, 1021, 13})
+_LOCKED: Final = frozenset({"55P03", 1205})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL. Insufficient privilege: only SQLSTATE, because the
 # drivers of MySQL raise OperationalError then, as for a lost connection.
 _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054, "42501"})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB); READONLY (SQLite).
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
+
+
+_replaced: dict[str, object] = {}
+"""Which file was found in place of the open one, by alias: each thread finds it, and one logs it."""
+
+
+class LedgerLocked(DelayqError, OperationalError):
+    """A statement has waited too long for a lock on a table."""
 
 
 class Limit(NamedTuple):
@@ -139,14 +151,27 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
     for connection in connections.all(initialized_only=True):
         if connection.connection is None or connection.in_atomic_block:
             continue
+        is_replaced = _is_replaced(connection)
         must_test = error is not None or connection.errors_occurred or idle_seconds > IDLE_SECONDS
-        if is_useless or (must_test and not is_usable(connection)):
+        if is_useless or is_replaced or (must_test and not is_usable(connection)):
             discard(connection)
             found_broken = True
         elif getattr(connection, "pool", None) is not None:
             with contextlib.suppress(Exception):
                 connection.close()
     return found_broken
+
+
+def _is_replaced(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether another file has taken the place of the open one, and log that once."""
+    file, opened = dialect_of(connection).file_of(connection), vars(connection).get("delayq_file")
+    if file is None or opened is None or file == opened:
+        return False
+    if _replaced.get(connection.alias) != file:
+        _replaced[connection.alias] = file
+        words = "The file of database %r was replaced, and is opened again"
+        logger.warning(words, connection.alias, extra={"event": "database_replaced", "database": connection.alias})
+    return True
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:
@@ -172,6 +197,35 @@ def give_up(connection: BaseDatabaseWrapper) -> None:
     if driver is not None:
         with contextlib.suppress(Exception):  # it has just been closed
             dialect_of(connection).give_up(driver, vars(connection).get("delayq_session"))
+
+
+@contextmanager
+def limited_waits(using: str) -> Iterator[None]:
+    """Raise LedgerLocked if a statement of the block waits for a lock on a table: an operator wants to know it now.
+
+    A session setting would reach other clients of a pooler, so the block is a transaction. Inside one of the caller,
+    whose later statements it would affect, do nothing.
+    """
+    connection = connections[using]
+    begin, end = dialect_of(connection).limit_waits
+    if not begin or connection.in_atomic_block:
+        yield
+        return
+    try:
+        with transaction.atomic(using):
+            with connection.cursor() as cursor:
+                cursor.execute(begin)
+            yield
+    except Error as error:
+        if error_code(error) in _LOCKED:
+            raise LedgerLocked(
+                "A transaction has locked a table of the ledger: nothing fires until it ends. It may be a migration"
+            ) from error
+        raise
+    finally:
+        if end and connection.connection is not None:
+            with contextlib.suppress(Error), connection.cursor() as cursor:
+                cursor.execute(end)
 
 
 def use_after_commit(act: Callable[[], object], using: str) -> None:
@@ -242,6 +296,7 @@ def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
 
 
 def _note_session(*, connection: Any, **_: Any) -> None:
+    connection.delayq_file = dialect_of(connection).file_of(connection)
     connection.delayq_session = dialect_of(connection).session_of(connection.connection)
 
 
@@ -309,7 +364,7 @@ def transient_reason(
     """
     # The code of this process is newer than the tables, or older: a migration was applied too late, or too early. Or it
     # created a table without the permissions for the user of the worker.
-    if driver_connection is None and _is_missing(error):
+    if driver_connection is None and is_missing(error):
         return f"the database lacks a table, a column or a permission ({_summary(error)})"
     causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
@@ -339,7 +394,7 @@ def _is_connection_error(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
-def _is_missing(error: BaseException) -> bool:
+def is_missing(error: BaseException) -> bool:
     """Return whether a statement named a table or column that the database does not have, or not for this user."""
     is_sqlite = isinstance(error, Error) and str(error).startswith(("no such table", "no such column"))
     return is_sqlite or error_code(error) in _MISSING
@@ -367,7 +422,7 @@ def unapplied_migrations(using: str) -> list[str]:
 def not_migrated(error: Error, using: str) -> NotMigrated | None:
     """Return an error with advice if `error` reports a missing table or column, and migrations are not applied."""
     try:
-        apps = unapplied_migrations(using) if _is_missing(error) else []
+        apps = unapplied_migrations(using) if is_missing(error) else []
     except Error:
         return None
     words, message = "{}. Migrations of {} are not applied: {}", " ".join(str(error).split("\n")[0].split())

@@ -30,6 +30,9 @@ MAX_EVENTS = 40
 BY_APPLICATION = ("hand", "save")
 """The actors of events that are not operators."""
 _COUNTING = frozenset(("snoozed", "retried"))
+MAX_MESSAGE = 1_000
+MAX_LOGGED = 50_000
+"""A longer traceback contains a message of megabytes, and is logged as short as it is stored."""
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
 # The reasons that the library itself gives; `story.reason_label` translates them.
@@ -112,7 +115,7 @@ def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[
     """
     return {
         "error": clean(type(error).__name__)[:MAX_REASON],
-        "message": message_of(error, timeout)[:1000],
+        "message": message_of(error, timeout)[:MAX_MESSAGE],
         "traceback": traceback_of(error, timeout)[-MAX_TRACEBACK:],
     }
 
@@ -171,8 +174,13 @@ def scrubbed(text: str, timeout: Timeout) -> str:
 
 
 def message_of(error: BaseException, timeout: Timeout | None = None) -> str:
-    """Return the message of `error`, scrubbed and clean, also if its `__str__` fails."""
-    return _scrubbed(lambda: str(error), UNREADABLE, timeout)
+    """Return the message of `error`, scrubbed, clean and cut, also if its `__str__` fails."""
+    return _cut(_scrubbed(lambda: str(error), UNREADABLE, timeout), MAX_MESSAGE)
+
+
+def _cut(text: str, length: int) -> str:
+    """Return the beginning of `text`, and how much is left out: some messages contain a whole page or file."""
+    return text if len(text) <= length else f"{text[:length]}... ({len(text):,} characters)"
 
 
 def traceback_of(error: BaseException, timeout: Timeout | None = None) -> str:
@@ -184,9 +192,12 @@ def traceback_of(error: BaseException, timeout: Timeout | None = None) -> str:
 def shown(error: BaseException, timeout: Timeout | None = None) -> BaseException:
     """Return what a logger may get as `exc_info`: `error`, or with a scrubber a replacement that has only its message.
 
-    A log handler may print or send everything an exception refers to: its causes, and the locals of its frames.
+    A log handler may print or send everything an exception refers to: its causes, and the locals of its frames. An
+    exception with a very long message is replaced, too.
     """
-    return error if get_settings().scrub is None else Scrubbed(traceback_of(error, timeout))
+    text = traceback_of(error, timeout)
+    is_as_it_is = get_settings().scrub is None and len(text) <= MAX_LOGGED
+    return error if is_as_it_is else Scrubbed(_cut(text, MAX_TRACEBACK))
 
 
 def is_user_code(file: str) -> bool:

@@ -24,7 +24,14 @@ from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import policy_states
-from django_delayq.ledger.db_connections import how_to_migrate, pool_limit, server_limit, unapplied_migrations
+from django_delayq.ledger.db_connections import (
+    LedgerLocked,
+    how_to_migrate,
+    limited_waits,
+    pool_limit,
+    server_limit,
+    unapplied_migrations,
+)
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
@@ -73,7 +80,12 @@ def examine(*, quick: bool = False) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for check in QUICK if quick else QUICK + SLOW:
         try:
-            found += check(using)
+            with limited_waits(using):
+                found += check(using)
+        except LedgerLocked as error:
+            hint = "On PostgreSQL see pg_locks and pg_stat_activity, on MySQL and MariaDB SHOW FULL PROCESSLIST."
+            found.append(Error(f"{error}. Other checks were left out.", hint=hint, id="ledger.locked"))
+            break  # they would wait, too
         except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others still run
             is_unmigrated = any(finding.id == "migrations" and finding.level > INFO for finding in found)
             if is_unmigrated and isinstance(error, DatabaseError):

@@ -17,6 +17,7 @@ from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
+from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
@@ -227,9 +228,14 @@ class Snapshot:
 def snapshot(using: str | None = None) -> Snapshot:
     """Take a snapshot, with some queries for each policy and one call of Redis for each queue and shard.
 
-    Raises the database's errors, but none of Redis.
+    Raises the database's errors, LedgerLocked among them, but none of Redis.
     """
     using = using or router.db_for_write(Timeout)
+    with limited_waits(using):
+        return _snapshot(using)
+
+
+def _snapshot(using: str) -> Snapshot:
     now = database_now(using)
     policies = tuple(policy_statuses(using, hours=False))
     running = [policy for policy in policies if policy.state is not None and not policy.is_stopped]

@@ -273,3 +273,14 @@ def test_fifty_starts_and_stops_leave_no_thread_and_no_connection(client: redis.
             run()
     assert not [thread for thread in threading.enumerate() if thread.name == "delayq-wakeup"]
     wait_until(lambda: subscribers(client) == [])
+
+
+def test_interruptions_that_follow_each_other_are_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients may be killed again and again, and the connection works briefly each time."""
+    caplog.set_level(logging.INFO, logger="django_delayq.engine")
+    nowhere: Any = None
+    log = Wakeup(nowhere, ())._log
+    for _ in range(20):
+        log.failed("wake-ups are interrupted: %s", "killed", level=logging.INFO)
+        log.recovered()
+    assert [each.levelname for each in caplog.records] == ["INFO"]

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SETUP = """
 import os, signal, sys, threading, time
 
@@ -16,7 +18,7 @@ from django_delayq.worker.supervisor import Supervisor
 
 
 class Printing:
-    abandoned, is_stuck = 0, False
+    has_failed = gave_up = False
 
     def run(self):
         print("of a handler")
@@ -26,10 +28,17 @@ errors, fork = [BlockingIOError("too many processes")], os.fork
 os.fork = lambda: fork() if not errors else (_ for _ in ()).throw(errors.pop())
 sys.exit(Supervisor(1, Printing, ends=True).run())
 """
+GIVES_UP = """
+class GivesUp(Printing):
+    has_failed = gave_up = True
+
+
+sys.exit(Supervisor(2, GivesUp, ends=True).run())
+"""
 # A library of the project may have threads, and the system may pass a signal for the process to one of them.
 SIGNAL_TO_ANOTHER_THREAD = """
 class Idle:
-    abandoned, is_stuck = 0, False
+    has_failed = gave_up = False
 
     def __init__(self):
         self._stopped = threading.Event()
@@ -71,3 +80,9 @@ def test_a_process_that_the_system_refuses_is_started_later() -> None:
 
 def test_a_signal_that_another_thread_receives_stops_the_processes() -> None:
     run(SIGNAL_TO_ANOTHER_THREAD)
+
+
+def test_a_process_of_a_burst_that_has_given_up_is_not_started_again() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run(GIVES_UP)
+    assert (ended.value.returncode, ended.value.stdout) == (1, "of a handler\n" * 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,3 +94,17 @@ def each_fired_once(count: int) -> None:
     fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1).values_list("pk", flat=True)
     assert len(fired) == Timeout.objects.count() == count
     assert Counter(Effect.objects.values_list("timeout_id", flat=True)) == Counter(fired)
+
+
+def test_a_worker_notices_that_the_file_was_replaced(plain_file: dict[str, str], worker_log: Path) -> None:
+    """As a restore does it. The former file exists as long as it is open, and nothing else shows that it is dead."""
+    dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "it is at work")
+    connection.close()
+    file = Path(plain_file["DELAYQ_TEST_DB_NAME"])
+    shutil.copy(file, file.with_suffix(".copy"))
+    file.with_suffix(".copy").replace(file)
+    for _ in range(2):
+        dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
+        wait_until(lambda: not Timeout.objects.unsettled().exists(), "it is at work in the new file")
+    assert worker_log.read_text().count("was replaced") == 1

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_delayq import Limits, Rate, clock
 from django_delayq.firing import Report, Work, run, settle_expired
-from django_delayq.ledger.claiming import Slot
+from django_delayq.ledger.claiming import Slot, Spacing
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker, loop
 from django_delayq.worker import dispatch as dispatch_module
@@ -33,12 +33,18 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def miss_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on no slot is missed, however busy the machine is."""
+    monkeypatch.setattr(Spacing, "slot", lambda _, at: Slot(at, at + 1000.0))
+
+
 @pytest.mark.usefixtures("without_redis")
 def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
     declare: Declare, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "BURST_IDLE_SECONDS", 0.5)
-    for name, period in (("soon", timedelta(seconds=4)), ("later", timedelta(hours=1))):  # a busy machine misses slots
+    miss_no_slots(monkeypatch)
+    for name, period in (("soon", timedelta(seconds=2)), ("later", timedelta(hours=1))):
         overdue(declare(Order, Begins(), name=name, limits=Limits(rate=Rate(1, per=period))), 2)
     start_worker(burst=True).join()
     left = Timeout.objects.filter(state="pending").values_list("policy", flat=True)
@@ -46,7 +52,19 @@ def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
 
 
 @pytest.mark.usefixtures("without_redis")
-def test_a_clock_that_a_test_has_stopped_withholds_no_slots(declare: Declare, start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_clock_that_a_test_has_stopped_withholds_no_slots(
+    missed: bool, declare: Declare, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the first ones nor, of works that are too late for theirs, the next ones."""
+    late = {0, 1, 2} if missed else set()
+
+    def run_some_late(work: Work, using: str) -> Any:
+        is_late = bool(late) and late.pop() >= 0
+        return run(replace(work, begin_by=0.0) if is_late else work, using)
+
+    monkeypatch.setattr("django_delayq.executors.run", run_some_late)
+    miss_no_slots(monkeypatch)
     overdue(declare(Order, Begins(), name="rated", limits=Limits(rate=RATE)), 30)
     with clock.set_to(timezone.now() + timedelta(hours=1)):
         start_worker(burst=True).join()

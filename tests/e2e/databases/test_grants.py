@@ -1,0 +1,73 @@
+"""The privileges that docs/databases.md names are enough for a worker."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.db import connection
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.models import PolicySync, Timeout, WorkerSeen
+from tests.conftest import ROOT
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order, Parcel
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="the statements are those of PostgreSQL"),
+]
+
+
+def documented(tables: str) -> list[str]:
+    """Return the statements of the page, for the tables of the tests instead of those of the shop."""
+    page = (ROOT / "docs/databases.md").read_text()
+    [block] = re.findall(r"```sql\n(.*?)```", page[page.index("## Privileges") :], re.DOTALL)[:1]
+    return [each.replace("shop_order", tables) for each in block.split(";") if each.strip()]
+
+
+@pytest.fixture
+def role() -> Iterator[str]:
+    ours = {model._meta.db_table for model in apps.get_app_config("django_delayq").get_models()}
+    theirs = {model._meta.db_table for model in apps.get_models()} - ours - {Effect._meta.db_table}
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE shop_worker LOGIN")
+        tables = sorted(name for name in theirs if name.startswith("testapp_"))
+        statements = documented(", ".join(tables))
+        assert all(name in "".join(statements) for name in ours)
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.execute(f"GRANT SELECT, INSERT ON {Effect._meta.db_table} TO shop_worker")  # what the handlers write
+    yield "shop_worker"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop_worker'")
+        cursor.execute("DROP OWNED BY shop_worker")
+        cursor.execute("DROP ROLE shop_worker")
+
+
+def test_a_worker_does_all_its_work_with_these_privileges(
+    role: str, start_command: Callable[..., subprocess.Popen[bytes]], child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    url = re.sub("//[^@]*@", f"//{role}@", child_environment["DELAYQ_TEST_POSTGRESQL_URL"])
+    seconds = {"SWEEP_INTERVAL": 0.5, "SYNC_INTERVAL": 0.5, "LEASE": 2}
+    environment = {"DELAYQ_TEST_POSTGRESQL_URL": url, "DELAYQ_TEST_SECONDS": json.dumps(seconds)}
+    log = tmp_path / "worker.log"
+    dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
+    dq.schedule_timeout(Order.objects.create(status="new"), "send_outside", seconds=0)
+    sent_at = timezone.now() - timedelta(hours=1) + timedelta(seconds=5)
+    Parcel.objects.bulk_create([Parcel(sent_at=sent_at, status="open")])
+    with log.open("wb") as output:
+        start_command("delayq_worker", "-v1", "--log-level", "info", env=environment, stdout=output, stderr=output)
+    wait_until(lambda: Timeout.objects.filter(state="fired").count() == 3, "by hand, and found by the sync")
+    wait_until(lambda: WorkerSeen.objects.exists() and PolicySync.objects.exists())
+    assert "permission denied" not in log.read_text()
+    assert " WARNING " not in log.read_text()
