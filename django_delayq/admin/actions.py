@@ -39,11 +39,23 @@ MAX_ROWS: Final = 1_000
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
 POLICIES_OPERATIONS: Final = {
-    "pause": gettext_lazy("Pause these policies?"),
-    "hold": gettext_lazy("Hold these policies?"),
-    "resume": gettext_lazy("Resume these policies?"),
+    "pause": (
+        gettext_lazy("Pause these policies?"),
+        gettext_lazy(
+            "Their timeouts do not fire until they are resumed, or until the given time. Deadlines stay unchanged. "
+            "A policy that is stopped for longer is left as it is."
+        ),
+    ),
+    "hold": (
+        gettext_lazy("Hold these policies?"),
+        gettext_lazy(
+            "Their timeouts do not fire until they are resumed, or until the given time. Then all pending deadlines "
+            "are moved by the duration of the hold. A policy that is stopped for longer is left as it is."
+        ),
+    ),
+    "resume": (gettext_lazy("Resume these policies?"), POLICY_OPERATIONS["resume"].explanation),
 }
-"""The operations that the page of policies offers for several of them, with the question that each asks."""
+"""The operations that the page of policies offers for several of them, with question and consequences."""
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -358,8 +370,9 @@ class PoliciesOperationView(PolicyOperationView):
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
         own = {"opts": PolicyControl._meta, "policies": shown}
+        title, explanation = POLICIES_OPERATIONS[self.operation.name]
         context = OperationView.get_context_data(self, **own, **kwargs)
-        return context | {"title": POLICIES_OPERATIONS[self.operation.name]}
+        return context | {"title": title, "explanation": explanation}
 
     def act(self, form: forms.ReasonForm) -> HttpResponse:
         """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""

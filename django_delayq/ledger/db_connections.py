@@ -431,7 +431,7 @@ def not_migrated(error: Error, using: str) -> NotMigrated | None:
 
 def how_to_migrate(using: str) -> str:
     """Return what to do if migrations are not applied."""
-    connection: Any = connections[using]
-    if connection.vendor == "sqlite" and connection.is_in_memory_db():
+    is_in_memory = getattr(connections[using], "is_in_memory_db", None)  # of SQLite alone
+    if is_in_memory is not None and is_in_memory():
         return "this database is in memory, so each process has an empty one of its own: name a file in DATABASES"
     return "run manage.py migrate"
