@@ -141,7 +141,8 @@ class Timeout(models.Model):
         _("idempotency key"), max_length=32, default=new_idempotency_key, editable=False
     )
 
-    # Internal: see `ledger.claiming` for the last two.
+    # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
+    ready_at = models.DateTimeField(null=True, default=None, editable=False)  # its last move, or the end of a snooze
     slot = HexField(max_length=32, editable=False)  # see `slot_of`
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)  # NULL: firing or settled
     final_attempt = models.BooleanField(default=False, editable=False)  # cancelled while it was firing
@@ -237,19 +238,21 @@ class Timeout(models.Model):
         return (self.settled_at - self.could_fire_at()).total_seconds()
 
     def could_fire_at(self) -> datetime:
-        """Return since when a row that fires, or has fired, could: the latest of three times.
+        """Return since when a row that fires, or has fired, could: the latest of some times.
 
-        They are its deadline, when it was armed, and, unless attempts have failed since, the time of its attempt: the
-        end of its last snooze, or when an operator retried it.
+        They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, and, unless
+        attempts have failed, the time of this one: when an operator retried it.
         """
         # While it is `firing`, `run_at` is when that expires: see `settling.mark_firing`.
         run_at = vars(self).get("planned_at", self.run_at)
-        return could_fire_at(self.due_at, self.created_at, run_at, self.attempts)
+        return could_fire_at(self.due_at, self.created_at, self.ready_at, run_at, self.attempts)
 
 
-def could_fire_at(due_at: datetime, created_at: datetime, run_at: datetime, attempts: int) -> datetime:
+def could_fire_at(
+    due_at: datetime, created_at: datetime, ready_at: datetime | None, run_at: datetime, attempts: int
+) -> datetime:
     """Return since when a row with these columns could fire: see `Timeout.could_fire_at`."""
-    return max(due_at, created_at, run_at if attempts <= 1 else due_at)
+    return max(due_at, created_at, ready_at or due_at, run_at if attempts <= 1 else due_at)
 
 
 class PolicyControl(models.Model):

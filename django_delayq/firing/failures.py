@@ -172,7 +172,7 @@ def _verdict(
                 words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
                 return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
             snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
-            return _Verdict({**settling.waiting(until), "attempts": attempt - 1}, [snoozed])
+            return _Verdict({**settling.waiting(until), "ready_at": until, "attempts": attempt - 1}, [snoozed])
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
     failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))

@@ -36,7 +36,7 @@ State, Cause = Timeout.State, Timeout.Cause
 
 _OWN: Final = [each for each in DEFAULTS.items() if each[0] not in {"policy", "content_type_id"}]
 """The defaults of the columns that rows of one policy and model do not have in common."""
-MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
+MOVED_FIELDS = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
 
 
 def new_row(
@@ -199,7 +199,7 @@ def move_rows(
     for row, due_at, run_at in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
         row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_STORED)
-        row.claims, row.claimed_until = 0, None
+        row.ready_at, row.claims, row.claimed_until = event["at"], 0, None
         rows.append(row)
     update_each(rows, (*MOVED_FIELDS, *columns), using)
     push_rows(rows, using)

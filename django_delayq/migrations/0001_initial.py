@@ -177,6 +177,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(verbose_name='created at')),
                 ('since_at', models.DateTimeField(blank=True, null=True, verbose_name='counts from')),
                 ('settled_at', models.DateTimeField(blank=True, null=True, verbose_name='settled at')),
+                ('ready_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('claimed_until', models.DateTimeField(default=None, editable=False, null=True)),
                 ('content_type', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='contenttypes.contenttype', verbose_name='kind of object')),
                 ('extensions', models.PositiveSmallIntegerField(default=0, verbose_name='extensions')),

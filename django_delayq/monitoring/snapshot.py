@@ -436,7 +436,14 @@ def _late(using: str, state: str, examined: int) -> Raw:
 @compiled
 def _last_fired(using: str) -> Raw:
     """Select the times of the last rows of a label that fired, if they fired in the last day."""
-    names = ("settled_at", "due_at", "created_at", "run_at", "attempts")  # the last four for `could_fire_at`
+    names = (
+        "settled_at",
+        "due_at",
+        "created_at",
+        "ready_at",
+        "run_at",
+        "attempts",
+    )  # all but the first for `could_fire_at`
     fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
     columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
     rows = _rows(using).filter(state=State.FIRED).reverse().values(*names)[:MAX_LAGS]

@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
-from django_delayq.operations import retry
+from django_delayq.operations import change_delay, retry
 from tests.integration.firing.conftest import due, fire
 from tests.testapp.models import Order
 
@@ -68,7 +69,8 @@ def test_a_snooze_is_not_lateness(declare: Declare, caplog: pytest.LogCaptureFix
     fire(row)
     row.refresh_from_db()
     assert (row.state, row.attempts) == ("pending", 0)
-    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now() - 2 * HOUR)  # the snooze ended two hours ago
+    ended_at = timezone.now() - 2 * HOUR
+    Timeout.objects.filter(pk=row.pk).update(run_at=ended_at, ready_at=ended_at)
     fire(row)
     assert measured(row, caplog) == (2, 2, 2)
     [event] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
@@ -117,4 +119,37 @@ def test_what_an_operator_retries_is_late_from_then_on(declare: Declare, caplog:
     fire(row)
     retry(Timeout.objects.filter(pk=row.pk), by="admin:alice")
     fire(row)
+    assert measured(row, caplog) == (0, 0, 0)
+
+
+def test_a_timeout_that_was_moved_to_a_deadline_in_the_past_is_late_from_then_on(
+    declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a change of the delay by an operator: thousands of timeouts are due at once."""
+    policy = declare(Order, name="moved", after=timedelta(days=9), since="created_at", when=Q(status="unpaid"))
+    order = Order.objects.create(status="unpaid", created_at=timezone.now() - 50 * HOUR)
+    row = dq.pending_timeouts(order, policy).get()
+    Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() - 49 * HOUR)
+    assert change_delay(policy, timedelta(hours=20), by="admin:alice", mode="recompute")
+    row.refresh_from_db()
+    assert timezone.now() - row.due_at > 29 * HOUR
+    fire(row)
+    assert measured(row, caplog) == (0, 0, 0)
+
+
+@KINDS
+def test_a_snooze_before_a_failure_is_not_lateness_either(
+    declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    raised = iter([dq.Snooze(seconds=0.001), LookupError("no")])
+
+    def handler(*_: Any) -> None:
+        if error := next(raised, None):
+            raise error
+
+    policy = declare(Order, handler, name="both", retry=dq.Retry([0]), **options)
+    row = was_due(due(Order.objects.create(), policy), 10 * HOUR)
+    for _ in range(3):
+        Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now())
+        fire(row)
     assert measured(row, caplog) == (0, 0, 0)
