@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix matrix guarantees lint docs docs-links bench chaos coverage mutants messages screenshots clean
+.PHONY: help demo test oracle test-matrix matrix guarantees lint docs docs-links bench chaos coverage mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -16,6 +16,10 @@ demo: ## Watch a shop whose orders cancel themselves (ORDERS=... REVIEWS=... for
 test: ## Set up, then run the whole suite on every database this machine has (STAGES="lint sqlite": only these)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py $(STAGES)
+
+oracle: ## The tests that a change of the structure must leave as they are, on every database this machine has
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py oracle-sqlite oracle-postgresql oracle-mariadb
 
 test-matrix: ## Unit tests and most integration tests on the newest Python and Django found here (SQLite)
 	@$(PYTHON) tools/environment.py test

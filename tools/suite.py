@@ -104,7 +104,7 @@ class Stage:
     """Commands that pass or fail together: those that compute, and those that mostly wait.
 
     `alone`: they never run side by side, because a server counts something for all of its databases.
-    `is_optional`: it may be left out in CI, too.
+    `is_optional`: it may be left out in CI, too. `is_on_demand`: it runs only if it is named.
     """
 
     name: str
@@ -116,6 +116,7 @@ class Stage:
     needs_module: str | None = None
     alone: bool = False
     is_optional: bool = False
+    is_on_demand: bool = False
 
     def lacking(self) -> str | None:
         """Return why it cannot run here; None if it can."""
@@ -260,6 +261,7 @@ def _stages() -> list[Stage]:
         ),
         _on_server("mariadb", "what touches the database, on MariaDB (server at +08:00)", "MySQLdb", alone=True),
         _connections(),
+        *(_oracle(name) for name in ("sqlite", "postgresql", "mariadb")),
     ]
 
 
@@ -278,6 +280,28 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
         alone=alone,
+    )
+
+
+def _oracle(name: str) -> Stage:
+    """Return the stage of the tests that a change of the structure leaves as they are, on one database.
+
+    They see the package from outside: processes, pages, query plans, and the engine beside its model.
+    """
+    is_first = name == "sqlite"
+    plans = [f"tests/integration/{path}.py" for path in PLANS] + _threads("query_plans")
+    model = ["tests/engine/test_model.py"] if is_first else []
+    ignored = [] if name == "postgresql" else _processes(*WORKERS_OF_ONE_DATABASE)
+    *_, processes = _waiting(browser=is_first, ignored=ignored)
+    return Stage(
+        f"oracle-{name}",
+        "what a change of the structure must not change",
+        [["pytest", "-n", WORKERS, *NO_BROWSER, *model, *plans]],
+        [processes],
+        {"DELAYQ_TEST_DB": name},
+        needs_variable=None if is_first else f"DELAYQ_TEST_{name.upper()}_URL",
+        alone=name == "mariadb",
+        is_on_demand=True,
     )
 
 
@@ -347,16 +371,16 @@ def _run_lanes(jobs: Sequence[Job]) -> None:
 
 
 def run(names: Sequence[str]) -> int:
-    """Run the stages called `names`, or all; returns the exit code and prints what happened to each."""
+    """Run the stages called `names`, or all but those on demand; return the exit code and print what happened."""
     stages = _stages()
     if unknown := set(names) - {stage.name for stage in stages}:
         print(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in stages)}")
         return 2
-    wanted = [stage for stage in stages if not names or stage.name in names]
+    wanted = [stage for stage in stages if (stage.name in names if names else not stage.is_on_demand)]
     left_out = {stage.name: lacking for stage in wanted if (lacking := stage.lacking())}
     RESULTS.mkdir(exist_ok=True)
     UNSTEADY.unlink(missing_ok=True)
-    for stage in wanted:  # results of an earlier run must not pass for those of this one
+    for stage in wanted if names else stages:  # results of an earlier run must not pass for those of this one
         for file in RESULTS.glob(f"{stage.name}-*"):
             file.unlink()
     began = time.monotonic()

@@ -86,3 +86,22 @@ def test_every_place_that_the_suite_names_exists() -> None:
     places = {word for word in named if word.startswith("tests/")} | set(suite.NO_SECOND_RUN)
     assert len(places) > 15
     assert [place for place in sorted(places) if not (guarantees.ROOT / place).exists()] == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_oracle_runs_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(suite, "_run_lanes", lambda jobs: ran.extend(job.stage.name for job in jobs))
+    suite.run([])
+    assert "sqlite" in ran
+    assert not any(name.startswith("oracle-") for name in ran)
+    suite.run(["oracle-sqlite"])
+    assert ran[-2:] == ["oracle-sqlite"] * 2
+
+
+def test_the_oracle_has_the_same_tests_on_each_database() -> None:
+    stages = [stage for stage in suite._stages() if stage.is_on_demand]
+    assert [stage.environment["DELAYQ_TEST_DB"] for stage in stages] == ["sqlite", "postgresql", "mariadb"]
+    for stage in stages:
+        names = {word for command in (*stage.computing, *stage.waiting) for word in command}
+        assert {"tests/e2e", "tests/shop", "tests/integration/scheduling/test_query_plans.py"} <= names
