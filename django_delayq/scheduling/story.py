@@ -48,6 +48,8 @@ EVENT_LABELS = {
     **{state.value: state.label for state in State},
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
+RETRIED_EVENTS = frozenset(("failed", "snoozed"))
+"""Events whose `to` is the next attempt, and not another deadline."""
 REASON_LABELS = {
     SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
     RENAMED: gettext_lazy("the policy was renamed"),
@@ -81,7 +83,8 @@ class StoryEvent:
             parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
             at = _local(moment(str(self.details["to"])), "milliseconds")
-            parts.append(_("to {moment}").format(moment=at))
+            words = _("next attempt {moment}") if self.what in RETRIED_EVENTS else _("to {moment}")
+            parts.append(words.format(moment=at))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
