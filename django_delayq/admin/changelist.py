@@ -28,14 +28,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_delayq.admin import filters
+from django_delayq.admin import filters, render
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of, with_keys
-from django_delayq.ledger.subjects import model_and_pk_of
+from django_delayq.ledger.subjects import model_and_pk_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policy_rules import field_at
+from django_delayq.scheduling.story import condition_values
 
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
@@ -267,6 +268,20 @@ def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], 
         return format_html('{} <bdi class="delayq-more">(ID&nbsp;{})</bdi>', shown, row.object_id)
 
     return object_shown
+
+
+def story_column(request: HttpRequest) -> Callable[[Timeout], str]:
+    """Return the field with the story of a row, with values of the object only for visitors who may view it."""
+
+    @admin.display(description=gettext_lazy("what happened"))
+    def story(row: Timeout) -> str:
+        subject, values = subject_of(row, None), ""
+        is_over = row.cause == Timeout.Cause.CONDITION
+        if is_over and subject.model is not None and selection.may_view(request.user, subject.model):
+            values = condition_values(subject)
+        return render.story(row, values)
+
+    return story
 
 
 def related_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:

@@ -40,6 +40,7 @@ from django_delayq.admin.changelist import (
     named,
     object_column,
     related_column,
+    story_column,
 )
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, Count
@@ -87,7 +88,7 @@ class TimeoutAdmin(LedgerAdmin):
         times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
         return (
             (None, {"fields": ("policy", shown, related, "key", "state_badge", "cause", "reason_shown")}),
-            (_("Story"), {"fields": ("story",)}),
+            (_("Story"), {"fields": (story_column(request),)}),
             (_("Failures"), {"fields": ("attempts", "failures")}),
             (_("Times"), {"fields": times}),
             (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
@@ -119,7 +120,6 @@ class TimeoutAdmin(LedgerAdmin):
     first_deadline = column(_("first deadline"), lambda row: render.time_tag(row.first_due_at))
     created = column(_("created"), lambda row: render.time_tag(row.created_at))
     settled = column(_("settled"), lambda row: render.time_tag(row.settled_at))
-    story = column(_("what happened"), render.story)
     payload_shown = column(_("payload"), render.payload)
     failures = column(_("failures"), render.failures)
 

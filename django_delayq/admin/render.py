@@ -161,13 +161,18 @@ def attempts(row: Timeout) -> SafeString:
     return format_html('{} <span class="delayq-unheaded">{}</span>', str(row.attempts), word)
 
 
-def story(row: Timeout) -> SafeString:
-    """Render every event of this round, oldest first, and one sentence about the present."""
+def story(row: Timeout, values: str = "") -> SafeString:
+    """Render every event of this round, oldest first, and one sentence about the present.
+
+    `values` are those of the object that the condition reads, if the round ended because it did not hold any more.
+    """
     events = explain_timeout(row)
+    now = format_html("<br>{} <code>{}</code>", _("The object has now:"), values) if values else ""
     return format_html(
-        '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}</p>',
+        '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}{}</p>',
         format_html_join("", '<li><div dir="auto">{}</div></li>', ((_event(event),) for event in events)),
         events.outlook if not row.is_settled else _("This timeout is settled."),
+        now,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
+from django.db.models import Q
 from django.utils import formats
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -23,6 +24,7 @@ from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy
+from django_delayq.policy_rules import condition_columns, condition_text
 
 State = Timeout.State
 MAX_ROUNDS = 200
@@ -174,6 +176,21 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
         reason = row.reason or str(row.get_cause_display())
         yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
+
+
+def condition_values(subject: Subject) -> str:
+    """Return what the object's own columns in the condition contain now, such as `status = "paid"`; empty: unknown.
+
+    A story does not have them, because its reader may not be permitted to view the object.
+    """
+    policy = subject.policy
+    fields = (condition_columns(policy) if policy is not None and policy.when is not None else None) or set()
+    own = {} if policy is None else dict.fromkeys(policy.concrete_model._meta.concrete_fields)
+    names = [field.name for field in own if field in fields]
+    if policy is None or not names:
+        return ""
+    found = rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).values(*names).first()
+    return condition_text(Q(**found)) if found else ""
 
 
 def _outlook(subject: Subject, current: Timeout | None) -> str:

@@ -26,7 +26,7 @@ from django_delayq.monitoring.snapshot import PEEKED, obstacles
 from django_delayq.operations.selection import about_keys, find_ids, find_named, find_objects, names_of
 from django_delayq.policies import get_policies, registry, resolve_policy
 from django_delayq.redis_clients import get_engine
-from django_delayq.scheduling.story import Story, story_of
+from django_delayq.scheduling.story import Story, condition_values, story_of
 
 MAX_FOUND = 50
 DATETIME_WIDTH = 25
@@ -72,17 +72,15 @@ class Command(ReportCommand):
             text = f"{options['object']} is a primary key. As a field in search= it also finds the {others}."
             self.stderr.write(text)
         names = names_of(subjects, database_of(Timeout))
-        stories = [
-            (story_of(subject), names.get((subject.content_type_id, subject.object_id), ""), _why_late(subject))
-            for subject in subjects
-        ]
-        values = [asdict(story) | {"name": name, "late": late} for story, name, late in stories]
-        self.print(values, self._lines(stories), options)
+        found = [_explained(each, names.get((each.content_type_id, each.object_id), "")) for each in subjects]
+        values = [asdict(story) | more for story, more in found]
+        self.print(values, self._lines(found), options)
 
-    def _lines(self, stories: list[tuple[Story, str, str]]) -> Iterator[str]:
+    def _lines(self, found: list[tuple[Story, dict[str, str]]]) -> Iterator[str]:
         yield f"Times are in the zone {timezone.get_current_timezone_name()}."
-        for story, name, late in stories:
+        for story, more in found:
             yield ""
+            name = more["name"]
             title = f"{story.title}: {name}" if name else story.title
             for line in filter(None, (title, story.note)):
                 yield from self.wrapped(line, self.style.MIGRATE_LABEL, label=Painted(""))
@@ -90,8 +88,18 @@ class Command(ReportCommand):
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
                 yield from self.wrapped(str(event), paint, hanging=DATETIME_WIDTH)
             yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
-            if late:
-                yield from self.wrapped(late, self.style.WARNING)
+            if more["values"]:
+                yield from self.wrapped(f"The object has now: {more['values']}")
+            if more["late"]:
+                yield from self.wrapped(more["late"], self.style.WARNING)
+
+
+def _explained(subject: Subject, name: str) -> tuple[Story, dict[str, str]]:
+    """Return the story, and what belongs beside it: the `values` only if the condition ended the last round."""
+    story = story_of(subject)
+    is_over = bool(story.events) and story.events[-1].details.get("cause") == Timeout.Cause.CONDITION
+    values = condition_values(subject) if is_over else ""
+    return story, {"name": name, "values": values, "late": _why_late(subject)}
 
 
 def _by_id(options: dict[str, Any]) -> list[Subject]:

@@ -137,7 +137,7 @@ def test_the_column_and_the_filter_of_the_mixin_leave_hidden_rows_out(admin_clie
 )
 def test_a_look_up_that_no_filter_has_is_not_answered(admin_client: Client, order: Order, query: str) -> None:
     row = schedule(order, "noted", payload={"secret": "4111"})
-    Timeout.objects.filter(pk=row.pk).update(reason="aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!")
+    Timeout.objects.filter(pk=row.pk).update(reason="aaaaaaaaaaaaaaaaaaaaaa!")
     answer = admin_client.get(f"{reverse(LIST)}?{query}")
     assert answer.status_code in {302, 400}, answer.status_code
     if answer.status_code == 302:
