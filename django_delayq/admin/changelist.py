@@ -153,7 +153,8 @@ class LedgerChangeList(OwnFiltersChangeList):
         fields = (field_at(model, path) for model, path in selection.searched_fields(request.user))
         names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
         text = _("Enter a complete object id, key or {fields}.") if names else _("Enter a complete object id or key.")
-        self.search_help_text = self.search_help_text or text.format(fields=", ".join(names))
+        help_text = self.search_help_text or text.format(fields=", ".join(names))
+        self.search_help_text = format_html('<span dir="auto">{}</span>', help_text)
         if about := self.params.get(filters.OWNER) or self.params.get(filters.OBJECT):
             self.title = _("Timeouts of {object}").format(object=filters.object_label(about, request.user))
 

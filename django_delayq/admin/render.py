@@ -156,9 +156,11 @@ def badge(row: Timeout) -> SafeString:
 
 
 def attempts(row: Timeout) -> SafeString:
-    """Render the number of attempts; on a phone, where the column has no heading, with the word."""
+    """Render the number of attempts; on a phone, where the column has no heading, with the word, or nothing for 0."""
+    if not row.attempts:
+        return format_html('<span class="delayq-none">{}</span>', "0")
     word = ngettext("attempt", "attempts", row.attempts)
-    return format_html('{} <span class="delayq-unheaded">{}</span>', str(row.attempts), word)
+    return format_html('<bdi>{} <span class="delayq-unheaded">{}</span></bdi>', str(row.attempts), word)
 
 
 def story(row: Timeout, values: str = "") -> SafeString:
