@@ -16,7 +16,7 @@ from django.utils.html import strip_tags
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS
+from django_delayq.operations.registry import FOR_SEVERAL_POLICIES, POLICY_OPERATIONS, TIMEOUT_OPERATIONS
 from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
 from tests.testapp.models import Order, Parcel
 from tools.messages import LANGUAGES
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.django_db
 OPERATE = "admin:django_delayq_policycontrol_operate"
+SELECTED = "admin:django_delayq_policycontrol_operate_selected"
 POLICIES = "admin:django_delayq_policycontrol_changelist"
 LABEL = "testapp.order.cancel_unpaid"
 ABORT = {
@@ -65,10 +66,14 @@ def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: lis
     addresses = [f"{reverse(OPERATION, args=[name])}?ids={ids}" for name in TIMEOUT_OPERATIONS]
     addresses += [f"{reverse(OPERATION, args=[name])}?ids={rows[0].pk}" for name in TIMEOUT_OPERATIONS]
     addresses += [reverse(OPERATE, args=[LABEL, name]) for name in POLICY_OPERATIONS]
+    addresses += [f"{reverse(SELECTED, args=[name])}?all=1" for name in FOR_SEVERAL_POLICIES]
     answers = {each: browser.get(each, headers={"accept-language": code}) for each in addresses}
     preview = {"amount": "5", "unit": "minutes", "mode": "keep", "reason": "x"}
     delay = reverse(OPERATE, args=[LABEL, "delay"])
     answers[f"{delay} preview"] = browser.post(delay, preview, headers={"accept-language": code})
+    later = {"ids": ids, "confirmed": "yes", "at": "2099-01-01T00:00", "reason": "x"}
+    other = reverse(OPERATION, args=["reschedule"])
+    answers[f"{other} preview"] = browser.post(other, later, headers={"accept-language": code})
     for address, answer in answers.items():
         assert answer.status_code == 200 and answer.headers["content-language"] == code
         act, *choose_again, back = buttons(answer)
@@ -86,6 +91,8 @@ def test_a_button_names_its_action_and_its_object(browser: Client, rows: list[Ti
     assert buttons(browser.get(f"{cancel}?ids={one}")) == ["Cancel the timeout", "Back"]
     assert buttons(browser.get(f"{cancel}?ids={three}")) == ["Cancel 3 timeouts", "Back"]
     assert buttons(browser.get(reverse(OPERATE, args=[LABEL, "pause"]))) == ["Pause the policy", "Back"]
+    selected = f"{reverse(SELECTED, args=['pause'])}?policy={LABEL}&policy=testapp.order.remind"
+    assert buttons(browser.get(selected)) == ["Pause 2 policies", "Back"]
     page = browser.get(reverse(DETAIL, args=[one])).content.decode()
     assert ">Cancel the timeout</a>" in page and ">Cancel</a>" not in page
 
@@ -134,7 +141,10 @@ def test_where_a_deadline_follows_a_column_the_pages_that_move_it_say_so(
     ids = f"{row.pk},{other.pk}"
     for address, has_sentence in (
         (f"{reverse(OPERATION, args=['postpone'])}?ids={ids}", is_said),
+        (f"{reverse(OPERATION, args=['reschedule'])}?ids={ids}", is_said),
         (f"{reverse(OPERATION, args=['postpone'])}?ids={other.pk}", False),
+        (f"{reverse(SELECTED, args=['hold'])}?policy=testapp.order.pay", is_said),
+        (f"{reverse(SELECTED, args=['pause'])}?policy=testapp.order.pay", False),
         (f"{reverse(OPERATION, args=['cancel'])}?ids={ids}", False),
         (reverse(OPERATE, args=["testapp.order.pay", "hold"]), is_said),
         (reverse(OPERATE, args=["testapp.order.pay", "resume"]), is_said),
