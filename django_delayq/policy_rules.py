@@ -6,9 +6,10 @@ Also read the condition of a policy, without a query: which columns it depends o
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationErro
 from django.db.models import (
     CharField,
     DateTimeField,
+    F,
     GeneratedField,
     IntegerField,
     Lookup,
@@ -31,7 +33,6 @@ from django.db.models import (
 from django.db.models.expressions import BaseExpression, Col, CombinedExpression, NegatedExpression, RawSQL
 from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
-from django.utils.translation import gettext as _
 
 from django_delayq.clock import LATEST_YEAR, LONGEST, UNITS, duration_text
 from django_delayq.exceptions import PolicyError, suggestion
@@ -49,6 +50,7 @@ SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
 """The system checks that report a policy which works as it is declared, if that is what the developer means."""
 MAX_LABEL = 200
 MAX_BATCH = 10_000
+OPERATORS = {"exact": "=", "lt": "<", "lte": "<=", "gt": ">", "gte": ">=", "in": "in"}
 
 
 def check_call(model: Any, options: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -368,47 +370,64 @@ def _walk(node: Any) -> Iterator[Any]:
 
 
 def condition_text(when: Q) -> str:
-    """Return `when` as a sentence of Django's lookups, such as `status = 'unpaid' and paid_at = None`.
+    """Return `when` as code in one notation for all languages, such as `reminders < 3 and state = "pending"`.
 
     A queryset is rendered as the label of its model, and an object as label and key: their own `repr` would run a query
     and print what `__str__` of the objects returns, also to users who may not view them.
     """
-    return _shown(when) or _("always")
+    return _shown(when) or "always"
 
 
 def _shown(node: Any) -> str:
     if isinstance(node, tuple):
-        return f"{node[0]} = {_value(node[1])}"
+        return _comparison(*node)
     if not isinstance(node, Q):
         return _value(node)
-    word = {"OR": _("or"), "XOR": _("either, or")}.get(node.connector, _("and"))
+    word = node.connector.lower()
     parts = [_value(child) if isinstance(child, Q) and len(child) > 1 else _shown(child) for child in node.children]
     joined = f" {word} ".join(part for part in parts if part)
-    return _("not ({condition})").format(condition=joined) if node.negated and joined else joined
+    return f"not ({joined})" if node.negated and joined else joined
+
+
+def _comparison(name: str, value: Any) -> str:
+    """Return a lookup: with an operator if there is one, otherwise as Django names it."""
+    path, _separator, lookup = name.rpartition("__")
+    if lookup == "isnull" or value is None:
+        is_null = value is not False
+        return f"{path if lookup in {'isnull', 'exact'} else name} is {'None' if is_null else 'not None'}"
+    if path and lookup in OPERATORS:
+        return f"{path} {OPERATORS[lookup]} {_value(value)}"
+    return f"{name} = {_value(value)}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, Enum | Value):
         value = value.value
     if isinstance(value, QuerySet | RawQuerySet | Query):
-        return _("a query of {model}").format(model=value.model._meta.label if value.model else "?")
+        return f"a query of {value.model._meta.label if value.model else '?'}"
     if isinstance(value, Model):
         return f"{value._meta.label} {value.pk}"
     if isinstance(value, Q):
         return f"({_shown(value)})"
+    if type(value) is F:  # an OuterRef is one, too
+        return value.name
     if isinstance(value, BaseExpression):
         return _expression(value)
     if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
         return f"[{', '.join(map(_value, value))}]"
-    return repr(value)
+    if isinstance(value, date):
+        return f'"{value.isoformat()}"'
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _expression(value: BaseExpression) -> str:
     """Return the name of an expression with its parts, whose own `repr` may contain that of a queryset."""
     given = [value.lhs, value.rhs] if isinstance(value, Lookup) else value.get_source_expressions()
     parts = [_value(part) for part in given if part is not None]
+    if isinstance(value, Lookup) and value.lookup_name in OPERATORS and len(parts) == 2:
+        return f"{parts[0]} {OPERATORS[value.lookup_name]} {parts[1]}"
     if isinstance(value, NegatedExpression):
-        return _("not ({condition})").format(condition=", ".join(parts))
+        return f"not ({', '.join(parts)})"
     if isinstance(value, CombinedExpression):
         return f" {value.connector} ".join(parts)
     return f"{type(value).__name__}({', '.join(parts)})" if parts else repr(value)

@@ -23,12 +23,13 @@ from django.views.generic import FormView
 
 from django_delayq import operations
 from django_delayq.admin import forms, render
-from django_delayq.admin.changelist import address, object_column
+from django_delayq.admin.changelist import address, named, object_column
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.monitoring.snapshot import Obstacle
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
@@ -38,6 +39,8 @@ MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
+MOVING: Final = frozenset(("postpone", "reschedule", "hold", "resume"))
+"""The operations that move deadlines, but not the columns of objects that deadlines may follow."""
 POLICIES_OPERATIONS: Final = {
     "pause": (
         gettext_lazy("Pause these policies?"),
@@ -88,8 +91,7 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
         return page(request, operation=operation.name)
 
     confirm.__name__ = f"{operation.name}_timeouts"
-    text = _("Timeouts: {what}").format(what=operation.label) if on_objects else operation.action
-    return action(description=text)(confirm)
+    return action(description=operation.on_objects if on_objects else operation.action)(confirm)
 
 
 def _rows_about(objects: QuerySet[Any], states: Iterable[str]) -> QuerySet[Any]:
@@ -104,19 +106,25 @@ def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[st
     """Return labels and addresses of the operations that the visitor may do to this row now."""
     query = f"?ids={row.pk}&back={address(site, 'timeout_change', row.pk)}"
     return [
-        {"label": str(each.label), "address": f"{address(site, 'timeout_operate', each.name)}{query}"}
+        {"label": each.button_for(), "address": f"{address(site, 'timeout_operate', each.name)}{query}"}
         for each in operations_for(request.user, row)
     ]
 
 
-def brake_banners(request: HttpRequest, states: Iterable[PolicyState], site: AdminSite) -> list[dict[str, Any]]:
-    """Return what to show of the policies that their own brakes have paused, with the address that resumes each."""
-    may_resume, banners = POLICY_OPERATIONS["resume"].is_permitted(request.user), []
-    for state in states:
-        if state.is_braked:
-            resume = address(site, "policycontrol_operate", state.label, "resume") if may_resume else ""
-            banners.append({"label": state.label, "stopped": render.stop(state), "address": resume})
-    return banners
+def banners(request: HttpRequest, site: AdminSite, found: Iterable[Obstacle]) -> list[dict[str, Any]]:
+    """Return what a page shows of the reasons why nothing fires; for a stopped policy with the address that resumes it.
+
+    It makes a query only if a policy is stopped.
+    """
+    found, may_resume, shown = list(found), POLICY_OPERATIONS["resume"].is_permitted(request.user), []
+    stops = {state.label: state for state in policy_states(database_of(Timeout))} if any(x.by for x in found) else {}
+    for obstacle in found:
+        state = stops.get(obstacle.policy)
+        may_resume_it = may_resume and state is not None and POLICY_OPERATIONS["resume"].fits(state)
+        resume = address(site, "policycontrol_operate", obstacle.policy, "resume") if may_resume_it else ""
+        text = str(obstacle) if state is None else render.stop(state)
+        shown.append({"obstacle": obstacle, "text": text, "address": resume})
+    return shown
 
 
 def ids_of(parts: Iterable[str]) -> list[int]:
@@ -207,15 +215,21 @@ class TimeoutOperationView(OperationView):
         if self.operation.name not in forms.FORMS:  # what is refused may depend on the parameters
             expected = _left_unchanged(self.operation.call(self.rows, by=self.actor, dry_run=True))
         column = object_column(self.request, self.site)
+        listed = self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
         rows = [
-            {"row": row, "object": column(row), "state": render.badge(row.state), "deadline": render.deadline(row)}
-            for row in self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
+            {"row": row, "object": column(row), "state": render.badge(row), "deadline": render.deadline(row)}
+            for row in named(listed, self.request.user)
         ]
+        if self.operation.name in MOVING:
+            labels = self.rows.order_by("policy").values_list("policy", flat=True).distinct()
+            expected += render.followed_columns(filter(None, map(registry.get, labels)))
         return super().get_context_data(
             opts=Timeout._meta,
             ids=",".join(map(str, self.ids)),
             count=len(self.ids),
+            button=self.operation.button_for(len(self.ids)),
             rows=rows,
+            single=rows[0] if len(rows) == len(self.ids) == 1 else None,
             more=max(0, len(self.ids) - MAX_ROWS_SHOWN),
             expected=expected,
             back=self.back,
@@ -295,6 +309,9 @@ class PolicyOperationView(OperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = {"opts": PolicyControl._meta, "state": self.state, **render.in_force(self.state)}
+        shown["button"] = self.operation.button_for()
+        if self.operation.name in MOVING:
+            shown["expected"] = render.followed_columns([self.state.policy])
         return super().get_context_data(**shown, **kwargs)
 
     def act(self, form: forms.ReasonForm) -> HttpResponse:
@@ -369,7 +386,9 @@ class PoliciesOperationView(PolicyOperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
-        own = {"opts": PolicyControl._meta, "policies": shown}
+        own = {"opts": PolicyControl._meta, "policies": shown, "button": self.operation.button_for(len(shown))}
+        if self.operation.name in MOVING:
+            own["expected"] = render.followed_columns(state.policy for state in self.states)
         title, explanation = POLICIES_OPERATIONS[self.operation.name]
         context = OperationView.get_context_data(self, **own, **kwargs)
         return context | {"title": title, "explanation": explanation}

@@ -7,7 +7,7 @@ depends on the planner. The next window is a link away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ from django.contrib import admin
 from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Paginator
 from django.db.models import Model, QuerySet
@@ -28,14 +28,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_delayq.admin import filters
+from django_delayq.admin import filters, render
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of, with_keys
-from django_delayq.ledger.subjects import model_and_pk_of
+from django_delayq.ledger.subjects import model_and_pk_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policy_rules import field_at
+from django_delayq.scheduling.story import condition_values
 
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
@@ -117,20 +118,45 @@ class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         return super().get_queryset(request).using(database_of(Timeout))
 
 
-class LedgerChangeList(ChangeList):
+class OwnFiltersChangeList(ChangeList):
+    """A change list that filters by the parameters of its own filters only.
+
+    Django accepts look-ups of each column: one asks for what no page shows, others end in errors of the database, and
+    a regular expression occupies SQLite for minutes.
+    """
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Return the filters of the address. Raises IncorrectLookupParameters for a parameter of no filter."""
+        found = super().get_filters(request)
+        if foreign := set(found[2]) - set(filters.DEADLINE):  # those of the date hierarchy are read before as a period
+            raise IncorrectLookupParameters(f"No filter has {', '.join(sorted(foreign))}.")
+        return found
+
+
+class ExactSearchForm(ChangeListSearchForm):
+    """A search for the text as it was typed: without its blanks it may be the key of another object."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields[SEARCH_VAR].strip = False  # type: ignore[attr-defined]
+
+
+class LedgerChangeList(OwnFiltersChangeList):
     """A change list that reads one window of the ledger."""
 
     order: search.Order
     window: Window
+    search_form_class = ExactSearchForm
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, *args, **kwargs)
         fields = (field_at(model, path) for model, path in selection.searched_fields(request.user))
         names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
         text = _("Enter a complete object id, key or {fields}.") if names else _("Enter a complete object id or key.")
-        self.search_help_text = self.search_help_text or text.format(fields=", ".join(names))
+        help_text = self.search_help_text or text.format(fields=", ".join(names))
+        self.search_help_text = format_html('<span dir="auto">{}</span>', help_text)
         if about := self.params.get(filters.OWNER) or self.params.get(filters.OBJECT):
-            self.title = _("Timeouts of {object}").format(object=filters.object_label(about))
+            self.title = _("Timeouts of {object}").format(object=filters.object_label(about, request.user))
 
     def get_filters_params(self, params: Any = None) -> Any:
         """Return the filters of the address; the start of the window is not one of them."""
@@ -176,7 +202,7 @@ class LedgerChangeList(ChangeList):
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
         rows = self.root_queryset.filter(pk__in=shown).order_by(*self.order.fields)
-        self.result_list = rows.defer("history", "payload")  # which may be large
+        self.result_list = named(rows.defer("history", "payload"), request.user)  # which may be large
         self.result_count = len(ids)
         # None: the page offers a link to all rows.
         self.full_result_count = None if self.query or self.get_filters_params() else self.result_count
@@ -186,6 +212,12 @@ class LedgerChangeList(ChangeList):
         self.further = self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
         self.from_the_start = self.get_query_string({}, [FURTHER])
         self.order_text = ORDER_TEXTS[self.order]
+        self.soonest_first = ""  # the address of the rows that are due next, where the list begins with the newest
+        if self.order == search.NEWEST and not self.query and not {filters.DUE, filters.STATE} & set(self.params):
+            self.soonest_first = self.get_query_string({filters.DUE: "waiting"})
+        # Blanks that were pasted with a number look like a number that does not exist.
+        self.without_blanks = self.get_query_string({SEARCH_VAR: self.query.strip()})
+        self.has_blanks = self.query != self.query.strip()
         self.is_search_capped = bool(self.query) and len(self.window.ids) >= selection.MAX_HITS
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
@@ -194,8 +226,17 @@ class LedgerChangeList(ChangeList):
         return super().get_query_string(new_params, remove if stays else [*(remove or []), FURTHER])
 
 
+def named(rows: QuerySet[Any] | Iterable[Timeout], user: Any) -> list[Timeout]:
+    """Read `rows`, and give each the name of its object for the column of objects, with one query for each model."""
+    found = list(rows)
+    names = selection.names_of(found, database_of(Timeout), user)
+    for row in found:
+        row.delayq_name = names.get((row.content_type_id, row.object_id), "")  # type: ignore[attr-defined]
+    return found
+
+
 def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:
-    """Return the column of objects for one visitor, which loads none of them.
+    """Return the column of objects for one visitor, by name and id. `named` reads the names of many rows together.
 
     It is a link if the object's model has an admin that the visitor may view. Whether the object still exists is not
     checked. If the content type is gone, only the id is shown.
@@ -215,14 +256,33 @@ def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], 
         kind, is_visible = kind_of(row.content_type_id, row._state.db or "default")
         if kind is None:
             return _("unknown content type, {id}").format(id=row.object_id)
-        name = f"{kind.name} {row.object_id}"
+        if not hasattr(row, "delayq_name"):
+            named([row], request.user)
+        name = row.delayq_name  # type: ignore[attr-defined]
+        shown = format_html("<bdi>{}</bdi>", selection.titled(kind.name, row.object_id, name))
         if is_visible:
             with suppress(NoReverseMatch):
                 page = f"{site.name}:{kind.app_label}_{kind.model}_change"
-                return format_html('<a href="{}">{}</a>', reverse(page, args=[quote(row.object_id)]), name)
-        return name
+                shown = format_html('<a href="{}">{}</a>', reverse(page, args=[quote(row.object_id)]), shown)
+        if not name or selection.is_key_in(name, row.object_id):
+            return shown
+        return format_html('{} <bdi class="delayq-more">(ID&nbsp;{})</bdi>', shown, row.object_id)
 
     return object_shown
+
+
+def story_column(request: HttpRequest) -> Callable[[Timeout], str]:
+    """Return the field with the story of a row, with values of the object only for visitors who may view it."""
+
+    @admin.display(description=gettext_lazy("what happened"))
+    def story(row: Timeout) -> str:
+        subject, values = subject_of(row, None), ""
+        is_over = row.cause == Timeout.Cause.CONDITION
+        if is_over and subject.model is not None and selection.may_view(request.user, subject.model):
+            values = condition_values(subject)
+        return render.story(row, values)
+
+    return story
 
 
 def related_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:
@@ -255,6 +315,6 @@ def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk:
         value = f"{kind._meta.label_lower}:{object_id_of(kind, key)}"
         label = _("All timeouts of this object")
         if parameter == filters.OWNER:
-            label = _("All timeouts of {object}").format(object=filters.object_label(value))
+            label = _("All timeouts of {object}").format(object=filters.object_label(value, request.user))
         found.append({"label": label, "address": f"{listed}?{urlencode({parameter: value})}"})
     return found

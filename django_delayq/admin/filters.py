@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.conf import ConfigError
-from django_delayq.key_types import pk_of
+from django_delayq.key_types import HAS_FAILED, pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
@@ -33,7 +33,7 @@ DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
 DUE_LABELS: Final = {
     "hour": _("due in the next hour"),
     "overdue": _("overdue"),
-    "retrying": _("failed, will be retried"),
+    "failing": _("failing: an attempt has failed"),
     "waiting": _("pending, soonest first"),
     "dead": _("dead"),
 }
@@ -49,7 +49,7 @@ def due_condition(choice: str) -> Q:
     more = {
         "hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
         "overdue": Q(run_at__lte=now),
-        "retrying": Q(attempts__gt=0),
+        "failing": HAS_FAILED,
     }
     return Q(state=DUE_STATES[choice]) & more.get(choice, Q())
 
@@ -78,10 +78,13 @@ def model_named(value: str) -> type[Model] | None:
     return None
 
 
-def object_label(value: str) -> str:
-    """Return how pages name the object `app.model:id`: its model and its id. The object itself is not loaded."""
+def object_label(value: str, user: Any) -> str:
+    """Return how pages name the object `app.model:id` to this user: its model, and its name or id."""
     model, (label, _colon, object_id) = model_named(value), value.partition(":")
-    return f"{model._meta.verbose_name if model else label} {object_id}"
+    if model is None:
+        return f"{label} {object_id}"
+    name = selection.name_of(model, object_id, database_of(model), user)
+    return selection.titled(str(model._meta.verbose_name), object_id, name)
 
 
 class ConditionFilter(admin.SimpleListFilter):
@@ -121,14 +124,14 @@ class QueueFilter(ConditionFilter):
 
 
 class DueFilter(ConditionFilter):
-    """Timeouts that may need attention."""
+    """Timeouts that may need attention, and pending ones in the order in which they fall due."""
 
-    title = _("attention")
+    title = _("urgency")
     parameter_name = DUE
     condition = staticmethod(due_condition)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(choice, DUE_LABELS[choice]) for choice in ("hour", "overdue", "retrying", "dead")]
+        return [(choice, DUE_LABELS[choice]) for choice in ("waiting", "hour", "overdue", "failing", "dead")]
 
 
 class DeadlineFilter(admin.DateFieldListFilter):
@@ -159,7 +162,7 @@ class ObjectFilter(ConditionFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         asked = request.GET.get(self.parameter_name)
-        return [(asked, object_label(asked))] if asked else []
+        return [(asked, object_label(asked, request.user))] if asked else []
 
 
 class OwnerFilter(ObjectFilter):
@@ -194,7 +197,12 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
         if params.get(name):
             found.append(Scan(rows.filter(condition(params[name])).order_by(*search.NEWEST.fields)))
     if state in {State.PENDING, State.FIRING}:
-        period = due_condition(due) if due in {"hour", "overdue"} else Q()  # no index has the attempts of "retrying"
+        period = due_condition(due) if due in {"hour", "overdue"} else Q()
+        if due == "failing":  # few of many: an index has them policy by policy
+            failing = rows.failing().order_by("-policy", "-state", "-attempts", "-id")
+            labels = search.labels_of(policy) if policy else search.labels_in(rows, MAX_LABELS)
+            parts = tuple(failing.filter(policy=label) for label in labels)
+            found += [Scan(search.in_state(of_policy, state), parts)] if parts else []
         found.append(Scan(search.in_state(of_policy.filter(period), state)))
     elif state in State.values and policy:
         found.append(Scan(of_policy.filter(state=state).order_by(*search.LATEST.fields)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
@@ -18,13 +21,14 @@ from django.utils.inspect import get_func_args
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import filters, render
-from django_delayq.admin.actions import permitted_actions, timeout_actions
-from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, related_links
+from django_delayq.admin.actions import banners, permitted_actions, timeout_actions
+from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import Obstacle, obstacles
 from django_delayq.operations import selection
 from django_delayq.policies import get_policies
 
@@ -49,17 +53,28 @@ class TimeoutsFilter(admin.SimpleListFilter):
         value = self.value()
         if value not in {choice for choice, _title in self.lookup_choices}:
             return queryset
-        return queryset.filter(_objects_condition(queryset.model, str(value)))
+        rows = visible_rows(request, self.site)
+        return queryset.filter(_objects_condition(queryset.model, str(value), rows))
+
+    def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
+        self.site = model_admin.admin_site
+        super().__init__(request, params, model, model_admin)
 
 
-def _objects_condition(model: type[Model], value: str) -> Q:
-    """Return the condition on objects that have such timeouts; of too many, the most urgent ones.
+def visible_rows(request: HttpRequest, site: AdminSite) -> Any:
+    """Return the rows that `site` shows to the visitor: a project may hide some by `get_queryset()` of its admin."""
+    model_admin = site._registry.get(Timeout)
+    return Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
+
+
+def _objects_condition(model: type[Model], value: str, visible: Any) -> Q:
+    """Return the condition on objects that have such `visible` rows; of too many, the most urgent ones.
 
     No index has the timeouts of one model in this order, but `delayq_policy` has those of each label and state.
     """
     using = database_of(model)
     tables = {kind_of(table, using): table for table in tables_of(model)}
-    every: Any = Timeout.objects.using(using)
+    every = visible.using(using)
     labels = [label for policy in get_policies() if policy.concrete_model in tables.values() for label in policy.labels]
     labels += search.undeclared_in(every, filters.MAX_LABELS)
     order = search.LATEST if value == "dead" else search.SOONEST
@@ -93,7 +108,8 @@ class TimeoutAdminMixin(_Mixin):
         if not self._can_view_timeouts(request):
             return rows
         using = database_of(self.model)
-        pending = Timeout.objects.filter(about_each(self.model, using), slot_taken=1).order_by("due_at", "id")
+        visible = visible_rows(request, self.admin_site)
+        pending = visible.filter(about_each(self.model, using), slot_taken=1).order_by("due_at", "id")
         columns = {"delayq_next_due": "due_at", "delayq_next_attempt": "run_at", "delayq_next_policy": "policy"}
         shown = {name: Subquery(pending.values(column)[:1]) for name, column in columns.items()}
         annotated: QuerySet[Any] = rows.using(using).annotate(**shown)
@@ -148,20 +164,34 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
     shown = 10
     links: list[dict[str, str]] = []
     """To all timeouts of the object, and of its owners."""
+    user: Any = None
+    """The visitor, who may view only some models."""
+    banners_of: Callable[[list[Obstacle]], list[dict[str, Any]]] = staticmethod(lambda found: [])
+    """Return what the page shows of reasons why nothing fires."""
     new_objects = changed_objects = deleted_objects = list[Any]()
 
-    def __init__(self, data: Any = None, files: Any = None, **kwargs: Any) -> None:
-        super().__init__(None, None, **kwargs)
+    def __init__(self, data: Any = None, files: Any = None, *, queryset: Any = None, **kwargs: Any) -> None:
+        self.visible = Timeout.objects.all() if queryset is None else queryset
+        super().__init__(None, None, queryset=queryset, **kwargs)
 
     def get_queryset(self) -> Any:
         if not hasattr(self, "_queryset"):
-            rows, obj = Timeout.objects.none(), self.instance
+            rows, obj = self.visible.none(), self.instance
             if obj is not None and obj.pk is not None:
                 model, using = type(obj), database_of(type(obj), obj)
                 wanted = about(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
-                rows = Timeout.objects.using(using).filter(wanted)
-            self._queryset = rows.defer("history", "payload").order_by("-id")[: self.shown]
+                rows = self.visible.using(using).filter(wanted)
+            self._queryset = named(rows.defer("history", "payload").order_by("-id")[: self.shown], self.user)
         return self._queryset
+
+    @cached_property
+    def banners(self) -> list[dict[str, Any]]:
+        """Return why the rows that are not settled do not fire."""
+        waiting = [row for row in self.get_queryset() if not row.is_settled]
+        if not waiting:
+            return []
+        labels, queues = {row.policy for row in waiting}, {row.queue for row in waiting}
+        return self.banners_of(obstacles(database_of(Timeout), labels, queues))
 
     def is_valid(self) -> bool:
         return True
@@ -192,15 +222,22 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         made = super().get_formset(request, obj, **kwargs)
-        made.shown = self.shown  # type: ignore[attr-defined]
+        own: Any = made
+        own.shown, own.user = self.shown, request.user
+        own.banners_of = staticmethod(partial(banners, request, self.admin_site))
         if obj is not None:
-            made.links = related_links(request, self.admin_site, type(obj), obj.pk)  # type: ignore[attr-defined]
+            own.links = related_links(request, self.admin_site, type(obj), obj.pk)
         return made
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows that the site shows to the visitor."""
+        is_permitted = self.has_view_or_change_permission(request)
+        return visible_rows(request, self.admin_site) if is_permitted else Timeout.objects.none()
 
     @admin.display(description=_("object"))
     def object_shown(self, row: Timeout) -> str:
         kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
-        return f"{kind.name} {row.object_id}"
+        return selection.titled(kind.name, row.object_id, getattr(row, "delayq_name", ""))
 
     @admin.display(description=_("policy"))
     def policy_name(self, row: Timeout) -> str:
@@ -209,6 +246,6 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
         page = address(self.admin_site, "timeout_change", row.pk)
         return format_html('<a href="{}">{}</a>', page, name) if page else name
 
-    state_badge = column(_("state"), lambda row: render.badge(row.state))
+    state_badge = column(_("state"), lambda row: render.badge(row))
     deadline_shown = column(_("deadline"), render.deadline)
     reason_shown = column(_("reason"), lambda row: render.reason(row.reason))

@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
@@ -25,7 +26,7 @@ from django_delayq.admin.actions import (
     PoliciesOperationView,
     PolicyOperationView,
     TimeoutOperationView,
-    brake_banners,
+    banners,
     buttons,
     permitted_actions,
     timeout_actions,
@@ -33,25 +34,28 @@ from django_delayq.admin.actions import (
 from django_delayq.admin.changelist import (
     LedgerAdmin,
     LedgerChangeList,
+    OwnFiltersChangeList,
     address,
     column,
+    named,
     object_column,
     related_column,
+    story_column,
 )
-from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
+from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, policy_statuses
+from django_delayq.operations import selection
 from django_delayq.operations.changes import unfinished
 from django_delayq.operations.registry import POLICY_OPERATIONS, operations_for
-from django_delayq.operations.selection import may_view
 from django_delayq.policies import registry
 from django_delayq.scheduling.story import operator_label, reason_label
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (_("pending"), {"state__exact": "pending"}),
     "due": (_("due now"), {"due": "overdue"}),
+    "failing": (_("failing"), {"due": "failing"}),
     "dead": (_("dead"), {"state__exact": "dead"}),
     "fired": (_("fired, last day"), {"state__exact": "fired"}),
     "skipped": (_("skipped, last day"), {"state__exact": "skipped"}),
@@ -77,14 +81,14 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = object_column(request, self.admin_site)
-        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts")
+        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts_shown")
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         shown, related = object_column(request, self.admin_site), related_column(request, self.admin_site)
         times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
         return (
             (None, {"fields": ("policy", shown, related, "key", "state_badge", "cause", "reason_shown")}),
-            (_("Story"), {"fields": ("story",)}),
+            (_("Story"), {"fields": (story_column(request),)}),
             (_("Failures"), {"fields": ("attempts", "failures")}),
             (_("Times"), {"fields": times}),
             (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
@@ -105,9 +109,10 @@ class TimeoutAdmin(LedgerAdmin):
 
     @admin.display(description=_("state and reason"))
     def state_and_reason(self, row: Timeout) -> str:
-        return format_html("{}{}", render.badge(row.state), render.reason(row.reason) if row.reason else "")
+        return format_html("{}{}", render.badge(row), render.reason(row.reason) if row.reason else "")
 
-    state_badge = column(_("state"), lambda row: render.badge(row.state))
+    attempts_shown = column(_("attempts"), render.attempts)
+    state_badge = column(_("state"), lambda row: render.badge(row))
     reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
     deadline = column(_("deadline"), render.deadline)
     next_attempt = column(_("next attempt"), render.next_attempt)
@@ -115,7 +120,6 @@ class TimeoutAdmin(LedgerAdmin):
     first_deadline = column(_("first deadline"), lambda row: render.time_tag(row.first_due_at))
     created = column(_("created"), lambda row: render.time_tag(row.created_at))
     settled = column(_("settled"), lambda row: render.time_tag(row.settled_at))
-    story = column(_("what happened"), render.story)
     payload_shown = column(_("payload"), render.payload)
     failures = column(_("failures"), render.failures)
 
@@ -126,16 +130,26 @@ class TimeoutAdmin(LedgerAdmin):
         return [path("operate/<slug:operation>/", view, name="django_delayq_timeout_operate"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        """Show the list, with a banner if the brake of a policy has paused it: its timeouts are overdue."""
+        """Show the list, with a banner for each reason why its timeouts do not fire."""
         owner = filters.model_named(request.GET.get(filters.OWNER, ""))
-        if owner is not None and not may_view(request.user, owner):
+        if owner is not None and not selection.may_view(request.user, owner):
             raise PermissionDenied
-        braked = brake_banners(request, policy_states(database_of(Timeout)), self.admin_site)
-        return super().changelist_view(request, {"braked": braked, **(extra_context or {})})
+        policy = request.GET.get(filters.POLICY)
+        found = obstacles(database_of(Timeout), [policy] if policy else None)
+        shown = banners(request, self.admin_site, found)
+        return super().changelist_view(request, {"delayq_banners": shown, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = context.get("original")
         context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
+        if row is not None:
+            found = [] if row.is_settled else obstacles(database_of(Timeout), [row.policy], [row.queue])
+            context["delayq_banners"] = banners(request, self.admin_site, found)
+            (row,) = named([row], request.user)
+            if row.delayq_name:  # type: ignore[attr-defined]
+                about = selection.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
+                text = gettext("{policy} of {object}: {state}")
+                context["subtitle"] = text.format(policy=row.policy, object=about, state=row.get_state_display())
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
@@ -167,7 +181,8 @@ class PolicyControlAdmin(LedgerAdmin):
         request.current_app = self.admin_site.name
         using = database_of(Timeout)
         statuses = policy_statuses(using)
-        states = [status.state for status in statuses if status.state is not None]
+        # Of a policy that is stopped, its own section shows that; that a brake has stopped it belongs to the top, too.
+        found = [each for each in obstacles(using) if not each.policy or each.code == "braked"]
         changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
         context = {
             **self.admin_site.each_context(request),
@@ -175,7 +190,7 @@ class PolicyControlAdmin(LedgerAdmin):
             "opts": self.model._meta,
             "media": self.media,
             "policies": [self._shown(request, status, changing) for status in statuses],
-            "braked": brake_banners(request, states, self.admin_site),
+            "delayq_banners": banners(request, self.admin_site, found),
             "for_selected": self._for_selected(request),
             **(extra_context or {}),
         }
@@ -196,7 +211,9 @@ class PolicyControlAdmin(LedgerAdmin):
         listed = address(site, "timeout_changelist") if request.user.has_perm("django_delayq.view_timeout") else ""
         for count, (label, asked) in COUNTS.items():
             rows = f"{listed}?{urlencode({'policy': status.label, **asked})}" if listed else ""
-            counts.append({"name": count, "label": label, "count": getattr(status, count), "address": rows})
+            value = getattr(status, count)
+            is_bad = bool(value.value) and count in {"failing", "dead"}
+            counts.append({"name": count, "label": label, "count": value, "address": rows, "is_bad": is_bad})
         shown: dict[str, Any] = {
             "label": status.label,
             "state": state,
@@ -238,6 +255,9 @@ class PolicyChangeAdmin(LedgerAdmin):
 
     list_display = ("at_shown", "policy_shown", "what", "by_shown", "reason_shown", "moved", "unmoved", "finished")
     list_filter = ("what",)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return OwnFiltersChangeList
 
     at_shown = column(_("at"), lambda change: render.time_tag(change.at))
     policy_shown = column(_("policy"), lambda change: render.policy_tag(change.policy))

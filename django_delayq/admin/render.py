@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,12 +20,14 @@ from django.utils.translation import ngettext
 
 from django_delayq import clock
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.ledger.history import moment
+from django_delayq.ledger.history import is_user_code, moment
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Limits
 from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import (
     EVENT_LABELS,
+    RETRIED_EVENTS,
     StoryEvent,
     actor_label,
     explain_timeout,
@@ -33,8 +37,8 @@ from django_delayq.scheduling.story import (
 )
 
 Stop = PolicyControl.Stop
-SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
-"""A sign for each state, so that states do not differ by colour alone."""
+SIGNS = {"pending": "◷", "failing": "↻", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
+"""A sign for each state, so that states do not differ by colour alone; failing is pending after a failed attempt."""
 UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
@@ -141,26 +145,44 @@ def reason(stored: str) -> SafeString | str:
     return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text) if text else "-"
 
 
-def badge(state: str) -> SafeString:
-    """Render the state as a sign, a colour and a word."""
+def badge(row: Timeout) -> SafeString:
+    """Render the state as a sign, a colour and a word. A pending row of which an attempt has failed is failing."""
+    state: Any = row.state
+    label = Timeout.State(state).label
+    if state == Timeout.State.PENDING and row.attempts:
+        state, label = "failing", _("failing")
     text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
-    return format_html(text, state, SIGNS[state], Timeout.State(state).label)
+    return format_html(text, state, SIGNS[state], label)
 
 
-def story(row: Timeout) -> SafeString:
-    """Render every event of this round, oldest first, and one sentence about the present."""
+def attempts(row: Timeout) -> SafeString:
+    """Render the number of attempts; on a phone, where the column has no heading, with the word, or nothing for 0."""
+    if not row.attempts:
+        return format_html('<span class="delayq-none">{}</span>', "0")
+    word = ngettext("attempt", "attempts", row.attempts)
+    return format_html('<bdi>{} <span class="delayq-unheaded">{}</span></bdi>', str(row.attempts), word)
+
+
+def story(row: Timeout, values: str = "") -> SafeString:
+    """Render every event of this round, oldest first, and one sentence about the present.
+
+    `values` are those of the object that the condition reads, if the round ended because it did not hold any more.
+    """
     events = explain_timeout(row)
+    now = format_html("<br>{} <code>{}</code>", _("The object has now:"), values) if values else ""
     return format_html(
-        '<ol class="delayq-story">{}</ol><p class="delayq-outlook"><bdi>{}</bdi></p>',
-        format_html_join("", "<li>{}</li>", ((_event(event),) for event in events)),
+        '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}{}</p>',
+        format_html_join("", '<li><div dir="auto">{}</div></li>', ((_event(event),) for event in events)),
         events.outlook if not row.is_settled else _("This timeout is settled."),
+        now,
     )
 
 
 def _event(event: StoryEvent) -> SafeString:
     parts: list[SafeString | str] = []
     if "to" in event.details:
-        parts.append(format_html(_("to {time}"), time=time_tag(moment(str(event.details["to"])))))
+        words = _("next attempt {time}") if event.what in RETRIED_EVENTS else _("to {time}")
+        parts.append(format_html(words, time=time_tag(moment(str(event.details["to"])))))
     if "error" in event.details:
         parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
     if "late" in event.details:
@@ -189,13 +211,25 @@ def failures(row: Timeout) -> SafeString | str:
     """Render each failed attempt with its traceback, newest first."""
     details = (
         '<details class="delayq-failure"{}><summary>{}&#32;<strong>{}</strong>&#32;<bdi>{}</bdi></summary>'
-        '<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre></details>'
+        '<div class="delayq-raw delayq-trace" dir="ltr" tabindex="0"><pre>{}</pre></div></details>'
     )
     values = (
-        (time_tag(moment(error["at"])), *(error.get(name, "") for name in ("error", "message", "traceback")))
+        (time_tag(moment(error["at"])), error.get("error", ""), error.get("message", ""), trace(error))
         for error in reversed(row.errors)
     )
     return format_html_join("", details, ((" open" if not n else "", *each) for n, each in enumerate(values))) or "-"
+
+
+def trace(error: dict[str, Any]) -> str:
+    """Return the traceback of a failed attempt from the first frame of the project on; all of it if there is none."""
+    text = str(error.get("traceback", ""))
+    head, *frames = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
+    for number, frame in enumerate(frames):
+        if is_user_code(frame.split('"')[1]):
+            return "".join([head, *frames[number:]])
+        if re.search(r"^\S", frame, flags=re.MULTILINE):  # the message of the first exception in a chain
+            break
+    return text
 
 
 def delay(value: timedelta) -> str:
@@ -229,6 +263,24 @@ def in_force(state: PolicyState) -> dict[str, Any]:
         "guards": guard_rails(state),
         "stopped": stop(state),
     }
+
+
+def followed_columns(policies: Iterable[TimeoutPolicy[Any]]) -> list[str]:
+    """Render for each policy whose deadlines follow a column that people edit, that an edit replaces a moved deadline.
+
+    The column itself is not moved. A column with the time of creation or of the last save is not edited.
+    """
+    words = _(
+        "Deadlines of {policy} follow the field “{field}” of the object, which does not move with them. "
+        "The next edit of that field sets the deadline anew, and what you do here is lost."
+    )
+    found = []
+    for policy in dict.fromkeys(policies):
+        if isinstance(policy.since, str) and isinstance(policy.after, timedelta):
+            field = policy.model._meta.get_field(policy.since)
+            if getattr(field, "editable", False):
+                found.append(words.format(policy=policy.label, field=policy.since))
+    return found
 
 
 def stop(state: PolicyState) -> str:

@@ -14,6 +14,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
 
 State, Stop = Timeout.State, PolicyControl.Stop
+FOR_SEVERAL_POLICIES: Final = ("pause", "hold", "resume")
 NOT_MOVING: Final = frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD})
 
 
@@ -27,8 +28,11 @@ class Operation:
         permission: the codename of the permission that is needed.
         states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
         moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
-        label: for a button.
+        label: for a button beside the policy.
+        button: for the button that runs it. It names the object, because in some languages the word for "cancel" alone
+            also means "go back"; where it may concern several, by their number, with `{n}`.
         action: for a list of actions on selected rows.
+        on_objects: for a list of actions on selected objects that have timeouts.
         question: the title of the page that asks for confirmation and a reason.
         explanation: the consequences.
         done: the result for `{n}` timeouts, by number.
@@ -40,8 +44,10 @@ class Operation:
     permission: str
     states: frozenset[str] = NOT_MOVING
     moves_rows: bool = False
-    label: Any
+    label: Any = None
+    button: Any
     action: Any = None
+    on_objects: Any = None
     question: Any
     explanation: Any
     done: Any = None
@@ -51,6 +57,11 @@ class Operation:
         """Return whether `user` may see what this changes, and change it."""
         view = "view_timeout" if self.name in TIMEOUT_OPERATIONS else "view_policycontrol"
         return all(user.has_perm(f"django_delayq.{name}") for name in (view, self.permission))
+
+    def button_for(self, count: int = 1) -> str:
+        """Return the text of its button for `count` timeouts or policies."""
+        is_counted = self.name in TIMEOUT_OPERATIONS or self.name in FOR_SEVERAL_POLICIES
+        return str(self.button % count if is_counted else self.button).format(n=count)
 
     def fits(self, subject: Timeout | PolicyState) -> bool:
         if isinstance(subject, Timeout):
@@ -69,8 +80,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.cancel,
         permission="cancel_timeout",
         states=frozenset({State.PENDING, State.FIRING, State.DEAD}),
-        label=_("Cancel"),
+        button=ngettext_lazy("Cancel the timeout", "Cancel {n} timeouts"),
         action=_("Cancel selected timeouts"),
+        on_objects=_("Cancel their timeouts"),
         question=_("Cancel these timeouts?"),
         explanation=_("They will not fire. Timeouts that are firing now are not retried if they fail."),
         done=ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
@@ -81,8 +93,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.fire_now,
         permission="fire_timeout",
         states=frozenset({State.PENDING}),
-        label=_("Fire now"),
+        button=ngettext_lazy("Fire the timeout now", "Fire {n} timeouts now"),
         action=_("Fire selected timeouts now"),
+        on_objects=_("Fire their timeouts now"),
         question=_("Fire these timeouts now?"),
         explanation=_("They are due immediately. A worker fires each of them if its condition still holds."),
         done=ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
@@ -93,8 +106,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.postpone,
         permission="postpone_timeout",
         states=frozenset({State.PENDING}),
-        label=_("Postpone"),
+        button=ngettext_lazy("Postpone the timeout", "Postpone {n} timeouts"),
         action=_("Postpone selected timeouts"),
+        on_objects=_("Postpone their timeouts"),
         question=_("Postpone these timeouts?"),
         explanation=_("Each gets a later deadline: by a duration, or one time for all of them."),
         done=ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
@@ -105,8 +119,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.change_deadline,
         permission="postpone_timeout",
         states=frozenset({State.PENDING}),
-        label=_("Change the deadline"),
+        button=ngettext_lazy("Change the deadline", "Change {n} deadlines"),
         action=_("Change the deadlines of selected timeouts"),
+        on_objects=_("Change the deadlines of their timeouts"),
         question=_("Change the deadlines of these timeouts?"),
         explanation=_(
             "Each gets another deadline, earlier or later. The next page shows how many would be due immediately."
@@ -119,8 +134,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.retry,
         permission="retry_timeout",
         states=frozenset({State.DEAD}),
-        label=_("Retry"),
+        button=ngettext_lazy("Retry the timeout", "Retry {n} timeouts"),
         action=_("Retry selected dead timeouts"),
+        on_objects=_("Retry their dead timeouts"),
         question=_("Retry these dead timeouts?"),
         explanation=_("They are pending again and due immediately, with all their attempts left."),
         done=ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
@@ -131,8 +147,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.refire,
         permission="refire_timeout",
         states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
-        label=_("Fire again"),
+        button=ngettext_lazy("Fire the timeout again", "Fire {n} timeouts again"),
         action=_("Fire selected settled timeouts again"),
+        on_objects=_("Fire their settled timeouts again"),
         question=_("Fire these timeouts again?"),
         explanation=_(
             "Each gets a new round with the same payload. A worker fires it if its condition holds. Effects "
@@ -149,6 +166,7 @@ POLICY_OPERATIONS: Final = _by_name(
         permission="pause_policy",
         states=frozenset({Stop.NONE, Stop.PAUSED}),
         label=_("Pause"),
+        button=ngettext_lazy("Pause the policy", "Pause {n} policies"),
         question=_("Pause this policy?"),
         explanation=_(
             "Its timeouts do not fire until it is resumed. Deadlines stay unchanged: "
@@ -161,6 +179,7 @@ POLICY_OPERATIONS: Final = _by_name(
         call=operations.hold,
         permission="pause_policy",
         label=_("Hold"),
+        button=ngettext_lazy("Hold the policy", "Hold {n} policies"),
         question=_("Hold this policy?"),
         explanation=_(
             "Its timeouts do not fire. When it is resumed, all pending deadlines are moved by the duration of the "
@@ -175,6 +194,7 @@ POLICY_OPERATIONS: Final = _by_name(
         states=frozenset({Stop.PAUSED, Stop.HELD}),
         moves_rows=True,
         label=_("Resume"),
+        button=ngettext_lazy("Resume the policy", "Resume {n} policies"),
         question=_("Resume this policy?"),
         explanation=_("Due timeouts fire within two seconds. After a hold, deadlines are moved first."),
         log_message=_("Resumed: {reason}"),
@@ -185,6 +205,7 @@ POLICY_OPERATIONS: Final = _by_name(
         permission="change_policy_delay",
         moves_rows=True,
         label=_("Change the delay"),
+        button=_("Change the delay"),
         question=_("Change the delay of this policy?"),
         explanation=_(
             "New timeouts get the new delay. For pending ones, choose. The next page shows the consequences."
@@ -196,6 +217,7 @@ POLICY_OPERATIONS: Final = _by_name(
         call=operations.late,
         permission="change_policy_guards",
         label=_("Limit the lateness"),
+        button=_("Change the limit of lateness"),
         question=_("Change the limit of lateness of this policy?"),
         explanation=_(
             "A timeout whose first attempt would begin later than this after its deadline is skipped, or kept as "
@@ -208,6 +230,7 @@ POLICY_OPERATIONS: Final = _by_name(
         call=operations.brake,
         permission="change_policy_guards",
         label=_("Change the brake"),
+        button=_("Change the brake"),
         question=_("Change the brake of this policy?"),
         explanation=_(
             "The policy pauses itself when more of its timeouts than this fire within the period. "
@@ -220,6 +243,7 @@ POLICY_OPERATIONS: Final = _by_name(
         call=operations.shadow,
         permission="change_policy_guards",
         label=_("Shadow mode"),
+        button=_("Change the shadow mode"),
         question=_("Change the shadow mode of this policy?"),
         explanation=_(
             "In shadow mode everything happens but the handler: timeouts are skipped when they are due, and do not "

@@ -1,4 +1,4 @@
-"""Find timeouts by what people know: the id of an object, a key, a number, or a customer.
+"""Find timeouts by what people know: the id of an object, a key, a number, or a customer; and name objects that way.
 
 Policies name such fields (`search`) and the path to the owner of an object (`owner`). Every query is bounded and reads
 the writer. At most `MAX_OBJECTS` objects are read by each field or path.
@@ -6,19 +6,21 @@ the writer. At most `MAX_OBJECTS` objects are read by each field or path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any, Final, cast
 
 from django.contrib.auth import get_permission_codename
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
+from django.db import DatabaseError, connections, transaction
 from django.db.models import CharField, Model, Q, QuerySet, TextField
 
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
-from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
+from django_delayq.ledger.subjects import Subject, about, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import field_at, stored_type
@@ -26,6 +28,8 @@ from django_delayq.policy_rules import field_at, stored_type
 MAX_HITS: Final = 1_000
 MAX_KINDS: Final = 200
 MAX_OBJECTS: Final = 1_000
+MAX_NAME: Final = 100
+"""The longest name of an object: `__str__` of a note may return all of its text, which would fill a page."""
 
 
 def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
@@ -33,8 +37,8 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
 
     It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
     object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
-    not a value of a field's type finds nothing there. Blanks around a string are part of it: without them it is another
-    one. With a `user`, only the fields are searched that `searched_fields` returns for that user.
+    not a value of a field's type finds nothing there. Blanks around a text are part of it: without them it may be the
+    key of another object. With a `user`, only the fields are searched that `searched_fields` returns for that user.
     """
     if not text or "\0" in text:
         return []
@@ -47,7 +51,7 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
                 written.add(object_id_of(model, pk_of(model, _trimmed(root_of_key(model), text))))
     found = [rows.filter(content_type__in=kinds, object_id__in=written), rows.of_key(text)]  # type: ignore[attr-defined]
     # One statement each: joined by OR, no index would answer them all.
-    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(text, rows.db, user)]
+    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(text, rows.db, searched_fields(user))]
     hits = {pk for part in found for pk in part.order_by("-id").values_list("pk", flat=True)[:MAX_HITS]}
     return sorted(hits, reverse=True)
 
@@ -59,7 +63,7 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     """
     if not text or "\0" in text:
         return []
-    found = [obj for objects in _objects_with(text, using, None) for obj in objects[:limit]]
+    found = [obj for objects in _objects_with(text, using, searched_fields()) for obj in objects[:limit]]
     for model in dict.fromkeys(policy.concrete_model for policy in get_policies()):
         with suppress(ValueError):  # of some types of keys only the driver finds out
             found += model._base_manager.using(using).filter(pk=pk_of(model, _trimmed(root_of_key(model), text)))[
@@ -68,11 +72,19 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     return found
 
 
+def find_named(model: type[Model], text: str, using: str, limit: int) -> list[Model]:
+    """Return the objects of `model` of which a field in `search` of a policy is `text`, each once: at most `limit`."""
+    own = cast("type[Model]", model._meta.concrete_model)
+    fields = [(model, path) for table, path in searched_fields() if issubclass(own, table)]
+    found = (obj for objects in _objects_with(text, using, fields) for obj in objects[:limit])
+    return list({obj.pk: obj for obj in found}.values())[:limit]
+
+
 def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:
     """Return the models and paths that policies name in `search`, each once.
 
-    A path over a relation is included only if `user` may view the model at its end: otherwise a search would reveal
-    whether such an object exists. Without a user, as for commands, all are included.
+    A field is included only if `user` may view its model, which for a path over a relation is the one at its end:
+    otherwise a search would reveal whether such an object exists. Without a user, as for commands, all are included.
     """
     named = dict.fromkeys((policy.concrete_model, path) for policy in get_policies() for path in policy.search)
     return [(model, path) for model, path in named if user is None or _may_search(user, model, path)]
@@ -80,13 +92,91 @@ def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:
 
 def _may_search(user: Any, model: type[Model], path: str) -> bool:
     relation = path.rpartition("__")[0]
-    return not relation or may_view(user, _model_at(model, relation))
+    return may_view(user, _model_at(model, relation) if relation else model)
 
 
 def may_view(user: Any, model: type[Model]) -> bool:
     """Return whether `user` may view objects of `model`, as Django's admin decides it."""
     codes = (get_permission_codename(action, model._meta) for action in ("view", "change"))
     return any(user.has_perm(f"{model._meta.app_label}.{code}") for code in codes)
+
+
+def names_of(rows: Iterable[Timeout | Subject], using: str, user: Any = None) -> dict[tuple[int, str], str]:
+    """Return what people call the objects of `rows`, by content type and object id: `A-2026-0050`.
+
+    A name is the value of the first field that a policy of the model has in `search`, otherwise what `__str__` of the
+    model returns. Without a name are objects that do not exist, whose model has no `__str__`, and whose model `user`
+    may not view; without a user, as for commands, all models may be viewed. It makes one query for each model.
+    """
+    kinds: dict[int, set[str]] = {}
+    for row in rows:
+        kinds.setdefault(row.content_type_id, set()).add(row.object_id)
+    found = {}
+    for kind, ids in kinds.items():
+        model = model_of_kind(kind, using)
+        if model is not None:
+            found |= {(kind, object_id): name for object_id, name in _names(model, ids, using, user).items()}
+    return found
+
+
+def name_of(model: type[Model], object_id: str, using: str, user: Any = None) -> str:
+    """Return what people call this object, as `names_of` does; empty: it has no name."""
+    return _names(model, [object_id], using, user).get(object_id, "")
+
+
+def titled(kind: str, object_id: str, name: str = "") -> str:
+    """Return how pages name an object of the model `kind`: `order A-2026-0050`; without a name `order 19`."""
+    if not name:
+        return f"{kind} {object_id}"
+    return name if kind.casefold() in name.casefold() else f"{kind} {name}"
+
+
+def is_key_in(name: str, object_id: str) -> bool:
+    """Return whether `name` contains the id as a word, so that a page need not show both."""
+    return object_id in re.split(r"[^\w-]+", name)
+
+
+def _names(model: type[Model], ids: Collection[str], using: str, user: Any) -> dict[str, str]:
+    path = next((each.search[0] for each in get_policies() if each.concrete_model is model and each.search), "")
+    if not path and model.__str__ is Model.__str__:
+        return {}  # "Order object (19)" says less than "order 19"
+    if not (user is None or (may_view(user, model) and (not path or _may_search(user, model, path)))):
+        return {}
+    pks = []
+    for object_id in ids:
+        with suppress(ValueError):
+            pks.append(pk_of(model, object_id))
+    objects, named = model._base_manager.using(using).filter(pk__in=pks).order_by(), dict[str, str]()
+    try:
+        # In a savepoint: a table or a column that is missing must not prevent a page of timeouts.
+        with transaction.atomic(using=using):
+            found = list(objects.values_list("pk", path) if path else ((obj.pk, obj) for obj in objects))
+    except (DatabaseError, OverflowError):
+        return {}
+    with _no_queries():
+        for pk, value in found:
+            named[object_id_of(model, pk)] = "" if value is None else _text(value)
+    return named
+
+
+def _text(value: Any) -> str:
+    """Return `str(value)` in one line; empty if it raises: it is code of the project."""
+    try:
+        return " ".join(str(value).split())[:MAX_NAME]
+    except Exception:  # noqa: BLE001
+        return ""
+
+
+def _no_queries() -> ExitStack:
+    """Refuse queries on all connections: a `__str__` that reads related objects would make one for each object."""
+
+    def refuse(*_: Any) -> Any:
+        raise DatabaseError("A name is made without a query.")
+
+    stack = ExitStack()
+    for connection in connections.all(initialized_only=True):
+        stack.enter_context(connection.execute_wrapper(refuse))
+    return stack
 
 
 def about_reference(reference: str, using: str) -> Q:
@@ -166,9 +256,9 @@ def _model_at(model: type[Model], path: str) -> type[Model]:
     return cast("type[Model]", field_at(model, path).related_model._meta.concrete_model)
 
 
-def _objects_with(term: str, using: str, user: Any) -> Iterator[QuerySet[Any]]:
-    """Yield for each field that `user` may search the objects whose value is `term`."""
-    for model, path in searched_fields(user):
+def _objects_with(term: str, using: str, fields: Iterable[tuple[type[Model], str]]) -> Iterator[QuerySet[Any]]:
+    """Yield for each model and path the objects whose value is `term`."""
+    for model, path in fields:
         with suppress(ValidationError, ValueError, TypeError):
             field = stored_type(field_at(model, path))
             value = field.to_python(_trimmed(field, term))
@@ -176,7 +266,7 @@ def _objects_with(term: str, using: str, user: Any) -> Iterator[QuerySet[Any]]:
 
 
 def _trimmed(field: Any, text: str) -> str:
-    """Return `text` without blanks around it, unless they are part of the value: those of strings are."""
+    """Return `text` without the blanks around it, unless values of `field` may have some."""
     return text if isinstance(field, CharField | TextField) else text.strip()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
+from django.db.models import Q
 from django.utils import formats
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -23,6 +24,7 @@ from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy
+from django_delayq.policy_rules import condition_columns, condition_text
 
 State = Timeout.State
 MAX_ROUNDS = 200
@@ -48,6 +50,8 @@ EVENT_LABELS = {
     **{state.value: state.label for state in State},
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
+RETRIED_EVENTS = frozenset(("failed", "snoozed"))
+"""Events whose `to` is the next attempt, and not another deadline."""
 REASON_LABELS = {
     SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
     RENAMED: gettext_lazy("the policy was renamed"),
@@ -81,7 +85,8 @@ class StoryEvent:
             parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
             at = _local(moment(str(self.details["to"])), "milliseconds")
-            parts.append(_("to {moment}").format(moment=at))
+            words = _("next attempt {moment}") if self.what in RETRIED_EVENTS else _("to {moment}")
+            parts.append(words.format(moment=at))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
@@ -171,6 +176,21 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
         reason = row.reason or str(row.get_cause_display())
         yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
+
+
+def condition_values(subject: Subject) -> str:
+    """Return what the object's own columns in the condition contain now, such as `status = "paid"`; empty: unknown.
+
+    A story does not have them, because its reader may not be permitted to view the object.
+    """
+    policy = subject.policy
+    fields = (condition_columns(policy) if policy is not None and policy.when is not None else None) or set()
+    own = {} if policy is None else dict.fromkeys(policy.concrete_model._meta.concrete_fields)
+    names = [field.name for field in own if field in fields]
+    if policy is None or not names:
+        return ""
+    found = rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).values(*names).first()
+    return condition_text(Q(**found)) if found else ""
 
 
 def _outlook(subject: Subject, current: Timeout | None) -> str:

@@ -17,16 +17,16 @@ from django_delayq.exceptions import EngineError
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import Subject, subject_of
+from django_delayq.ledger.subjects import Subject, about, subject_of, tables_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
 from django_delayq.management.output import Painted, local, seconds
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import PEEKED, obstacles
-from django_delayq.operations.selection import about_keys, find_ids, find_objects
+from django_delayq.operations.selection import about_keys, find_ids, find_named, find_objects, names_of
 from django_delayq.policies import get_policies, registry, resolve_policy
 from django_delayq.redis_clients import get_engine
-from django_delayq.scheduling.story import Story, story_of
+from django_delayq.scheduling.story import Story, condition_values, story_of
 
 MAX_FOUND = 50
 DATETIME_WIDTH = 25
@@ -36,15 +36,23 @@ DATETIME_WIDTH = 25
 class Command(ReportCommand):
     """Explains the timeouts of an object, or one timeout: what happened, when, why, who did it, and what follows.
 
-    For each policy of the object it shows the newest rounds, also if the object or the policy no longer exists.
+    For each policy of the object it shows the newest rounds, also if the object or the policy no longer exists. An
+    object is named by its primary key, or by a field in `search` of its policies; a key takes precedence.
     """
 
     arguments = "[APP.MODEL OBJECT]"
-    examples = ("shop.order 1234", "shop.order 1234 --policy cancel_unpaid", "--search A-2026-0017", "--id 17 --json")
+    examples = (
+        "shop.order 1234",
+        "shop.order A-2026-0017 --policy cancel_unpaid",
+        "--search A-2026-0017",
+        "--id 17 --json",
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("model", nargs="?", metavar="APP.MODEL", help="the model of the object")
-        parser.add_argument("object", nargs="?", metavar="OBJECT", help="its primary key")
+        parser.add_argument(
+            "object", nargs="?", metavar="OBJECT", help="its primary key, or a field in search= of its policies"
+        )
         parser.add_argument("--id", metavar="N", help="only the timeout with this id")
         parser.add_argument("--search", metavar="TEXT", help="what has this object id, key, or field of a policy")
         parser.add_argument("--policy", metavar="NAME", help="only this policy: its name or label")
@@ -59,21 +67,39 @@ class Command(ReportCommand):
             raise CommandError("Which timeouts? Give an object, such as shop.order 1234, or --search, or --id.")
         if options["id"] is not None and options["policy"] is not None:
             raise CommandError("--id names one timeout: --policy does not go with it.")
-        stories = [(story_of(subject), _why_late(subject)) for subject in ways[given[0]](options)]
-        self.print([asdict(story) | {"late": late} for story, late in stories], self._lines(stories), options)
+        subjects = ways[given[0]](options)
+        if others := _others(subjects, options):
+            text = f"{options['object']} is a primary key. As a field in search= it also finds the {others}."
+            self.stderr.write(text)
+        names = names_of(subjects, database_of(Timeout))
+        found = [_explained(each, names.get((each.content_type_id, each.object_id), "")) for each in subjects]
+        values = [asdict(story) | more for story, more in found]
+        self.print(values, self._lines(found), options)
 
-    def _lines(self, stories: list[tuple[Story, str]]) -> Iterator[str]:
+    def _lines(self, found: list[tuple[Story, dict[str, str]]]) -> Iterator[str]:
         yield f"Times are in the zone {timezone.get_current_timezone_name()}."
-        for story, late in stories:
+        for story, more in found:
             yield ""
-            for line in filter(None, (story.title, story.note)):
+            name = more["name"]
+            title = f"{story.title}: {name}" if name else story.title
+            for line in filter(None, (title, story.note)):
                 yield from self.wrapped(line, self.style.MIGRATE_LABEL, label=Painted(""))
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
                 yield from self.wrapped(str(event), paint, hanging=DATETIME_WIDTH)
             yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
-            if late:
-                yield from self.wrapped(late, self.style.WARNING)
+            if more["values"]:
+                yield from self.wrapped(f"The object has now: {more['values']}")
+            if more["late"]:
+                yield from self.wrapped(more["late"], self.style.WARNING)
+
+
+def _explained(subject: Subject, name: str) -> tuple[Story, dict[str, str]]:
+    """Return the story, and what belongs beside it: the `values` only if the condition ended the last round."""
+    story = story_of(subject)
+    is_over = bool(story.events) and story.events[-1].details.get("cause") == Timeout.Cause.CONDITION
+    values = condition_values(subject) if is_over else ""
+    return story, {"name": name, "values": values, "late": _why_late(subject)}
 
 
 def _by_id(options: dict[str, Any]) -> list[Subject]:
@@ -103,17 +129,37 @@ def _by_object(options: dict[str, Any]) -> list[Subject]:
     if key is None:
         raise CommandError("Which object? Give its model and its primary key, such as shop.order 1234.")
     using = database_of(model)
+    every: TimeoutQuerySet = Timeout.objects.using(using)
     try:
-        condition = about_keys(model, [key], using)
+        rows = every.filter(about_keys(model, [key], using))
         objects = list(model._base_manager.using(using).filter(pk=pk_of(model, key)))
-    except ValueError as error:
-        raise CommandError(f"{key} is not a key of {model.__name__}.") from error
-    rows = Timeout.objects.using(using).filter(condition)
+        refusal = f"There is no {model.__name__} {key}, and no timeout of it."
+    except ValueError:
+        rows, objects, refusal = every.none(), [], f"{key} is not a key of {model.__name__}."
     if not objects and not rows.exists():
-        raise CommandError(f"There is no {model.__name__} {key}, and no timeout of it.")
+        objects = _named(model, key, using)
+        if not objects:
+            raise CommandError(f"{refusal} No field in search= of its policies is {key!r} either.")
+        rows = every.filter(about(tables_of(model), objects, using))
     if name is not None and (registry.get(name) or not rows.filter(policy=name).exists()):
         name = resolve_policy(name, model).label  # raises UnknownPolicy
     return _subjects(rows, objects, name)
+
+
+def _others(subjects: list[Subject], options: dict[str, Any]) -> str:
+    """Return the objects that the given text also names, if it is the key of the one that is shown; mostly none."""
+    if options["model"] is None:
+        return ""
+    model, shown = model_of(options["model"]), {subject.pk for subject in subjects}
+    others = [obj for obj in _named(model, options["object"], database_of(model)) if obj.pk not in shown]
+    return ", ".join(f"{model._meta.verbose_name} {obj.pk}" for obj in others)
+
+
+def _named(model: type[Model], text: str, using: str) -> list[Model]:
+    found = find_named(model, text, using, MAX_FOUND + 1)
+    if len(found) > MAX_FOUND:
+        raise CommandError(f"{text!r} finds more than {MAX_FOUND} objects.")
+    return found
 
 
 def _subjects(rows: TimeoutQuerySet, objects: list[Model], name: str | None) -> list[Subject]:

@@ -14,6 +14,7 @@ from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import Selection, add_selection, number
 from django_delayq.management.output import Painted, local
 from django_delayq.models import Timeout
+from django_delayq.operations.selection import is_key_in, names_of
 
 State = Timeout.State
 COLUMNS = (
@@ -29,7 +30,8 @@ class Command(ReportCommand):
     """Lists timeouts by the time of their next attempt; settled ones by that of the last.
 
     A column without values is omitted. `next attempt` is shown before a timeout is settled, if it differs from the
-    deadline. JSON has all columns but the history, which delayq_explain shows.
+    deadline. `name` is what people call the object: the first field in `search` of its policies, or what its `__str__`
+    returns. JSON has all columns of the ledger but the history, which delayq_explain shows.
     """
 
     examples = (
@@ -61,7 +63,8 @@ class Command(ReportCommand):
         if options["json"]:
             self.print(_values(rows), (), options)
         elif rows:
-            shown = [self._shown(row) for row in rows]
+            names = names_of(rows, router.db_for_write(Timeout))
+            shown = [self._shown(row, names.get((row.content_type_id, row.object_id), "")) for row in rows]
             filled = [name for name in shown[0] if name in ALWAYS or any(row[name] for row in shown)]
             self.print((), self.table(filled, [[row[name] for name in filled] for row in shown]), options)
         else:
@@ -70,7 +73,7 @@ class Command(ReportCommand):
             more = f"... and more: raise --limit, now {limit}, or select fewer"
             (self.stderr if options["json"] else self.stdout).write(more)
 
-    def _shown(self, row: Timeout) -> dict[str, object]:
+    def _shown(self, row: Timeout, name: str) -> dict[str, object]:
         style = self.style
         paint = {State.DEAD: style.ERROR, State.FIRING: style.WARNING, State.FIRED: style.SUCCESS}
         is_overdue = row.state == State.PENDING and row.run_at < clock.now()
@@ -78,6 +81,7 @@ class Command(ReportCommand):
             "id": row.pk,
             "policy": row.policy,
             "object": row.object_id,
+            "name": "" if is_key_in(name, row.object_id) else name,
             "key": row.key,
             "state": Painted("pending, failing", style.WARNING)
             if row.is_failing

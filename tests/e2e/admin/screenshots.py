@@ -26,6 +26,7 @@ STORY = """
 from datetime import timedelta
 from django.contrib.auth.models import User
 from django_delayq import cancel_timeout, clock, operations
+from django_delayq.models import WorkerSeen
 from django_delayq.testing import fire_due
 
 User.objects.create_superuser("boss", "", "secret")
@@ -58,17 +59,23 @@ Timeout.objects.filter(pk=dead).update(
 order = Order.objects.place(cleo, "Kettle", 7900)
 operations.postpone(order.timeouts.all(), hours=2, by="admin:boss", reason="the customer called")
 operations.pause("shop.delivery.remind_late_delivery", by="admin:boss", reason="the provider is down")
+WorkerSeen.objects.create(  # otherwise each page would say that no worker is running
+    id="pictures", host="shop1", pid=7, concurrency=4, version="1", uses_redis=True, started_at=now,
+    seen_at=now + timedelta(hours=1), passed_at=now,
+)
 """
 MOVED = "Order.objects.latest('pk').timeouts.get().pk"
 ORDER = "Order.objects.latest('pk').pk"
 SOON = """
 from datetime import timedelta
 from django_delayq import clock
+from django_delayq.models import WorkerSeen
 from tests.e2e.admin.provider import BUSY, NONE, UNKNOWN
 
 def before(seconds, **length):
     return clock.set_to(now - timedelta(**length) + timedelta(seconds=seconds))
 
+WorkerSeen.objects.all().delete()
 now = clock.now()
 customer = Customer.objects.create(name="Dora", phone="+44 20 7946 0001")
 for seconds in (12, 21, 60):

@@ -31,10 +31,10 @@ def detail(timeout: int) -> str:
 @pytest.mark.parametrize(
     ("action", "button", "told"),
     [
-        ("cancel", "Cancel", "2 timeouts were cancelled."),
-        ("fire", "Fire now", "2 timeouts are due now."),
-        ("postpone", "Postpone", "2 timeouts were postponed."),
-        ("retry", "Retry", "2 timeouts are pending again."),
+        ("cancel", "Cancel 2 timeouts", "2 timeouts were cancelled."),
+        ("fire", "Fire 2 timeouts now", "2 timeouts are due now."),
+        ("postpone", "Postpone 2 timeouts", "2 timeouts were postponed."),
+        ("retry", "Retry 2 timeouts", "2 timeouts are pending again."),
     ],
 )
 def test_an_action_on_ticked_rows(admin: Admin, stock: Stock, action: str, button: str, told: str) -> None:
@@ -62,11 +62,11 @@ def test_an_action_on_ticked_rows(admin: Admin, stock: Stock, action: str, butto
 @pytest.mark.parametrize(
     ("action", "button", "told"),
     [
-        ("cancel", "Cancel", "1 timeout was cancelled."),
-        ("fire", "Fire now", "1 timeout is due now."),
-        ("postpone", "Postpone", "1 timeout was postponed."),
-        ("retry", "Retry", "1 timeout is pending again."),
-        ("refire", "Fire again", "1 timeout is scheduled again."),
+        ("cancel", "Cancel the timeout", "1 timeout was cancelled."),
+        ("fire", "Fire the timeout now", "1 timeout is due now."),
+        ("postpone", "Postpone the timeout", "1 timeout was postponed."),
+        ("retry", "Retry the timeout", "1 timeout is pending again."),
+        ("refire", "Fire the timeout again", "1 timeout is scheduled again."),
     ],
 )
 def test_a_button_on_the_page_of_a_row(admin: Admin, stock: Stock, action: str, button: str, told: str) -> None:
@@ -93,8 +93,8 @@ def test_a_button_on_the_page_of_a_row(admin: Admin, stock: Stock, action: str, 
 def test_somebody_changes_his_mind(admin: Admin, stock: Stock) -> None:
     pk = stock.pending.pop()[1]
     admin.open(detail(pk))
-    admin.press("Cancel")
-    admin.press("No, take me back")
+    admin.press("Cancel the timeout")
+    admin.press("Back")
     assert admin.browser.current_url.endswith(detail(pk))
     assert admin.state_shown().endswith("pending")
 
@@ -120,7 +120,7 @@ def test_objects_have_their_timeouts_on_their_own_pages(admin: Admin, stock: Sto
     admin.press("Go")
     admin.wait_for("1 timeout")
     admin.type("reason", "by way of the order")
-    admin.press("Cancel")
+    admin.press("Cancel the timeout")
     assert admin.message() == "1 timeout was cancelled."
     admin.open(f"/admin/shop/order/{order}/change/")
     admin.wait_for("by way of the order")
@@ -135,9 +135,9 @@ def test_objects_have_their_timeouts_on_their_own_pages(admin: Admin, stock: Sto
 @pytest.mark.parametrize(
     ("action", "button", "told"),
     [
-        ("fire", "Fire now", "1 timeout is due now."),
-        ("postpone", "Postpone", "1 timeout was postponed."),
-        ("retry", "Retry", "1 timeout is pending again."),
+        ("fire", "Fire the timeout now", "1 timeout is due now."),
+        ("postpone", "Postpone the timeout", "1 timeout was postponed."),
+        ("retry", "Retry the timeout", "1 timeout is pending again."),
     ],
 )
 def test_an_action_on_ticked_objects(admin: Admin, stock: Stock, action: str, button: str, told: str) -> None:
@@ -161,7 +161,7 @@ def test_a_pause_goes_on_by_itself_at_the_moment_that_was_entered(admin: Admin) 
     field = admin.browser.find_element(By.NAME, "until")
     admin.browser.execute_script("arguments[0].value = '2099-05-06T07:08'", field)
     admin.type("reason", "until the provider is back")
-    admin.press("Pause")
+    admin.press("Pause the policy")
     admin.wait_for("Resumes automatically at 2099-05-06 07:08:00")
     admin.open("/admin/django_delayq/policychange/")
     admin.wait_for("until the provider is back")
@@ -171,13 +171,13 @@ def test_a_policy_is_paused_held_and_resumed(admin: Admin) -> None:
     for button, shown, told in (("Pause", "Paused since", "paused"), ("Hold", "On hold since", "held")):
         admin.open(f"{POLICIES}shop.review.review_by_default/{button.lower()}/")
         admin.type("reason", "an outage")
-        admin.press(button)
+        admin.press(f"{button} the policy")
         assert f"review_by_default”: {told}." in admin.message()
         admin.wait_for(shown)
         admin.wait_for("By admin:boss: an outage")
         admin.press("Resume shop.review.review_by_default")
         admin.type("reason", "it is over")
-        admin.press("Resume")
+        admin.press("Resume the policy")
         assert "resumed" in admin.message()
 
 
@@ -207,7 +207,11 @@ def test_guard_rails_are_changed_and_shown_with_who_set_them(admin: Admin) -> No
         for name, value in fields.items():
             admin.type(name, value)
         admin.type("reason", "a campaign")
-        admin.press(button)
+        admin.press(
+            {"Limit the lateness": "Change the limit of lateness", "Shadow mode": "Change the shadow mode"}.get(
+                button, button
+            )
+        )
         assert "notify_trial_expiry”: " in admin.message()
         admin.wait_for(shown)
 
@@ -246,7 +250,7 @@ def test_support_sees_that_and_why_a_brake_has_paused_a_policy_and_resumes_it(ad
     admin.open(LIST)
     admin.press(f"Resume {LABEL}")
     admin.type("reason", "the condition was corrected")
-    admin.press("Resume")
+    admin.press("Resume the policy")
     assert "cancel_unpaid”: resumed." in admin.message()
     assert "has paused it" not in admin.browser.page_source
     assert admin.shop.ask(STATES, RESUMED) == ["fired"] * 6
@@ -366,6 +370,65 @@ def test_on_a_desktop_no_column_is_cut_off_and_no_title_is_covered(admin: Admin,
     admin.show_on(1300)
     admin.open(detail(stock.dead[0][1]))
     assert admin.browser.execute_script(GAP) >= 0
+
+
+BEYOND = """
+const right = document.documentElement.clientWidth, cut = [];
+for (const selector of arguments[0]) {
+  const nodes = [...document.querySelectorAll(selector)].filter((node) => node.getBoundingClientRect().width);
+  if (!nodes.length) cut.push(`no ${selector}`);
+  for (const node of nodes) {
+    const box = node.getBoundingClientRect();
+    if (box.left < 0 || box.right > right) cut.push(`${selector} ends at ${box.right}`);
+  }
+}
+return cut;
+"""
+
+
+def test_on_a_phone_state_attempts_and_deadline_are_not_beyond_the_edge(admin: Admin, stock: Stock) -> None:
+    pending, dead = stock.pending[0][1], stock.dead[0][1]
+    admin.show_on(PHONE)
+    listed = ("object_shown", "state_and_reason", "attempts_shown", "deadline", "policy_shown")
+    admin.open(f"{LIST}?state__exact=dead")
+    assert admin.browser.execute_script(BEYOND, [f"#result_list .field-{name}" for name in listed]) == []
+    admin.open(f"{LIST}operate/cancel/?ids={pending},{dead}")
+    confirmed = ("object", "state", "deadline", "policy-name", "id")
+    assert admin.browser.execute_script(BEYOND, [f".delayq-table .delayq-{name}" for name in confirmed]) == []
+
+
+LAGS = """
+return [...document.querySelectorAll(".delayq-lags")].map((lags) =>
+  [...lags.querySelectorAll("dd")].map((each) => each.getBoundingClientRect().top));
+"""
+
+
+def test_both_lags_of_a_policy_are_on_one_line_in_each_width(admin: Admin, stock: Stock) -> None:
+    for width in (PHONE, DESKTOP):
+        admin.show_on(width)
+        admin.open(POLICIES)
+        lags = admin.browser.execute_script(LAGS)
+        assert lags and all(len(tops) == 2 and len(set(tops)) == 1 for tops in lags), lags
+
+
+LONG_TRACE = """
+error = {{"at": timezone.now().isoformat(), "what": "failed", "error": "GatewayError", "message": "503", "traceback":
+         "Traceback (most recent call last):\\n" + "".join(f'  File "/srv/shop/x{{n}}.py", line 1, in call\\n' for n in
+         range(90)) + "GatewayError: 503"}}
+Timeout.objects.filter(pk={pk}).update(history=[error])
+"""
+END_OF_TRACE = """
+const box = document.querySelector(".delayq-trace"), text = box.querySelector("pre");
+return [box.scrollHeight > box.clientHeight, box.getBoundingClientRect().bottom - text.getBoundingClientRect().bottom];
+"""
+
+
+def test_a_long_traceback_shows_its_last_line(admin: Admin, stock: Stock) -> None:
+    pk = stock.dead[0][1]
+    admin.shop.ask("1", "from django.utils import timezone" + LONG_TRACE.format(pk=pk))
+    admin.open(detail(pk))
+    is_longer, room = admin.browser.execute_script(END_OF_TRACE)
+    assert is_longer and 0 <= room < 20
 
 
 def test_axe_would_notice_a_fault(admin: Admin) -> None:

@@ -1,4 +1,4 @@
-"""The admin in Arabic: pages run from right to left; datetimes, ids, tracebacks and charts read as written."""
+"""The admin in Hebrew, without a catalogue of ours: pages run from right to left, and English reads as written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.shop.conftest import Shop
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
 LIST = "/admin/django_delayq/timeout/"
 POLICIES = "/admin/django_delayq/policycontrol/"
+ASKED = "/admin/django_delayq/timeout/operate/cancel/?ids={}"
 
 # Where the first and the last character of an element's text are on the screen.
 ENDS = """
@@ -61,14 +62,14 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def arabic_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve the same shop in Arabic."""
-    yield from served_as(calm_shop, tmp_path_factory.mktemp("arabic"), DELAYQ_TEST_LANGUAGE="ar")
+def hebrew_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the same shop in Hebrew, for which Django has translations and we have none."""
+    yield from served_as(calm_shop, tmp_path_factory.mktemp("hebrew"), DELAYQ_TEST_LANGUAGE="he")
 
 
 @pytest.fixture
-def page(admin: Admin, arabic_address: str, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> Page:
-    monkeypatch.setattr(admin.shop, "url", arabic_address)
+def page(admin: Admin, hebrew_address: str, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> Page:
+    monkeypatch.setattr(admin.shop, "url", hebrew_address)
     admin.open(LIST)
     assert admin.browser.execute_script("return document.documentElement.dir") == "rtl"
     return Page(admin)
@@ -106,6 +107,33 @@ def test_the_chart_of_a_policy_keeps_its_labels(page: Page) -> None:
     for selector in (".delayq-policy h2 bdi", ".delayq-facts bdi", ".delayq-facts code", ".delayq-chart th[scope=row]"):
         page.reads_from_left_to_right(selector)
     assert page.admin.faults() == []
+
+
+ORDER = """
+return [...document.querySelectorAll(".delayq-story li")].map((line) =>
+  [...line.querySelectorAll(":scope > div > :is(time, span, bdi)")].map((part) => part.getClientRects()[0].left));
+"""
+ENDS_OF_SENTENCE = """
+const node = document.querySelector(arguments[0]), text = node.lastChild, range = document.createRange();
+const at = (index) => {
+  range.setStart(text, index);
+  range.setEnd(text, index + 1);
+  return range.getBoundingClientRect();
+};
+const length = text.data.trimEnd().length, own = node.getBoundingClientRect();
+return {before: at(length - 2), stop: at(length - 1), right: own.right, width: own.width, char: text.data[length - 1]};
+"""
+
+
+def test_the_parts_of_an_event_and_the_end_of_a_sentence_are_in_their_order(page: Page, stock: Stock) -> None:
+    page.admin.open(f"{LIST}{stock.dead[0][1]}/change/")
+    lines = page.admin.browser.execute_script(ORDER)
+    assert len(lines) > 1 and all(len(parts) > 1 and parts == sorted(parts) for parts in lines), lines
+    for path, selector in ((f"{LIST}{stock.pending[0][1]}/change/", ".delayq-outlook"), (ASKED, "#content > h1")):
+        page.admin.open(path.format(stock.pending[0][1]))
+        ends = page.admin.browser.execute_script(ENDS_OF_SENTENCE, selector)
+        assert ends["char"] in ".?" and ends["before"]["left"] < ends["stop"]["left"], ends
+        assert ends["right"] - ends["stop"]["right"] < ends["width"] / 2, "it is aligned as the page"
 
 
 @pytest.mark.parametrize("path", [POLICIES, LIST, "/admin/django_delayq/policychange/"])

@@ -50,7 +50,7 @@ def test_an_action_is_started_and_confirmed(themed: Admin, stock: Stock) -> None
     themed.wait_for("Cancel these timeouts?")
     assert style(themed, ".submit-row input", "borderTopStyle") != "none"
     themed.type("reason", "in another theme")
-    themed.press("Cancel")
+    themed.press("Cancel the timeout")
     themed.wait_for("1 timeout was cancelled.")
     assert style(themed, ".delayq-cancelled", "borderInlineStartColor") == "rgb(128, 128, 128)"
     assert style(themed, ".delayq-cancelled", "borderInlineStartStyle") == "solid"
@@ -60,7 +60,7 @@ def test_an_action_is_started_and_confirmed(themed: Admin, stock: Stock) -> None
 def test_the_page_of_a_timeout_has_its_buttons_its_story_and_its_links(themed: Admin, stock: Stock) -> None:
     order, dead, _ = stock.dead[0]
     themed.open(f"{LIST}{dead}/change/")
-    for name in ("Cancel", "Retry", "Fire again"):
+    for name in ("Cancel the timeout", "Retry the timeout", "Fire the timeout again"):
         button = themed.browser.find_element(By.XPATH, f"//a[normalize-space()='{name}']")
         assert button.is_displayed() and button.value_of_css_property("border-top-style") != "none"
     assert style(themed, ".delayq-badge", "borderInlineStartColor") == "rgb(212, 63, 58)"
@@ -83,4 +83,4 @@ def test_the_page_of_policies_hides_what_is_meant_for_screen_readers(themed: Adm
 def test_the_page_of_a_customer_is_titled(themed: Admin) -> None:
     customer = themed.shop.ask("Customer.objects.get().pk")
     themed.open(f"{LIST}?owner=shop.customer:{customer}")
-    themed.wait_for(f"Timeouts of customer {customer}")
+    themed.wait_for("Timeouts of customer Ada Byron")

@@ -200,8 +200,8 @@ def test_what_wants_attention(viewer: Client) -> None:
         Timeout.objects.filter(pk=pk).update(due_at=moment, run_at=moment)
     Timeout.objects.filter(pk__in=[far, retried]).update(run_at=now + timedelta(days=1))
     Timeout.objects.filter(pk=retried).update(attempts=2)
-    found = {value: shown(viewer, f"?due={value}") for value in ("hour", "overdue", "retrying", "dead")}
-    assert found == {"hour": [soon], "overdue": [late], "retrying": [retried], "dead": dead}
+    found = {value: shown(viewer, f"?due={value}") for value in ("hour", "overdue", "failing", "dead")}
+    assert found == {"hour": [soon], "overdue": [late], "failing": [retried], "dead": dead}
 
 
 @pytest.mark.parametrize("attempts", [0, 2], ids=["snoozed", "retried"])

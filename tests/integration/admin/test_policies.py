@@ -91,7 +91,7 @@ def test_each_policy_is_told(admin_client: Client, order: Order) -> None:
         "testapp.Order",
         "30 min",
         "created_at",
-        "status = &#x27;unpaid&#x27;",
+        "status = &quot;unpaid&quot;",
         "tests.testapp.timeouts.cancel_unpaid",
     ):
         assert words in text, words
@@ -103,7 +103,7 @@ def test_each_policy_is_told(admin_client: Client, order: Order) -> None:
 
 def test_the_numbers_lead_to_the_rows(admin_client: Client, order: Order) -> None:
     (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
-    assert [counted["name"] for counted in shown["counts"]] == ["pending", "due", "dead", "fired", "skipped"]
+    assert [counted["name"] for counted in shown["counts"]] == ["pending", "due", "failing", "dead", "fired", "skipped"]
     for counted in shown["counts"]:
         listed = admin_client.get(counted["address"]).context["cl"]
         assert listed.result_count == counted["count"].value, counted["name"]
@@ -199,7 +199,7 @@ def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order
     preview = admin_client.post(address("delay"), fields)
     text = preview.content.decode()
     assert "Delay in force: 30 min." in text and "Pending timeouts: 1." in text and words in text
-    assert f"<dd>{mode}: " in text and ">a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
+    assert f">{mode}: " in text and ">a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
     assert 'name="confirmed"' in text and state().after is None
     assert stored() == before
     back = admin_client.post(address("delay"), {**fields, "back": "Choose again"}).content.decode()

@@ -72,7 +72,7 @@ def windows(**params: str) -> Callable[[], object]:
 
 def filtered(value: str) -> Callable[[], object]:
     """What the filter of the mixin reads for the list of a model with few timeouts."""
-    return lambda: mixins._objects_condition(Voucher, value)
+    return lambda: mixins._objects_condition(Voucher, value, Timeout.objects.all())
 
 
 TODAY = timezone.localdate()
@@ -85,7 +85,8 @@ YEAR = {"due_at__gte": f"{TODAY.year}-01-01", "due_at__lt": f"{TODAY.year + 1}-0
     [
         (windows(state__exact="pending"), "delayq_unsettled"),
         (windows(due="overdue"), "delayq_unsettled"),
-        (windows(due="retrying"), "delayq_unsettled"),
+        (windows(due="failing"), "delayq_unsettled"),  # and `delayq_failing`: see below
+        (windows(due="failing", policy=RARE), "delayq_policy"),
         (windows(state__exact="fired"), "delayq_settled"),
         (windows(due="dead"), "delayq_settled"),
         (windows(policy=RARE, state__exact="pending"), "delayq_policy"),
@@ -117,9 +118,19 @@ def test_a_read_of_the_list_goes_through_its_index(
         plan = _plan(sql)
         if "Impossible WHERE" in plan:  # MariaDB has searched the index already, and found no row
             continue
-        assert index in plan or "delayq_policy" in plan, (sql, plan)
+        assert any(name in plan for name in (index, "delayq_policy", "delayq_failing")), (sql, plan)
         if index != "delayq_key":  # the few rows of one key may be sorted
             assert SORTING[connection.vendor] not in plan, (sql, plan)
+
+
+def test_failing_rows_are_read_policy_by_policy_through_their_own_index(db: None) -> None:
+    Timeout.objects.filter(policy=RARE, state="pending", object_id__endswith="4").update(attempts=3)
+    (first, _all_pending) = filters.scans({"due": "failing"}, Timeout.objects.using("default"))
+    with CaptureQueriesContext(connection) as captured:
+        found = changelist.read_window(first)
+    assert found.is_whole and len(found.ids) == Timeout.objects.failing().count() > 5
+    for query in captured:
+        assert "delayq_failing" in (plan := _plan(query["sql"])) and SORTING[connection.vendor] not in plan, plan
 
 
 def _plan(sql: str) -> str:

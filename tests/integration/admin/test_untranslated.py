@@ -41,7 +41,7 @@ DATA = (
     r"tests\.testapp\.timeouts\.\w+",  # handlers
     r"\b[Tt]estapp(\.\w+)*",  # the project's app, its models, and labels
     r"\b(gone\.model\.)?(cancel_unpaid|remind(_guarded)?|send_outside|forgotten)\b|\bgone\.model\b",
-    r"(created|sent|issued)_at|status = '\w+'",  # what policies count from, and their conditions
+    r"(created|sent|issued)_at|status = \"\w+\"",  # what policies count from, and their conditions
     r"(?i)\b(express )?orders?( object)?\b",  # what the project calls its models
     r"\bdefault\b",  # a queue
     r"(admin:)?\b(STAFF|ALICE)\b",
@@ -49,6 +49,7 @@ DATA = (
     r"(?m)^\s*Status:?\s*$",  # a field of the project's
     r"\b[0-9a-f]{32}\b",  # an idempotency key
     r"\bValueError\b",
+    r"manage\.py \w+",
     r"\{(span|n)\}",  # the script puts it in
     r"\b10 min\b",  # a duration in a stored reason
     r"(?m)^\s*I[dD]\s*$",  # the head of the column of ids, as Django has it in every language

@@ -83,9 +83,10 @@ def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callabl
     cancel_timeout(wanted, "noted")
     pending(wanted, "noted"), pending(wanted, "remind"), pending(other, "noted")
     found = stories(do("delayq_explain", "--search", "N-4").out)
-    assert [*found] == [f"testapp.order.noted of {wanted.pk}", f"{REMIND} of {wanted.pk}"]
-    assert len(found[f"testapp.order.noted of {wanted.pk}"]) == 4, "all rounds"
-    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [f"{REMIND} of {wanted.pk}"]
+    noted, reminded = f"testapp.order.noted of {wanted.pk}: N-4", f"{REMIND} of {wanted.pk}: N-4"
+    assert [*found] == [noted, reminded]
+    assert len(found[noted]) == 4, "all rounds"
+    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [reminded]
 
 
 def test_a_search_knows_a_policy_by_its_former_label_too(do: Do, declare: Callable[..., Any]) -> None:
@@ -94,7 +95,7 @@ def test_a_search_knows_a_policy_by_its_former_label_too(do: Do, declare: Callab
     row = pending(order, "noted")
     for _ in range(2):
         found = stories(do("delayq_explain", "--search", "N-4", "--policy", "testapp.order.remarked").out)
-        assert [title.partition(" ")[2] for title in found] == [f"of {order.pk}"]
+        assert [title.partition(" ")[2] for title in found] == [f"of {order.pk}: N-4"]
         Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.remarked")
     assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", policy.label).out)]
 
@@ -103,11 +104,11 @@ def test_objects_without_timeouts_are_found_too(do: Do, declare: Callable[..., A
     declare(Order, name="noted", search=("note", "customer__name"))
     old = Order.objects.create(status="unpaid", note="N-4", created_at=timezone.now() - timedelta(days=30))
     found = stories(do("delayq_explain", "--search", "N-4").out)
-    assert [*found] == [f"{policy.label} of {old.pk}" for policy in get_policies(Order)]
-    (outlook,) = found[f"testapp.order.cancel_unpaid of {old.pk}"]
+    assert [*found] == [f"{policy.label} of {old.pk}: N-4" for policy in get_policies(Order)]
+    (outlook,) = found[f"testapp.order.cancel_unpaid of {old.pk}: N-4"]
     assert "delayq_sync --policy testapp.order.cancel_unpaid --backfill" in outlook
     by_key = do("delayq_explain", "--search", str(old.pk), "--policy", "cancel_unpaid").out
-    assert [*stories(by_key)] == [f"testapp.order.cancel_unpaid of {old.pk}"]
+    assert [*stories(by_key)] == [f"testapp.order.cancel_unpaid of {old.pk}: N-4"]
 
 
 def test_a_search_that_finds_too_many_objects_is_refused(do: Do, declare: Callable[..., Any]) -> None:

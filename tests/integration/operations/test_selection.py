@@ -73,6 +73,25 @@ def test_a_number_finds_all_timeouts_of_its_object_and_no_others() -> None:
     assert found("N") == found("") == found("N-1\0") == []
 
 
+def test_blanks_around_a_text_are_part_of_it_and_those_around_a_number_or_a_uuid_are_not() -> None:
+    plain, padded = row("N-1"), row(" N-1")
+    keyed = dq.schedule_timeout(Order.objects.create(status="new"), "linger", key=" k ", hours=1)
+    parcel = dq.schedule_timeout(Parcel.objects.create(), "by_uuid", hours=1)
+    assert (found("N-1"), found(" N-1"), found("N-1 ")) == ([plain.pk], [padded.pk], [])
+    assert (found(" k "), found("k")) == ([keyed.pk], [])
+    assert found(f" {padded.object_id} ") == [padded.pk]
+    assert found(f" {parcel.object_id} ") == [parcel.pk]
+
+
+def test_the_search_of_the_admin_keeps_blanks_and_says_so(admin_client: Client) -> None:
+    plain, padded = row("N-1"), row(" N-1")
+    assert listed(admin_client, q=" N-1") == [padded.pk]
+    page = admin_client.get(f"{reverse(LIST)}?q=N-1+").content.decode()
+    assert "begins or ends with a blank" in page and "?q=N-1&quot;" not in page and 'href="?q=N-1"' in page
+    assert listed(admin_client, q="N-1") == [plain.pk]
+    assert "begins or ends with a blank" not in admin_client.get(f"{reverse(LIST)}?q=N-1").content.decode()
+
+
 def test_a_number_finds_the_timeouts_of_a_child_also_as_its_parent() -> None:
     child = row("N-2", policy="remind", model=ExpressOrder)
     assert found("N-2") == [child.pk]
@@ -124,19 +143,19 @@ def test_the_search_names_the_fields_that_it_accepts(admin_client: Client) -> No
     assert "Enter a complete object id, key or order note, order ID, parcel id." in page
 
 
-def test_a_search_over_a_relation_needs_the_permission_to_view_the_related_model(declare: Declare) -> None:
+def test_a_search_needs_the_permission_to_view_the_model_whose_field_it_compares(declare: Declare) -> None:
     declare(Order, name="by_customer", search=("customer__name", "note"))
     mine = row("N-14", Customer.objects.create(name="Ada"))
     api = reverse("django_delayq:timeout-list")
-    for codenames, ids in (((), []), (["view_order"], []), (["view_customer"], [mine.pk])):
-        client = staff("view_timeout", *codenames)
-        assert listed(client, q="Ada") == ids
-        assert [each["id"] for each in client.get(api, {"search": "Ada"}).json()["results"]] == ids
-        assert listed(client, q="N-14") == [mine.pk]
-        assert [each["id"] for each in client.get(api, {"search": "N-14"}).json()["results"]] == [mine.pk]
-        help_text = client.get(reverse(LIST)).context["cl"].search_help_text
-        assert ("customer name" in help_text) == bool(ids) and "order note" in help_text
-    assert found("Ada") == [mine.pk]  # of the commands
+    for codenames in ((), ("view_order",), ("view_customer",), ("change_order", "view_customer")):
+        client, models = staff("view_timeout", *codenames), {name.partition("_")[2] for name in codenames}
+        for text, model, name in (("Ada", "customer", "customer name"), ("N-14", "order", "order note")):
+            ids = [mine.pk] if model in models else []
+            assert listed(client, q=text) == ids, (codenames, text)
+            assert [each["id"] for each in client.get(api, {"search": text}).json()["results"]] == ids
+            assert (name in client.get(reverse(LIST)).context["cl"].search_help_text) == bool(ids)
+        assert listed(client, q=mine.object_id) == [mine.pk], "the ledger itself has the id"
+    assert found("Ada") == found("N-14") == [mine.pk]  # of the commands
 
 
 def test_a_search_over_a_relation_needs_the_permission_for_the_model_that_the_path_ends_in(declare: Declare) -> None:
