@@ -17,7 +17,7 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import PolicyConflict, hold, pause, resume
 from django_delayq.operations import changes as policy_changes
 from django_delayq.operations.changes import continue_moves
-from django_delayq.operations.policies import end_holds
+from django_delayq.operations.policies import end_holds, outlasts
 from django_delayq.worker import Worker
 from tests.integration.operations.conftest import BY, pending, said
 from tests.integration.operations.test_stops import HOUR, REMIND, changes, state, stops
@@ -134,6 +134,27 @@ def test_the_end_of_a_hold_is_continued_after_a_crash_and_moves_no_deadline_twic
     assert stops() == set()
     before = {row.pk: row.due_at for row in rows}
     assert {row.due_at - before[row.pk] for row in Timeout.objects.all()} == {HOUR}
+
+
+def test_a_hold_that_another_process_has_extended_meanwhile_does_not_end(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
+    hold(REMIND, by=BY, until=timezone.now() + HOUR)
+    over()
+    assert controls.stop_cache.recent("default").ended_holds()
+    PolicyControl.objects.update(until=timezone.now() + HOUR)
+    assert end_holds("default") == 0
+    assert state().stop == "held"
+
+
+def test_a_stop_outlasts_one_that_ends_earlier_or_at_the_same_time(order: Order) -> None:
+    end = timezone.now() + HOUR
+    assert not outlasts(state(), end)
+    pause(REMIND, by=BY, until=end)
+    assert [outlasts(state(), until) for until in (end - HOUR / 2, end, end + HOUR, None)] == [True, True, False, False]
+    hold(REMIND, by=BY)
+    assert outlasts(state(), None) and outlasts(state(), end)
 
 
 def test_the_end_of_a_hold_waits_for_the_end_of_a_transaction(order: Order) -> None:
