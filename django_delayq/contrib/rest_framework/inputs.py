@@ -303,6 +303,7 @@ class RescheduleSerializer(VerbSerializer):
         required=False,
         min_value=-MAX_UNITS,
         max_value=MAX_UNITS,
+        initial=3600,
         help_text=_("Added to the deadline; negative: earlier."),
     )
 
