@@ -410,7 +410,7 @@ def _value(value: Any) -> str:
     if isinstance(value, Q):
         return f"({_shown(value)})"
     if type(value) is F:  # an OuterRef is one, too
-        return value.name
+        return str(getattr(value, "name", ""))
     if isinstance(value, BaseExpression):
         return _expression(value)
     if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
