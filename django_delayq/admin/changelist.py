@@ -231,7 +231,7 @@ def named(rows: QuerySet[Any] | Iterable[Timeout], user: Any) -> list[Timeout]:
     found = list(rows)
     names = selection.names_of(found, database_of(Timeout), user)
     for row in found:
-        row.delayq_name = names.get((row.content_type_id, row.object_id), "")  # type: ignore[attr-defined]
+        row.delayq_name = names.get((row.content_type_id, row.object_id), "")
     return found
 
 

@@ -148,7 +148,7 @@ def reason(stored: str) -> SafeString | str:
 def badge(row: Timeout) -> SafeString:
     """Render the state as a sign, a colour and a word. A pending row of which an attempt has failed is failing."""
     state: Any = row.state
-    label = Timeout.State(state).label
+    label = str(Timeout.State(state).label)
     if state == Timeout.State.PENDING and row.attempts:
         state, label = "failing", _("failing")
     text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
@@ -272,7 +272,7 @@ def followed_columns(policies: Iterable[TimeoutPolicy[Any]]) -> list[str]:
     """
     words = _(
         "Deadlines of {policy} follow the field “{field}” of the object, which does not move with them. "
-        "The next edit of that field sets the deadline anew, and what you do here is lost."
+        "The next edit of that field sets the deadline again, and what you do here is lost."
     )
     found = []
     for policy in dict.fromkeys(policies):

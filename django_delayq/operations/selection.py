@@ -37,7 +37,7 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
 
     It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
     object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
-    not a value of a field's type finds nothing there. Blanks around a text are part of it: without them it may be the
+    not a value of a field's type finds nothing there. Blanks around a string are part of it: without them it may be the
     key of another object. With a `user`, only the fields are searched that `searched_fields` returns for that user.
     """
     if not text or "\0" in text:
@@ -111,7 +111,7 @@ def names_of(rows: Iterable[Timeout | Subject], using: str, user: Any = None) ->
     kinds: dict[int, set[str]] = {}
     for row in rows:
         kinds.setdefault(row.content_type_id, set()).add(row.object_id)
-    found = {}
+    found: dict[tuple[int, str], str] = {}
     for kind, ids in kinds.items():
         model = model_of_kind(kind, using)
         if model is not None:
@@ -139,7 +139,7 @@ def is_key_in(name: str, object_id: str) -> bool:
 def _names(model: type[Model], ids: Collection[str], using: str, user: Any) -> dict[str, str]:
     path = next((each.search[0] for each in get_policies() if each.concrete_model is model and each.search), "")
     if not path and model.__str__ is Model.__str__:
-        return {}  # "Order object (19)" says less than "order 19"
+        return {}  # pages show "order 19", which is shorter than "Order object (19)"
     if not (user is None or (may_view(user, model) and (not path or _may_search(user, model, path)))):
         return {}
     pks = []

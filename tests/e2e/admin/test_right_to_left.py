@@ -1,4 +1,4 @@
-"""The admin in Hebrew, without a catalogue of ours: pages run from right to left, and English reads as written."""
+"""The admin in Hebrew, without a catalogue of the library: pages run from right to left, English reads as written."""
 
 from __future__ import annotations
 

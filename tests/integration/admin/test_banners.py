@@ -1,4 +1,4 @@
-"""A banner states why nothing fires on each page where people ask that; failing timeouts do not look healthy."""
+"""A banner states why nothing fires on each page where people ask that; failing timeouts do not seem healthy."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def test_the_list_can_begin_with_what_is_due_next(admin_client: Client) -> None:
     late, soon = (dq.schedule_timeout(Order.objects.create(status="new"), "remind", hours=hours).pk for hours in (9, 1))
     page = admin_client.get(reverse(LIST))
     assert [row.pk for row in page.context["cl"].result_list] == [soon, late], "newest first"
-    assert '<a href="?due=waiting">Show what is due next</a>' in page.content.decode()
+    assert '<a href="?due=waiting">Show the next deadlines first</a>' in page.content.decode()
     again = admin_client.get(f"{reverse(LIST)}?due=waiting")
     assert [row.pk for row in again.context["cl"].result_list] == [soon, late]
-    assert "soonest first" in again.content.decode() and "Show what is due next" not in again.content.decode()
+    assert "soonest first" in again.content.decode() and "Show the next deadlines first" not in again.content.decode()
 
 
 def test_a_banner_costs_each_page_a_constant_number_of_queries(admin_client: Client, row: Timeout) -> None:

@@ -111,7 +111,7 @@ def test_a_path_over_a_relation_names_only_for_who_may_view_both_models(declare:
 def test_without_a_search_str_names_it_and_without_that_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (dq.schedule_timeout(Order.objects.create(note=note), "remind", hours=1) for note in ("x", "y"))
     with CaptureQueriesContext(connection) as captured:
-        assert names([first, second]) == {}, "Order object (1) says less than order 1"
+        assert names([first, second]) == {}, "order 1 is shorter than Order object (1)"
     assert not [query for query in captured if "testapp_order" in query["sql"]]
     monkeypatch.setattr(Order, "__str__", lambda self: f" {self.note} \n of {self.status} " * 50)
     assert names([first, second])[first.object_id].startswith("x of unpaid x of unpaid")
@@ -154,7 +154,8 @@ def test_a_list_reads_the_names_with_one_query_for_each_model(admin_client: Clie
             dq.schedule_timeout(Order.objects.create(note=f"N-{number}"), "noted", hours=1)
             dq.schedule_timeout(Parcel.objects.create(), "parceled", hours=1)
 
-    more(1), queries()
+    more(1)
+    queries()
     before = queries()
     more(20)
     assert queries() == before

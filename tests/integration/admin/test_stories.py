@@ -1,4 +1,4 @@
-"""The page of a timeout: what its story says about attempts, and where its tracebacks begin."""
+"""The page of a timeout: what its story has about attempts, and where its tracebacks begin."""
 
 from __future__ import annotations
 

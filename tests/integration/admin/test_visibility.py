@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib import admin
@@ -53,7 +53,7 @@ class QuietFilter(admin.SimpleListFilter):
 
 
 class FilteredTimeoutAdmin(TimeoutAdmin):
-    list_filter = (*TimeoutAdmin.list_filter, QuietFilter, "cause")
+    list_filter: ClassVar[Any] = (*TimeoutAdmin.list_filter, QuietFilter, "cause")
 
 
 site, plain, filtered = (admin.AdminSite(name=name) for name in ("admin", "plain", "filtered"))
