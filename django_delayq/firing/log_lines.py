@@ -25,6 +25,7 @@ MAX_LISTED: Final = 20
 MAX_NAME: Final = 100
 """Longer names of objects are cut, so that a line remains readable."""
 MIN_FAILURES_ERROR: Final = 2
+"""One failure is often transient. See `log_failure`."""
 STOPPED: Final = "its policy is paused or on hold"
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 

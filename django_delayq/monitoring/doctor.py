@@ -47,19 +47,22 @@ from django_delayq.worker.servers import REDIS_AWAY
 STUCK_SECONDS: Final = 30.0
 MAX_OVERDUE_ROWS: Final = 1_000
 SAMPLE: Final = 100
-"""How many pending timeouts of a policy are compared with its delay, at each end."""
+"""How many pending timeouts of a policy are compared with its delay, at each end, and how many fired ones with their
+objects."""
 MIN_ALIKE: Final = 2
 MIN_ALIKE_SHARE: Final = 0.1
 """How many of the compared timeouts must have the same other delay to be taken for those of a former one."""
 OVERDUE_ERROR: Final = timedelta(minutes=10)
 FAILURES_WARNING: Final = 3
+"""A third attempt comes minutes after the deadline by default. Earlier failures are often transient."""
 ALL_FAIL_ERROR: Final = timedelta(minutes=10)
+"""For so long a service that handlers call may be restarted without waking an operator."""
 MAX_FAILING: Final = 20
 """How many failing and how many dead timeouts of a policy are read with their histories, which may be long."""
-MAX_ENDED: Final = 200
 MIN_ENDED: Final = 5
+"""Fewer objects that no longer match may be a coincidence: see `matching_again`."""
 MAX_REVIVED_SHARE: Final = 0.1
-"""See `matching_again`."""
+"""If more of the objects match, the handler most likely does not end its condition."""
 STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
 CAPACITY: Final = {
@@ -318,7 +321,7 @@ def matching_again(using: str) -> Iterator[CheckMessage]:
     They never fire again: a stale `save()` has undone what the handler wrote, the handler has not saved, or a person
     has reopened the object. No declaration states whether a handler ends its condition. It is taken to do so if, of the
     last timeouts that fired within a day, at least `MIN_ENDED` in number, at most a tenth match: within a day, an
-    invoice of which a customer was reminded is mostly still unpaid. The last `MAX_ENDED` that fired are examined.
+    invoice of which a customer was reminded is mostly still unpaid. The last `SAMPLE` that fired are examined.
     """
     yesterday = database_now(using) - timedelta(days=1)
     for policy in automatic_policies(using):
@@ -346,7 +349,7 @@ def _last_fired_rounds(labels: Sequence[str], using: str) -> list[Timeout]:
     for label in labels:
         rows: TimeoutQuerySet = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.FIRED)
         rows = rows.order_by("policy", "state", "run_at", "id").reverse()
-        found += rows.only("object_id", "key", "since_at", "settled_at")[:MAX_ENDED]
+        found += rows.only("object_id", "key", "since_at", "settled_at")[:SAMPLE]
     return [row for row in found if not row.key and row.since_at is not None]
 
 
