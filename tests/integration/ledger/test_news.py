@@ -37,7 +37,8 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
     now = database_now("default")
     for policy, stop, until, changed in [
         ("a.b.paused", "paused", None, -60),
-        ("a.b.until", "held", now + 60 * SECOND, -60),
+        ("a.b.until", "paused", now + 60 * SECOND, -60),
+        ("a.b.held", "held", now - SECOND, -60),  # until its deadlines have been moved
         ("a.b.over", "paused", now - SECOND, -60),
         ("a.b.resumed", "", None, -5),
         ("a.b.long_ago", "", None, -60),
@@ -46,7 +47,7 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
         PolicyControl.objects.create(policy=policy, stop=stop, until=until, changed_at=now + changed * SECOND)
     cache = StopCache()
     found = news(cache)
-    assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND}
+    assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND, "a.b.held": None}
     assert found.resumed_since(now - 10 * SECOND) == {"a.b.resumed"}
     with CaptureQueriesContext(connection) as queries:
         assert cache.recent("default").stopped == found.stopped
