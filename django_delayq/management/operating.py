@@ -47,6 +47,7 @@ STILL_FIRING: Final = 3
 """The exit code of a cancellation that could only forbid further attempts. Not 0, so that a script does not refund."""
 PROGRESS_WIDTH: Final = 40
 PROGRESS_SECONDS: Final = 60
+"""More often, the log of a nightly sync of a big table would be mostly progress."""
 INDENT: Final = Painted("  ")
 
 
