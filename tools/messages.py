@@ -23,7 +23,7 @@ from django.core.management.commands import makemessages
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "django_delayq"
-LANGUAGES = ("de", "es", "fr", "pt_BR", "ru", "zh_Hans", "zh_Hant")
+LANGUAGES = ("ar", "de", "es", "fr", "pt_BR", "ru", "zh_Hans", "zh_Hant")
 
 
 class Command(makemessages.Command):

@@ -154,11 +154,13 @@ def test_there_are_just_the_catalogues_that_are_tested() -> None:
 
 @each_language
 def test_a_word_that_django_itself_has_is_translated_as_there(language: str) -> None:
-    """All catalogues are one at runtime, and an app's goes before Django's: ours would change its "and" everywhere."""
-    theirs = catalogue((Path(django.__file__).parent / f"conf/locale/{language}/LC_MESSAGES/django.mo").read_bytes())
+    """All catalogues are one at runtime, and an app's goes before Django's: ours would change its "Home" everywhere."""
+    folders = [Path(django.__file__).parent / folder for folder in ("conf", "contrib/admin")]
+    files = [folder / f"locale/{language}/LC_MESSAGES/django.mo" for folder in folders]
+    theirs = {text: said for file in files for text, said in catalogue(file.read_bytes()).items()}
     ours = catalogue(file_of(language, "mo").read_bytes())
     both = {text for text in ours.keys() & theirs.keys() if text != ("",) and len(text) == 1}
-    assert ("and",) in both
+    assert ("Home",) in both
     assert {text: ours[text] for text in both} == {text: theirs[text] for text in both}
 
 
