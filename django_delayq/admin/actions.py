@@ -272,8 +272,11 @@ class TimeoutOperationView(OperationView):
 
 
 def _left_unchanged(result: operations.Result) -> list[str]:
-    one = many = "{n} of them will be left unchanged: {why}"
-    return [ngettext(one, many, n).format(n=n, why=why.label) for why, n in result.refused.items()]
+    found = []
+    for why, n in result.refused.items():
+        text = ngettext("{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n)
+        found.append(text.format(n=n, why=why.label))
+    return found
 
 
 class PolicyOperationView(OperationView):
