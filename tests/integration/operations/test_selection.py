@@ -77,7 +77,8 @@ def test_blanks_around_a_text_are_part_of_it_and_those_around_a_number_or_a_uuid
     plain, padded = row("N-1"), row(" N-1")
     keyed = dq.schedule_timeout(Order.objects.create(status="new"), "linger", key=" k ", hours=1)
     parcel = dq.schedule_timeout(Parcel.objects.create(), "by_uuid", hours=1)
-    assert (found("N-1"), found(" N-1"), found("N-1 ")) == ([plain.pk], [padded.pk], [])
+    assert (found("N-1"), found(" N-1")) == ([plain.pk], [padded.pk])
+    assert found("N-1 ") == ([plain.pk] if connection.vendor == "mysql" else []), "as MySQL compares strings"
     assert (found(" k "), found("k")) == ([keyed.pk], [])
     assert found(f" {padded.object_id} ") == [padded.pk]
     assert found(f" {parcel.object_id} ") == [parcel.pk]
