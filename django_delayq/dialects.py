@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
@@ -122,6 +123,9 @@ class Dialect:
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
+    changes_session: re.Pattern[str] = re.compile(r"(?:SET|RESET|USE)\b", re.IGNORECASE)
+    """The beginning of a statement whose effect outlives the transaction: a setting of the session."""
+
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
         return self.server_time, ()
@@ -163,6 +167,21 @@ class Dialect:
     def session_of(self, driver: Any) -> Session | None:
         """Return what `cut` and `give_up` need to know of the open `driver` connection."""
         return None
+
+    def transaction_status(self, driver: Any) -> str | None:
+        """Return "idle", "open", "failed" or "closed", as `driver`, a connection of the database driver, knows it.
+
+        It asks no server. None: the driver does not know. May raise the errors of a closed driver.
+        """
+        return None
+
+    def noticing_end(self, driver: Any, notice: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call `notice` when methods of `driver` end the transaction in the block, if its status does not show that."""
+        return nullcontext()
+
+    def session_state(self, driver: Any) -> tuple[Any, ...]:
+        """Return those settings of `driver` that it knows without asking the server, to be compared later."""
+        return ()
 
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Make the statement that another thread runs on the `driver` connection fail, whatever the server does.
@@ -246,6 +265,22 @@ class PostgreSQL(Dialect):
         "uuid": "(CASE WHEN {0} ~ '^[0-9a-f-]{36}$' THEN {0}::uuid END)",
     }
 
+    changes_session = re.compile(
+        r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD)\b|.*\bset_config\s*\(",
+        re.IGNORECASE | re.DOTALL,
+    )
+    _STATUSES = ("idle", "open", "open", "failed", "closed")  # of libpq: IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN
+    _REPORTED = ("TimeZone", "DateStyle")
+
+    def transaction_status(self, driver: Any) -> str:
+        return self._STATUSES[driver.info.transaction_status]
+
+    def session_state(self, driver: Any) -> tuple[Any, ...]:
+        """Include what the server reports by itself, also if a function in the database has set it."""
+        names = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
+        reported = map(driver.info.parameter_status, self._REPORTED)
+        return (*(getattr(driver, name, None) for name in names), *reported)
+
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")
         if level is None:
@@ -317,6 +352,8 @@ class MySQL(Dialect):
     compares_across_collations = False
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
+    # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
+    changes_session = re.compile(r"(?:SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK)\b", re.IGNORECASE)
     _iso = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
     key_as_text: ClassVar[dict[str, str]] = {"datetime": f"CONCAT({_iso}, '+00:00')", "naive datetime": _iso}
 
@@ -366,6 +403,32 @@ class MySQL(Dialect):
     def session_of(self, driver: Any) -> Session | None:
         return Session.of(driver, driver.thread_id())
 
+    def transaction_status(self, driver: Any) -> str | None:
+        """Return None while autocommit is on: the driver does not know whether BEGIN was executed."""
+        if not driver.open:
+            return "closed"
+        return None if driver.get_autocommit() else "open"
+
+    @contextmanager
+    def noticing_end(self, driver: Any, notice: Callable[[], None]) -> Iterator[None]:
+        def noticed(method: Callable[..., Any]) -> Callable[..., Any]:
+            def end(*args: Any) -> Any:
+                notice()
+                return method(*args)
+
+            return end
+
+        names = ("autocommit", "commit", "rollback")
+        vars(driver).update({name: noticed(getattr(driver, name)) for name in names})
+        try:
+            yield
+        finally:
+            for name in names:
+                vars(driver).pop(name, None)
+
+    def session_state(self, driver: Any) -> tuple[Any, ...]:
+        return driver.get_autocommit(), getattr(driver, "cursorclass", None)
+
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Shut the socket down. The server notices that within a second, also while the statement waits for a lock."""
         if session is not None:
@@ -392,6 +455,10 @@ class SQLite(Dialect):
 
     locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
+    # Not one that only reads, such as PRAGMA table_info(x).
+    changes_session = re.compile(
+        r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
+    )
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
     key_as_text: ClassVar[dict[str, str]] = {
         "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
@@ -408,6 +475,12 @@ class SQLite(Dialect):
             return
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
+
+    def transaction_status(self, driver: Any) -> str:
+        return "open" if driver.in_transaction else "idle"
+
+    def session_state(self, driver: Any) -> tuple[Any, ...]:
+        return driver.isolation_level, driver.row_factory, driver.text_factory
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Interrupt the running statement and roll back. A statement that begins meanwhile cannot write.

@@ -15,6 +15,7 @@ from django.db import connections
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
+from django_delayq.dialects import dialect_of
 from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
@@ -26,6 +27,7 @@ from django_delayq.firing.state import Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
+from django_delayq.ledger.locking import has_own_manager
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
@@ -193,7 +195,8 @@ class Attempt:
         members = [member for member in members if not member.row.is_settled]
         if self.checks_only:
             self.left, members = {member.row.pk for member in members}, []
-        report.release(locked_elsewhere, using, "another transaction has locked its object")
+        hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
+        report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
         report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
         reach("checked")
         if members:
@@ -244,6 +247,8 @@ class Attempt:
             later = stack.enter_context(arming_later(self.using)) if is_group else None
             self.monitor = StatementMonitor(connection, group, later)
             stack.enter_context(connection.execute_wrapper(self.monitor))
+            noticing = dialect_of(connection).noticing_end(connection.connection, self.monitor.notice_end)
+            stack.enter_context(noticing)
             try:
                 if self.policy.batch:
                     self._call_batch()

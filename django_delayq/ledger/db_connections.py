@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from django.conf import settings
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -53,6 +54,9 @@ _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054, "42501"})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB); READONLY (SQLite).
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
+
+# PostgreSQL has ended the session: idle_in_transaction_session_timeout, transaction_timeout.
+_ENDED_SESSIONS: Final = ("25P03", "25P04")
 
 
 _replaced: dict[str, object] = {}
@@ -136,7 +140,7 @@ def open_connection(using: str) -> bool:
 
 
 def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> bool:
-    """Close this thread's connections that are broken, and return pooled ones to their pool.
+    """Close this thread's connections that are broken or left open, and return pooled ones to their pool.
 
     Return whether one was broken.
 
@@ -147,8 +151,11 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
         idle_seconds: how long they were not used. After `IDLE_SECONDS` they are tested.
         error: the exception of the last run. If it needs new connections, all are closed: a test would succeed.
     """
-    is_useless, found_broken = error is not None and needs_new_connection(error), False
+    is_useless = error is not None and needs_new_connection(error)
+    found_broken = close_left_open() > 0
     for connection in connections.all(initialized_only=True):
+        if settings.DEBUG and not connection.force_debug_cursor:  # not while a test counts queries
+            connection.queries_log.clear()  # Django keeps up to 9,000 statements of each connection
         if connection.connection is None or connection.in_atomic_block:
             continue
         is_replaced = _is_replaced(connection)
@@ -226,6 +233,76 @@ def limited_waits(using: str) -> Iterator[None]:
         if end and connection.connection is not None:
             with contextlib.suppress(Error), connection.cursor() as cursor:
                 cursor.execute(end)
+
+
+def close_left_open() -> int:
+    """Close the connections of this thread that are in a transaction outside of `atomic()`. Return how many were.
+
+    Code that switched autocommit off, or began a transaction by SQL, has left that to others. Their next `atomic()`
+    would commit nothing, without an error.
+    """
+    left = [connection for connection in connections.all(initialized_only=True) if _is_left_open(connection)]
+    for connection in left:
+        reset(connection)
+        logger.error(
+            "The connection to database %r was left in a transaction or without autocommit. It is closed, and what was "
+            "not committed is rolled back.",
+            connection.alias,
+            extra={"event": "connection_left"},
+        )
+    return len(left)
+
+
+def _is_left_open(connection: BaseDatabaseWrapper) -> bool:
+    if connection.connection is None or connection.in_atomic_block:
+        return False
+    has_setting = connection.autocommit == connection.settings_dict["AUTOCOMMIT"]
+    return not has_setting or transaction_status(connection) in {"open", "failed"}
+
+
+def transaction_status(connection: BaseDatabaseWrapper) -> str | None:
+    """Return "idle", "open", "failed" or "closed", without a query; None: the driver does not know."""
+    try:
+        return dialect_of(connection).transaction_status(connection.connection)
+    except Exception:  # noqa: BLE001 - whatever it is, the driver refuses all else, too
+        return "closed"
+
+
+def session_state(connection: BaseDatabaseWrapper) -> tuple[object, ...]:
+    """Return the settings that the driver knows without a query; empty if the connection is closed."""
+    try:
+        return dialect_of(connection).session_state(connection.connection)
+    except Exception:  # noqa: BLE001 - a closed connection keeps no setting
+        return ()
+
+
+def reset(connection: Any) -> None:
+    """Roll back what is open on the connection, also inside `atomic()` blocks, and close it. Never raises.
+
+    A connection of a pool is not lent again. The next use opens a new one, as Django configures it.
+    """
+    driver = connection.connection
+    connection.in_atomic_block = connection.needs_rollback = connection.closed_in_transaction = False
+    connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
+    connection.delayq_changed = None
+    with contextlib.suppress(Exception):
+        driver.rollback()  # the locks are released before the next firing begins, not when the server notices
+    with contextlib.suppress(Exception):
+        if getattr(connection, "pool", None) is not None:
+            driver.close()  # so that the pool replaces it
+        connection.close()
+    with contextlib.suppress(Exception):
+        if connection.connection is not None:  # a database in memory, which Django does not close
+            connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
+
+
+def refuse_without_autocommit(using: str) -> None:
+    """Raise ConfigError if the settings switch autocommit off: `atomic()` then commits nothing, without an error."""
+    if not connections[using].settings_dict["AUTOCOMMIT"]:
+        raise ConfigError(
+            f"DATABASES[{using!r}]['AUTOCOMMIT'] is False, so that no transaction of a worker would be committed. "
+            "Remove it."
+        )
 
 
 def use_after_commit(act: Callable[[], object], using: str) -> None:
@@ -387,10 +464,10 @@ def _is_connection_error(error: BaseException) -> bool:
     """Return whether a lost connection may have caused the error.
 
     psycopg raises InternalError if a server behind PgBouncer ends: a statement gets two replies. The server's own
-    internal errors have a code.
+    internal errors have a code. So has its end of a transaction that was idle, or took, too long.
     """
     if isinstance(error, InternalError):
-        return error_code(error) is None
+        return error_code(error) in {None, *_ENDED_SESSIONS}
     return isinstance(error, OperationalError | InterfaceError)
 
 
