@@ -123,7 +123,7 @@ class Dialect:
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
-    changes_session: re.Pattern[str] = re.compile(r"(?:SET|RESET|USE)\b", re.IGNORECASE)
+    session_statement: re.Pattern[str] = re.compile(r"(?:SET|RESET|USE)\b", re.IGNORECASE)
     """The beginning of a statement whose effect outlives the transaction: a setting of the session."""
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
@@ -179,8 +179,15 @@ class Dialect:
         """Call `notice` when methods of `driver` end the transaction in the block, if its status does not show that."""
         return nullcontext()
 
-    def session_state(self, driver: Any) -> tuple[Any, ...]:
-        """Return those settings of `driver` that it knows without asking the server, to be compared later."""
+    def changes_session(self, sql: str, begin: int) -> bool:
+        """Return whether `sql`, from the position `begin` on, changes a setting that outlives the transaction."""
+        return self.session_statement.match(sql, begin) is not None
+
+    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
+        """Return those settings of `driver` that it knows without asking the server, to be compared later.
+
+        `in_transaction`: leave out what may end with the transaction.
+        """
         return ()
 
     def give_up(self, driver: Any, session: Session | None) -> None:
@@ -265,21 +272,31 @@ class PostgreSQL(Dialect):
         "uuid": "(CASE WHEN {0} ~ '^[0-9a-f-]{36}$' THEN {0}::uuid END)",
     }
 
-    changes_session = re.compile(
-        r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD)\b|.*\bset_config\s*\(",
-        re.IGNORECASE | re.DOTALL,
-    )
+    session_statement = re.compile(r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD)\b", re.IGNORECASE)
+    _LOCAL_CONFIG = re.compile(r"\bset_config\s*\([^;]*,\s*true\s*\)", re.IGNORECASE)
     _STATUSES = ("idle", "open", "open", "failed", "closed")  # of libpq: IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN
-    _REPORTED = ("TimeZone", "DateStyle")
 
     def transaction_status(self, driver: Any) -> str:
-        return self._STATUSES[driver.info.transaction_status]
+        libpq = getattr(driver, "pgconn", None)  # of psycopg 3
+        return self._STATUSES[driver.get_transaction_status() if libpq is None else libpq.transaction_status]
 
-    def session_state(self, driver: Any) -> tuple[Any, ...]:
+    def changes_session(self, sql: str, begin: int) -> bool:
+        is_local = "set_config" not in sql or self._LOCAL_CONFIG.search(sql)
+        return not is_local or super().changes_session(sql, begin)
+
+    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
         """Include what the server reports by itself, also if a function in the database has set it."""
-        names = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
-        reported = map(driver.info.parameter_status, self._REPORTED)
-        return (*(getattr(driver, name, None) for name in names), *reported)
+        libpq, settings = getattr(driver, "pgconn", None), tuple[Any, ...]()
+        if libpq is None:  # psycopg2
+            settings = driver.autocommit, driver.isolation_level, driver.readonly, driver.cursor_factory
+            reported = driver.get_parameter_status
+        else:
+            settings = driver.autocommit, driver.isolation_level, driver.read_only, driver.cursor_factory
+            settings, reported = (*settings, driver.row_factory), libpq.parameter_status
+        if in_transaction:
+            return settings
+        names = ("TimeZone", "DateStyle") if libpq is None else (b"TimeZone", b"DateStyle")
+        return *settings, *map(reported, names)
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")
@@ -353,7 +370,7 @@ class MySQL(Dialect):
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
-    changes_session = re.compile(r"(?:SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK)\b", re.IGNORECASE)
+    session_statement = re.compile(r"(?:SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK)\b", re.IGNORECASE)
     _iso = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
     key_as_text: ClassVar[dict[str, str]] = {"datetime": f"CONCAT({_iso}, '+00:00')", "naive datetime": _iso}
 
@@ -426,7 +443,7 @@ class MySQL(Dialect):
             for name in names:
                 vars(driver).pop(name, None)
 
-    def session_state(self, driver: Any) -> tuple[Any, ...]:
+    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
         return driver.get_autocommit(), getattr(driver, "cursorclass", None)
 
     def give_up(self, driver: Any, session: Session | None) -> None:
@@ -456,7 +473,7 @@ class SQLite(Dialect):
     locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
     # Not one that only reads, such as PRAGMA table_info(x).
-    changes_session = re.compile(
+    session_statement = re.compile(
         r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
     )
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
@@ -479,7 +496,7 @@ class SQLite(Dialect):
     def transaction_status(self, driver: Any) -> str:
         return "open" if driver.in_transaction else "idle"
 
-    def session_state(self, driver: Any) -> tuple[Any, ...]:
+    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
         return driver.isolation_level, driver.row_factory, driver.text_factory
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:

@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -37,7 +37,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
 from django_delayq.clock import counted
-from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed
+from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import refuse_without_autocommit
 from django_delayq.ledger.history import shown
@@ -269,7 +269,7 @@ def firing_transaction(using: str) -> Iterator[None]:
         refuse_without_autocommit(using)
     callbacks = deque[Callable[[], object]]()
     try:
-        with transaction.atomic(using=using):
+        with ending_changed(connection) if is_outermost else nullcontext(), transaction.atomic(using=using):
             begin_write(using)
             yield
             if is_outermost and connection.run_on_commit:
@@ -281,9 +281,6 @@ def firing_transaction(using: str) -> Iterator[None]:
     except Exception:
         callbacks.clear()  # of a COMMIT that failed: as long as they exist, the next one would send their changes
         raise
-    finally:
-        if is_outermost:
-            close_changed()
 
 
 def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextvars
 import logging
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,12 @@ class _Before:
         self.savepoints, self.blocks = [*connection.savepoint_ids], [*connection.atomic_blocks]
         self.wrappers = [*connection.execute_wrappers]
 
+    @property
+    def has_other_settings(self) -> bool:
+        """Whether the driver now has other settings. A new connection has those that Django gives it."""
+        is_same = self.connection.connection is self.driver and bool(self.session)
+        return is_same and session_state(self.connection) not in {self.session, ()}
+
 
 class SessionCheck:
     """Run user code of this thread, and end what it leaves behind on the connections. Make one for each call."""
@@ -104,7 +110,7 @@ class SessionCheck:
         text = sql.as_string(connection.connection) if hasattr(sql, "as_string") else str(sql)
         before = _BEFORE.match(text)
         begin = before.end() if before else 0
-        if dialect_of(connection).changes_session.match(text, begin):
+        if dialect_of(connection).changes_session(text, begin):
             self._changed[connection.alias] = " ".join(text[begin:].partition("=")[0].split()[:3])
         if transaction := _BEGIN_OR_END.match(text, begin):
             (self._begun.add if transaction[1] else self._begun.discard)(connection.alias)
@@ -169,11 +175,10 @@ class SessionCheck:
 
     def _change(self, before: _Before) -> str | None:
         """Describe how the session was changed; return None if it was not."""
-        connection, alias = before.connection, before.connection.alias
+        alias = before.connection.alias
         if statement := self._changed.get(alias):
             return f"changed the session of database {alias!r} by {statement}"
-        is_same = connection.connection is before.driver and before.session
-        if is_same and session_state(connection) not in {before.session, ()}:
+        if before.has_other_settings:
             return f"changed the settings of the connection to database {alias!r}"
         return None
 
@@ -181,6 +186,20 @@ class SessionCheck:
 def is_changed(connection: Any) -> bool:
     """Return whether user code has changed the session of `connection`, whose transaction has not ended yet."""
     return bool(vars(connection).get("delayq_changed"))
+
+
+@contextmanager
+def ending_changed(connection: Any) -> Iterator[None]:
+    """Run a transaction in the block, and then close the connections whose session user code has changed in it."""
+    before = _Before(connection)
+    try:
+        yield
+    finally:
+        if not is_changed(connection) and before.has_other_settings:  # by a function in the database, or the driver
+            connection.delayq_changed = f"changed the settings of the connection to database {connection.alias!r}"
+            policy = "" if firing_state.current is None else firing_state.current.work.policy
+            Leftovers(changed=[connection.delayq_changed]).log(f"The handler of {policy}", policy)
+        close_changed()
 
 
 def close_changed() -> None:

@@ -271,7 +271,8 @@ def transaction_status(connection: BaseDatabaseWrapper) -> str | None:
 def session_state(connection: BaseDatabaseWrapper) -> tuple[object, ...]:
     """Return the settings that the driver knows without a query; empty if the connection is closed."""
     try:
-        return dialect_of(connection).session_state(connection.connection)
+        driver, in_transaction = connection.connection, connection.in_atomic_block
+        return dialect_of(connection).session_state(driver, in_transaction=in_transaction)
     except Exception:  # noqa: BLE001 - a closed connection keeps no setting
         return ()
 
