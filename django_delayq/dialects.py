@@ -9,8 +9,8 @@ import functools
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
@@ -104,6 +104,9 @@ class Dialect:
     key_arrays: ClassVar[dict[str, str]] = {}
     """The type of the elements of an array, by type of key. Of no type, or of all: then one parameter has all keys."""
 
+    hides_ends: bool = False
+    """Whether `transaction_status` does not show that a method of the driver has ended a transaction."""
+
     needs_statistics: bool = False
     """Whether a join with a subquery may take quadratic time until the tables have been analyzed."""
 
@@ -169,25 +172,15 @@ class Dialect:
         return None
 
     def transaction_status(self, driver: Any) -> str | None:
-        """Return "idle", "open", "failed" or "closed", as `driver`, a connection of the database driver, knows it.
-
-        It asks no server. None: the driver does not know. May raise the errors of a closed driver.
-        """
+        """Return "idle", "open", "failed" or "closed"; None: the `driver` connection does not know. Asks no server."""
         return None
-
-    def noticing_end(self, driver: Any, notice: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call `notice` when methods of `driver` end the transaction in the block, if its status does not show that."""
-        return nullcontext()
 
     def changes_session(self, sql: str, begin: int) -> bool:
         """Return whether `sql`, from the position `begin` on, changes a setting that outlives the transaction."""
         return self.session_statement.match(sql, begin) is not None
 
     def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
-        """Return those settings of `driver` that it knows without asking the server, to be compared later.
-
-        `in_transaction`: leave out what may end with the transaction.
-        """
+        """Return the settings that `driver` knows by itself, `in_transaction` without those that may end with it."""
         return ()
 
     def give_up(self, driver: Any, session: Session | None) -> None:
@@ -286,17 +279,13 @@ class PostgreSQL(Dialect):
 
     def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
         """Include what the server reports by itself, also if a function in the database has set it."""
-        libpq, settings = getattr(driver, "pgconn", None), tuple[Any, ...]()
-        if libpq is None:  # psycopg2
-            settings = driver.autocommit, driver.isolation_level, driver.readonly, driver.cursor_factory
-            reported = driver.get_parameter_status
-        else:
-            settings = driver.autocommit, driver.isolation_level, driver.read_only, driver.cursor_factory
-            settings, reported = (*settings, driver.row_factory), libpq.parameter_status
+        names = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
+        settings = tuple([getattr(driver, name, None) for name in names])
         if in_transaction:
             return settings
-        names = ("TimeZone", "DateStyle") if libpq is None else (b"TimeZone", b"DateStyle")
-        return *settings, *map(reported, names)
+        if (libpq := getattr(driver, "pgconn", None)) is None:  # psycopg2
+            return *settings, driver.get_parameter_status("TimeZone"), driver.get_parameter_status("DateStyle")
+        return *settings, libpq.parameter_status(b"TimeZone"), libpq.parameter_status(b"DateStyle")
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")
@@ -367,6 +356,7 @@ class MySQL(Dialect):
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False
+    hides_ends = True
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
@@ -425,23 +415,6 @@ class MySQL(Dialect):
         if not driver.open:
             return "closed"
         return None if driver.get_autocommit() else "open"
-
-    @contextmanager
-    def noticing_end(self, driver: Any, notice: Callable[[], None]) -> Iterator[None]:
-        def noticed(method: Callable[..., Any]) -> Callable[..., Any]:
-            def end(*args: Any) -> Any:
-                notice()
-                return method(*args)
-
-            return end
-
-        names = ("autocommit", "commit", "rollback")
-        vars(driver).update({name: noticed(getattr(driver, name)) for name in names})
-        try:
-            yield
-        finally:
-            for name in names:
-                vars(driver).pop(name, None)
 
     def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
         return driver.get_autocommit(), getattr(driver, "cursorclass", None)

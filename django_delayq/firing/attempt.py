@@ -15,7 +15,6 @@ from django.db import connections
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
-from django_delayq.dialects import dialect_of
 from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
@@ -174,16 +173,11 @@ class Attempt:
         if due and vars(due[0])["is_stopped"]:
             report.release_rest([row.pk for row in due], stop_cache.read(using).recheck_at(policy.label, now), STOPPED)
             due = []
-        matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
-        members, gone, unmet = list[Member](), list[Timeout](), list[Timeout]()
-        for row in due:
-            obj = objects.get(row.pk)
-            if obj is None:
-                gone.append(row)
-            elif obj.pk in matching:
-                members.append(Member(row, obj))
-            else:
-                unmet.append(Member(row, obj).row)
+        found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
+        matching = matching_of(policy, [member.obj for member in found], using)
+        gone = [row for row in due if row.pk not in objects]
+        unmet = [member.row for member in found if member.obj.pk not in matching]
+        members = [member for member in found if member.obj.pk in matching]
         if unmet and is_outdated(policy, using, now):
             report.release([row.pk for row in unmet], using, "a newer declaration of its policy decides its condition")
             unmet = []
@@ -247,8 +241,7 @@ class Attempt:
             later = stack.enter_context(arming_later(self.using)) if is_group else None
             self.monitor = StatementMonitor(connection, group, later)
             stack.enter_context(connection.execute_wrapper(self.monitor))
-            noticing = dialect_of(connection).noticing_end(connection.connection, self.monitor.notice_end)
-            stack.enter_context(noticing)
+            stack.enter_context(self.monitor.noticing_end())
             try:
                 if self.policy.batch:
                     self._call_batch()

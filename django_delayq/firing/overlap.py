@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -112,9 +113,26 @@ class StatementMonitor:
                 "the policy with atomic=False."
             )
 
-    def notice_end(self) -> None:
-        """Note that a method of the driver has ended the transaction, where its status would not show that."""
-        self._is_ended = True
+    @contextmanager
+    def noticing_end(self) -> Iterator[None]:
+        """Notice methods of the driver that end the transaction, where its status does not show that: mysqlclient's."""
+        names = () if self._connection.features.can_rollback_ddl else ("autocommit", "commit", "rollback")
+        driver: Any = self._connection.connection
+
+        def noticed(method: Callable[..., Any]) -> Callable[..., Any]:
+            def end(*args: Any) -> Any:
+                self._is_ended = True
+                return method(*args)
+
+            return end
+
+        for name in names:
+            vars(driver)[name] = noticed(getattr(driver, name))
+        try:
+            yield
+        finally:
+            for name in names:
+                vars(driver).pop(name, None)
 
     def _check_open(self, kind: type[Exception]) -> None:
         """Raise an error of this kind if the driver, of whose own methods no wrapper knows, has ended the transaction.

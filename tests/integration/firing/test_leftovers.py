@@ -316,7 +316,7 @@ def test_the_next_timeouts_of_the_thread_are_right(
     if os.environ.get("DELAYQ_TEST_POOLER") and left in SETTINGS:
         pytest.skip("PgBouncer in transaction mode passes the settings of a session on to others")
     if os.environ.get("DELAYQ_TEST_POOL") and left == "reconnected":
-        pytest.skip("such a handler takes connections out of the pool for ever")
+        pytest.skip("such a handler takes connections out of the pool and returns none")
     before = f"{translation.get_language()} {timezone.get_default_timezone_name()} {TENANT.get()}"
     inside = declare(Order, innocent, name="inside")
     outside = declare(Order, innocent, name="outside", atomic=False)
