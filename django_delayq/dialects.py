@@ -104,9 +104,6 @@ class Dialect:
     key_arrays: ClassVar[dict[str, str]] = {}
     """The type of the elements of an array, by type of key. Of no type, or of all: then one parameter has all keys."""
 
-    hides_ends: bool = False
-    """Whether `transaction_status` does not show that a method of the driver has ended a transaction."""
-
     needs_statistics: bool = False
     """Whether a join with a subquery may take quadratic time until the tables have been analyzed."""
 
@@ -128,6 +125,9 @@ class Dialect:
 
     session_statement: re.Pattern[str] = re.compile(r"(?:SET|RESET|USE)\b", re.IGNORECASE)
     """The beginning of a statement whose effect outlives the transaction: a setting of the session."""
+
+    session_attributes: tuple[str, ...] = ()
+    """Attributes of a connection of the driver that are settings of the session."""
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
@@ -178,10 +178,6 @@ class Dialect:
     def changes_session(self, sql: str, begin: int) -> bool:
         """Return whether `sql`, from the position `begin` on, changes a setting that outlives the transaction."""
         return self.session_statement.match(sql, begin) is not None
-
-    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
-        """Return the settings that `driver` knows by itself, `in_transaction` without those that may end with it."""
-        return ()
 
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Make the statement that another thread runs on the `driver` connection fail, whatever the server does.
@@ -266,6 +262,7 @@ class PostgreSQL(Dialect):
     }
 
     session_statement = re.compile(r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD)\b", re.IGNORECASE)
+    session_attributes = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
     _LOCAL_CONFIG = re.compile(r"\bset_config\s*\([^;]*,\s*true\s*\)", re.IGNORECASE)
     _STATUSES = ("idle", "open", "open", "failed", "closed")  # of libpq: IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN
 
@@ -276,16 +273,6 @@ class PostgreSQL(Dialect):
     def changes_session(self, sql: str, begin: int) -> bool:
         is_local = "set_config" not in sql or self._LOCAL_CONFIG.search(sql)
         return not is_local or super().changes_session(sql, begin)
-
-    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
-        """Include what the server reports by itself, also if a function in the database has set it."""
-        names = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
-        settings = tuple([getattr(driver, name, None) for name in names])
-        if in_transaction:
-            return settings
-        if (libpq := getattr(driver, "pgconn", None)) is None:  # psycopg2
-            return *settings, driver.get_parameter_status("TimeZone"), driver.get_parameter_status("DateStyle")
-        return *settings, libpq.parameter_status(b"TimeZone"), libpq.parameter_status(b"DateStyle")
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")
@@ -356,7 +343,6 @@ class MySQL(Dialect):
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False
-    hides_ends = True
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
@@ -412,12 +398,7 @@ class MySQL(Dialect):
 
     def transaction_status(self, driver: Any) -> str | None:
         """Return None while autocommit is on: the driver does not know whether BEGIN was executed."""
-        if not driver.open:
-            return "closed"
-        return None if driver.get_autocommit() else "open"
-
-    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
-        return driver.get_autocommit(), getattr(driver, "cursorclass", None)
+        return "closed" if not driver.open else None if driver.get_autocommit() else "open"
 
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Shut the socket down. The server notices that within a second, also while the statement waits for a lock."""
@@ -445,6 +426,7 @@ class SQLite(Dialect):
 
     locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
+    session_attributes = ("isolation_level", "row_factory", "text_factory")
     # Not one that only reads, such as PRAGMA table_info(x).
     session_statement = re.compile(
         r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
@@ -468,9 +450,6 @@ class SQLite(Dialect):
 
     def transaction_status(self, driver: Any) -> str:
         return "open" if driver.in_transaction else "idle"
-
-    def session_state(self, driver: Any, *, in_transaction: bool) -> tuple[Any, ...]:
-        return driver.isolation_level, driver.row_factory, driver.text_factory
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Interrupt the running statement and roll back. A statement that begins meanwhile cannot write.

@@ -19,8 +19,9 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing import Report, Work, log_long_runs, run
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.time_limits import SLOW_SECONDS
-from django_delayq.ledger.db_connections import check_connections, open_connection, refuse_without_autocommit
+from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import shown
+from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.worker")

@@ -26,14 +26,10 @@ from django_delayq.firing import Report, Work, extend_firing, plan, run
 from django_delayq.firing.report import MAX_IDS, VERSION
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_connections import (
-    check_connections,
-    close_left_open,
-    open_connection,
-    refuse_without_autocommit,
-)
+from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
+from django_delayq.ledger.left_open import close_left_open, refuse_without_autocommit
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 

@@ -39,8 +39,8 @@ from django.db import connections, transaction
 from django_delayq.clock import counted
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_connections import refuse_without_autocommit
 from django_delayq.ledger.history import shown
+from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy

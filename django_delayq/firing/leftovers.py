@@ -23,7 +23,7 @@ from django.db import connections
 
 from django_delayq.dialects import dialect_of
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_connections import reset, session_state, transaction_status
+from django_delayq.ledger.left_open import reset, session_state, transaction_status
 
 logger = logging.getLogger("django_delayq.firing")
 

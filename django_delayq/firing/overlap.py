@@ -28,7 +28,7 @@ from django.db.utils import Error
 
 from django_delayq.firing.leftovers import BEFORE, BrokenTransaction, is_changed
 from django_delayq.ledger import settling
-from django_delayq.ledger.db_connections import transaction_status
+from django_delayq.ledger.left_open import transaction_status
 from django_delayq.ledger.locking import LOCKING
 from django_delayq.ledger.subjects import slots_of_row
 from django_delayq.models import Timeout

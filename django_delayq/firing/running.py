@@ -33,8 +33,8 @@ from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
 from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.ledger import settling
-from django_delayq.ledger.db_connections import close_left_open
 from django_delayq.ledger.history import appended, event, moment
+from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy, registry

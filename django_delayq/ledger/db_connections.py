@@ -27,6 +27,7 @@ from django_delayq.clock import counted
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated
+from django_delayq.ledger.left_open import close_left_open
 
 if TYPE_CHECKING:
     from django_delayq.firing.overlap import StatementMonitor
@@ -233,77 +234,6 @@ def limited_waits(using: str) -> Iterator[None]:
         if end and connection.connection is not None:
             with contextlib.suppress(Error), connection.cursor() as cursor:
                 cursor.execute(end)
-
-
-def close_left_open() -> int:
-    """Close the connections of this thread that are in a transaction outside of `atomic()`. Return how many were.
-
-    Code that switched autocommit off, or began a transaction by SQL, has left that to others. Their next `atomic()`
-    would commit nothing, without an error.
-    """
-    left = [connection for connection in connections.all(initialized_only=True) if _is_left_open(connection)]
-    for connection in left:
-        reset(connection)
-        logger.error(
-            "The connection to database %r was left in a transaction or without autocommit. It is closed, and what was "
-            "not committed is rolled back.",
-            connection.alias,
-            extra={"event": "connection_left"},
-        )
-    return len(left)
-
-
-def _is_left_open(connection: BaseDatabaseWrapper) -> bool:
-    if connection.connection is None or connection.in_atomic_block:
-        return False
-    has_setting = connection.autocommit == connection.settings_dict["AUTOCOMMIT"]
-    return not has_setting or transaction_status(connection) in {"open", "failed"}
-
-
-def transaction_status(connection: BaseDatabaseWrapper) -> str | None:
-    """Return "idle", "open", "failed" or "closed", without a query; None: the driver does not know."""
-    try:
-        return dialect_of(connection).transaction_status(connection.connection)
-    except Exception:  # noqa: BLE001 - whatever it is, the driver refuses all else, too
-        return "closed"
-
-
-def session_state(connection: BaseDatabaseWrapper) -> tuple[object, ...]:
-    """Return the settings that the driver knows without a query; empty if the connection is closed."""
-    try:
-        driver, in_transaction = connection.connection, connection.in_atomic_block
-        return dialect_of(connection).session_state(driver, in_transaction=in_transaction)
-    except Exception:  # noqa: BLE001 - a closed connection keeps no setting
-        return ()
-
-
-def reset(connection: Any) -> None:
-    """Roll back what is open on the connection, also inside `atomic()` blocks, and close it. Never raises.
-
-    A connection of a pool is not lent again. The next use opens a new one, as Django configures it.
-    """
-    driver = connection.connection
-    connection.in_atomic_block = connection.needs_rollback = connection.closed_in_transaction = False
-    connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
-    connection.delayq_changed = None
-    with contextlib.suppress(Exception):
-        driver.rollback()  # the locks are released before the next firing begins, not when the server notices
-    with contextlib.suppress(Exception):
-        if getattr(connection, "pool", None) is not None:
-            driver.close()  # so that the pool replaces it
-        connection.close()
-    with contextlib.suppress(Exception):
-        if connection.connection is not None:  # a database in memory, which Django does not close
-            connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
-
-
-def refuse_without_autocommit(using: str) -> None:
-    """Raise ConfigError if the settings switch autocommit off: `atomic()` then commits nothing, without an error."""
-    if not connections[using].settings_dict["AUTOCOMMIT"]:
-        raise ConfigError(
-            f"DATABASES[{using!r}]['AUTOCOMMIT'] is False, so that no transaction of a worker would be committed. "
-            "Remove it."
-        )
 
 
 def use_after_commit(act: Callable[[], object], using: str) -> None:
