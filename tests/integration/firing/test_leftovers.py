@@ -356,9 +356,13 @@ def test_leftovers_are_named_with_their_policy(
         enter()
 
     policy = declare(Order, leaves, name="leaves", atomic=False, retry=dq.Retry.never())
-    row = due(policy)
-    wait_until(settled([row]))
-    [record] = [each for each in caplog.records if vars(each).get("event") == "timeout_dead"]
+    due(policy)
+
+    def dead() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if vars(each).get("event") == "timeout_dead"]
+
+    wait_until(dead, "the failure is logged, after it is recorded")
+    [record] = dead()
     assert "testapp.order.leaves" in record.getMessage()
     assert "entered atomic() on database 'default' and did not leave it" in record.getMessage()
 
