@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -122,6 +123,12 @@ class Dialect:
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
+    session_statement: re.Pattern[str] = re.compile(r"(?:SET|RESET|USE)\b", re.IGNORECASE)
+    """The beginning of a statement whose effect outlives the transaction: a setting of the session."""
+
+    session_attributes: tuple[str, ...] = ()
+    """Attributes of a connection of the driver that are settings of the session."""
+
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
         return self.server_time, ()
@@ -163,6 +170,14 @@ class Dialect:
     def session_of(self, driver: Any) -> Session | None:
         """Return what `cut` and `give_up` need to know of the open `driver` connection."""
         return None
+
+    def transaction_status(self, driver: Any) -> str | None:
+        """Return "idle", "open", "failed" or "closed"; None: the `driver` connection does not know. Asks no server."""
+        return None
+
+    def changes_session(self, sql: str, begin: int) -> bool:
+        """Return whether `sql`, from the position `begin` on, changes a setting that outlives the transaction."""
+        return self.session_statement.match(sql, begin) is not None
 
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Make the statement that another thread runs on the `driver` connection fail, whatever the server does.
@@ -246,6 +261,19 @@ class PostgreSQL(Dialect):
         "uuid": "(CASE WHEN {0} ~ '^[0-9a-f-]{36}$' THEN {0}::uuid END)",
     }
 
+    session_statement = re.compile(r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD)\b", re.IGNORECASE)
+    session_attributes = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
+    _LOCAL_CONFIG = re.compile(r"\bset_config\s*\([^;]*,\s*true\s*\)", re.IGNORECASE)
+    _STATUSES = ("idle", "open", "open", "failed", "closed")  # of libpq: IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN
+
+    def transaction_status(self, driver: Any) -> str:
+        libpq = getattr(driver, "pgconn", None)  # of psycopg 3
+        return self._STATUSES[driver.get_transaction_status() if libpq is None else libpq.transaction_status]
+
+    def changes_session(self, sql: str, begin: int) -> bool:
+        is_local = "set_config" not in sql or self._LOCAL_CONFIG.search(sql)
+        return not is_local or super().changes_session(sql, begin)
+
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")
         if level is None:
@@ -317,6 +345,8 @@ class MySQL(Dialect):
     compares_across_collations = False
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
+    # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
+    session_statement = re.compile(r"(?:SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK)\b", re.IGNORECASE)
     _iso = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
     key_as_text: ClassVar[dict[str, str]] = {"datetime": f"CONCAT({_iso}, '+00:00')", "naive datetime": _iso}
 
@@ -366,6 +396,10 @@ class MySQL(Dialect):
     def session_of(self, driver: Any) -> Session | None:
         return Session.of(driver, driver.thread_id())
 
+    def transaction_status(self, driver: Any) -> str | None:
+        """Return None while autocommit is on: the driver does not know whether BEGIN was executed."""
+        return "closed" if not driver.open else None if driver.get_autocommit() else "open"
+
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Shut the socket down. The server notices that within a second, also while the statement waits for a lock."""
         if session is not None:
@@ -392,6 +426,11 @@ class SQLite(Dialect):
 
     locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
+    session_attributes = ("isolation_level", "row_factory", "text_factory")
+    # Not one that only reads, such as PRAGMA table_info(x).
+    session_statement = re.compile(
+        r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
+    )
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
     key_as_text: ClassVar[dict[str, str]] = {
         "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
@@ -408,6 +447,9 @@ class SQLite(Dialect):
             return
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
+
+    def transaction_status(self, driver: Any) -> str:
+        return "open" if driver.in_transaction else "idle"
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Interrupt the running statement and roll back. A statement that begins meanwhile cannot write.

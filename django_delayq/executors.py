@@ -21,6 +21,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.time_limits import SLOW_SECONDS
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import shown
+from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.worker")
@@ -274,6 +275,7 @@ def _threads_for(label: str) -> float:
 
 def make_executor(using: str, concurrency: int, queues: Collection[str] | None = None) -> Executor:
     """Return the executor that the settings name; `queues` None: the worker serves all. Raises ConfigError."""
+    refuse_without_autocommit(using)
     path = get_settings().executor
     if path is None:
         return ThreadExecutor(using, concurrency, queues)

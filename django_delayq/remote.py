@@ -29,6 +29,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
+from django_delayq.ledger.left_open import close_left_open, refuse_without_autocommit
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -148,6 +149,7 @@ class RemoteExecutor(Executor):
 
     def _poll(self) -> bool:
         """Report what the ledger shows of the sent works, and forget those that are overdue; return if any is known."""
+        close_left_open()  # by `send`, whose queue may be a table
         try:
             report = outcomes((each for sent in self._sent for each in sent.ids), self._using)
         except Exception as error:  # noqa: BLE001 - the worker's own queries notice and log it, too
@@ -194,6 +196,7 @@ def fire(message: Mapping[str, Any]) -> None:
     Raises:
         ValueError: this is not such a message. Nothing has been read or changed.
         WrongInstallation: the ledger belongs to another installation. Nothing has been changed.
+        RuntimeError: the thread is in a transaction, which what would be marked as fired depends on.
         django.db.Error: the ledger cannot be read.
     """
     label, ids, suspect, using = _checked(message)
@@ -207,12 +210,25 @@ def fire(message: Mapping[str, Any]) -> None:
         )
         return
     check_connections(idle_seconds=float("inf"))
+    _refuse_in_transaction(using)
     try:
         check_ledger(using)  # a process of staging may receive messages of production through a shared broker
         with _extending(policy, ids, using):
             _fire(policy, ids, using, suspect=suspect)
     finally:
         check_connections()
+
+
+def _refuse_in_transaction(using: str) -> None:
+    """Raise an error if timeouts would be marked as fired in a transaction that others may never commit."""
+    refuse_without_autocommit(using)
+    connection: Any = connections[using]
+    is_test = any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+    if connection.in_atomic_block and not is_test:
+        raise RuntimeError(
+            f"fire() was called in an atomic() block of database {using!r}, or code that ran in this thread before has "
+            "not left one. Timeouts would count as fired without a COMMIT. Call it outside of transactions."
+        )
 
 
 def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspect: bool) -> None:

@@ -26,6 +26,7 @@ from django_delayq.firing.state import Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
+from django_delayq.ledger.locking import has_own_manager
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
@@ -172,16 +173,11 @@ class Attempt:
         if due and vars(due[0])["is_stopped"]:
             report.release_rest([row.pk for row in due], stop_cache.read(using).recheck_at(policy.label, now), STOPPED)
             due = []
-        matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
-        members, gone, unmet = list[Member](), list[Timeout](), list[Timeout]()
-        for row in due:
-            obj = objects.get(row.pk)
-            if obj is None:
-                gone.append(row)
-            elif obj.pk in matching:
-                members.append(Member(row, obj))
-            else:
-                unmet.append(Member(row, obj).row)
+        found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
+        matching = matching_of(policy, [member.obj for member in found], using)
+        gone = [row for row in due if row.pk not in objects]
+        unmet = [member.row for member in found if member.obj.pk not in matching]
+        members = [member for member in found if member.obj.pk in matching]
         if unmet and is_outdated(policy, using, now):
             report.release([row.pk for row in unmet], using, "a newer declaration of its policy decides its condition")
             unmet = []
@@ -193,7 +189,8 @@ class Attempt:
         members = [member for member in members if not member.row.is_settled]
         if self.checks_only:
             self.left, members = {member.row.pk for member in members}, []
-        report.release(locked_elsewhere, using, "another transaction has locked its object")
+        hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
+        report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
         report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
         reach("checked")
         if members:
@@ -244,6 +241,7 @@ class Attempt:
             later = stack.enter_context(arming_later(self.using)) if is_group else None
             self.monitor = StatementMonitor(connection, group, later)
             stack.enter_context(connection.execute_wrapper(self.monitor))
+            stack.enter_context(self.monitor.noticing_end())
             try:
                 if self.policy.batch:
                     self._call_batch()

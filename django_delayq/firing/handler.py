@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -36,8 +36,11 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
+from django_delayq.clock import counted
+from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.history import shown
+from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
@@ -120,13 +123,17 @@ class RunningWork:
         return () if (call := self.call) is None else call.timeout_ids
 
     def make(self, call: Call, act: Callable[[], object]) -> None:
-        """Run `act`, and note that `call` runs meanwhile. Raise Abandoned if it was abandoned.
+        """Run the user code `act`, note that `call` runs meanwhile, and undo what it leaves behind.
 
-        What `act` raises is replaced then: a connection that was cut makes handlers raise errors of the database.
+        Raise Abandoned if it was abandoned, in place of what `act` raises: a connection that was cut makes handlers
+        raise errors of the database. Raise BrokenTransaction if it returns, but has left writes behind that nothing
+        will commit.
         """
+        check, has_returned = SessionCheck(), False
         outer, self.call = self.call, call
         try:
-            act()
+            check.run(act)
+            has_returned = True
         finally:
             call.took = time.monotonic() - call.began
             with self._lock:
@@ -134,6 +141,11 @@ class RunningWork:
                 is_abandoned = self.is_abandoned
             if is_abandoned:
                 raise Abandoned
+            left, policy = check.end(), self.work.policy
+            if left.lost and has_returned:
+                lost = " and ".join(left.lost)
+                raise BrokenTransaction(f"It {lost}: what it wrote there and did not commit is rolled back.")
+            left.log(f"{'The handler' if call.timeout_ids else 'An on_commit() callback'} of {policy}", policy)
 
     def abandon(self, limit_seconds: float) -> Call | None:
         """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
@@ -193,13 +205,16 @@ def set_hook(hook: Callable[[str], None] | None) -> None:
 def caught(act: Callable[[], object]) -> BaseException | None:
     """Call `act`, and return the exception that it raised; None: it raised none.
 
-    Only KeyboardInterrupt and Abandoned pass. SystemExit does not: a handler must not end the worker.
+    Only Abandoned passes, and KeyboardInterrupt in the main thread: elsewhere no key was pressed, but the code itself
+    has raised it. SystemExit does not pass: a handler must not end the worker.
     """
     try:
         act()
-    except (KeyboardInterrupt, Abandoned):
+    except Abandoned:
         raise
     except BaseException as error:  # see above
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         running = firing_state.current
         if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
             raise Abandoned from error
@@ -218,7 +233,7 @@ def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | li
         result = policy.handler(target, timeouts)
         if result is not None and inspect.isawaitable(result):
             running.awaited = result
-            async_to_sync(_awaited)(result, running)
+            async_to_sync(_awaited)(result, running, policy.label)
 
     try:
         running.make(call, act)
@@ -226,21 +241,35 @@ def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | li
         running.awaited = running.cancel = None
 
 
-async def _awaited(result: Awaitable[Any], running: RunningWork) -> Any:
+async def _awaited(result: Awaitable[Any], running: RunningWork, label: str) -> Any:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     running.cancel = None if task is None else partial(loop.call_soon_threadsafe, task.cancel)
     with running.run_by_this_thread():
-        return await result
+        returned = await result
+    if unfinished := len(asyncio.all_tasks()) - 1:  # they are cancelled with this loop
+        logger.warning(
+            "The async handler of %s has returned before %s that it has started, and that will not be completed. Await "
+            "it, or use asyncio.TaskGroup.",
+            label,
+            counted(unfinished, "task"),
+            extra={"event": "tasks_unfinished", "policy": label},
+        )
+    return returned
 
 
 @contextmanager
 def firing_transaction(using: str) -> Iterator[None]:
-    """Open a transaction that takes the write lock first, and whose `on_commit` callbacks cannot fail the firing."""
+    """Open a transaction that takes the write lock first, and whose `on_commit` callbacks cannot fail the firing.
+
+    Raises ConfigError if Django would not commit it.
+    """
     connection: Any = connections[using]
     is_outermost = not connection.in_atomic_block
+    if is_outermost:
+        refuse_without_autocommit(using)
     callbacks = deque[Callable[[], object]]()
     try:
-        with transaction.atomic(using=using):
+        with ending_changed(connection) if is_outermost else nullcontext(), transaction.atomic(using=using):
             begin_write(using)
             yield
             if is_outermost and connection.run_on_commit:
@@ -257,6 +286,7 @@ def firing_transaction(using: str) -> Iterator[None]:
 def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
     """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises."""
     running = firing_state.running[threading.get_ident()]
+    close_changed()
     while callbacks:
         error = caught(partial(running.make, Call(), callbacks.popleft()))
         if error is not None:

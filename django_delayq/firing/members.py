@@ -40,8 +40,8 @@ def lock_objects_of(
 ) -> tuple[dict[int, Model], set[int]]:
     """Return the locked objects by timeout id, in the order of their keys, and the ids that cannot be locked now.
 
-    A timeout in neither has no object any more. No object is returned twice: what one handler leaves unsaved on an
-    instance must not reach the next one.
+    An object that the base manager hides cannot be locked. A timeout in neither has no object any more. No object is
+    returned twice: what one handler leaves unsaved on an instance must not reach the next one.
     """
     pks = {candidate.id: readable_pk(policy, candidate.object_id) for candidate in candidates}
     asked = {pk for pk in pks.values() if pk is not None}
@@ -74,8 +74,11 @@ def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], usin
 
 
 def _present(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:
-    """Return those of `pks` that exist, locked or not."""
-    found = policy.model._base_manager.using(using).filter(pk__in=pks).values_list("pk", flat=True)
+    """Return those of `pks` that exist, locked or not, also those that the base manager hides.
+
+    What it shows may depend on the thread, such as on its tenant: a timeout must not be settled as `gone` for that.
+    """
+    found = rows_of(policy.model, using).filter(pk__in=pks).values_list("pk", flat=True)
     return set(map(root_of_key(policy.model).to_python, found))
 
 

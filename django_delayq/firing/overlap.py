@@ -17,14 +17,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from django.db.transaction import TransactionManagementError
 from django.db.utils import Error
 
+from django_delayq.firing.leftovers import BEFORE, BrokenTransaction, is_changed
 from django_delayq.ledger import settling
+from django_delayq.ledger.left_open import transaction_status
 from django_delayq.ledger.locking import LOCKING
 from django_delayq.ledger.subjects import slots_of_row
 from django_delayq.models import Timeout
@@ -38,23 +42,17 @@ if TYPE_CHECKING:
     from django_delayq.firing.members import Member
 
 _REPLACES = re.compile(r"O(?:N\s+(?:CONFLICT|DUPLICATE)|R\s+REPLACE)", re.IGNORECASE)
-_BEFORE = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*+"
-"""White space and comments. Possessive: otherwise each comment more would double the time of a statement."""
 _FLAGS = re.IGNORECASE | re.DOTALL
-_ROLLBACK = re.compile(rf"{_BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
+_ROLLBACK = re.compile(rf"{BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
 """The group matches a rollback to a savepoint."""
-_COMMIT = re.compile(rf"{_BEFORE}(COMMIT|BEGIN|START\s+TRANSACTION|END)\b", _FLAGS)
+_COMMIT = re.compile(rf"{BEFORE}(COMMIT|BEGIN|START\s+TRANSACTION|END)\b", _FLAGS)
 _IMPLICIT_COMMIT = re.compile(
-    rf"{_BEFORE}((?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|CACHE|CHANGE|CHECK|FLUSH|GRANT|INSTALL"
+    rf"{BEFORE}((?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|CACHE|CHANGE|CHECK|FLUSH|GRANT|INSTALL"
     r"|LOAD\s+INDEX|LOCK|OPTIMIZE|RENAME|REPAIR|RESET|REVOKE|SET\s+PASSWORD|SET(?!\s+STATEMENT)\b[^'\"]*\bAUTOCOMMIT"
     r"|START|STOP|TRUNCATE|UNINSTALL|UNLOCK)\b",
     _FLAGS,
 )
 """What commits where DDL cannot be rolled back. https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html"""
-
-
-class BrokenTransaction(RuntimeError):
-    """A handler returned normally, but its transaction cannot be committed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +74,7 @@ class StatementMonitor:
     overlaps: bool = False
     seconds: float = 0.0
     _saw_rollback: bool = False
+    _is_ended: bool = False
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute one statement, as an `execute_wrapper` of Django."""
@@ -84,6 +83,7 @@ class StatementMonitor:
         rollback = _ROLLBACK.match(text)
         self._saw_rollback = self._saw_rollback or (rollback is not None and not rollback[1])
         self._refuse_commit(text)
+        self._check_open(TransactionManagementError)
         is_arming = self._later is not None and self._later.is_arming
         if self._later and not is_arming and _LEDGER in text:
             self._later.arm()
@@ -113,6 +113,38 @@ class StatementMonitor:
                 "the policy with atomic=False."
             )
 
+    @contextmanager
+    def noticing_end(self) -> Iterator[None]:
+        """Notice methods of the driver that end the transaction, where its status does not show that: mysqlclient's."""
+        names = () if self._connection.features.can_rollback_ddl else ("autocommit", "commit", "rollback")
+        driver: Any = self._connection.connection
+
+        def noticed(method: Callable[..., Any]) -> Callable[..., Any]:
+            def end(*args: Any) -> Any:
+                self._is_ended = True
+                return method(*args)
+
+            return end
+
+        for name in names:
+            vars(driver)[name] = noticed(getattr(driver, name))
+        try:
+            yield
+        finally:
+            for name in names:
+                vars(driver).pop(name, None)
+
+    def _check_open(self, kind: type[Exception]) -> None:
+        """Raise an error of this kind if the driver, of whose own methods no wrapper knows, has ended the transaction.
+
+        SQLite does that by itself after some errors. What follows would be committed without the mark on the row.
+        """
+        if self._is_ended or transaction_status(self._connection) == "idle":
+            raise kind(
+                "The transaction of the handler was committed or rolled back before its end. Use "
+                "transaction.on_commit(), or declare the policy with atomic=False."
+            )
+
     def check_unbroken(self, row_id: int) -> None:
         """Check that the work of the handler can be committed; raise BrokenTransaction if not.
 
@@ -127,13 +159,16 @@ class StatementMonitor:
                 "The handler marked the transaction for rollback: by set_rollback(True), or by catching a database "
                 "error outside an atomic() block of its own."
             )
+        self._check_open(BrokenTransaction)
         culprit = self.errors[-1] if self.errors else None
-        if (culprit or self._saw_rollback) and not settling.is_marked(row_id, connection.alias):
+        has_failed = self._saw_rollback or transaction_status(connection) == "failed"
+        if (culprit or has_failed) and not settling.is_marked(row_id, connection.alias):
             raise BrokenTransaction(
                 "The handler caught a database error that had ended the transaction. Put what may fail into an "
                 "atomic() block of its own."
             ) from culprit
         self._saw_rollback = False
+        self.overlaps = self.overlaps or is_changed(connection)  # the next member would inherit the settings
 
 
 def _quoted(name: str) -> str:

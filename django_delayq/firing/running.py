@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -25,6 +26,7 @@ from django_delayq.firing.failures import (
     record_error,
 )
 from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
+from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
@@ -32,6 +34,7 @@ from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SE
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, event, moment
+from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy, registry
@@ -47,9 +50,10 @@ def run(work: Work, using: str) -> Report:
     """Wait until `work` begins. Then fire, skip, record as failed or release every timeout of it, and report which.
 
     Call it outside a transaction, in any thread. Errors of handlers and of the database are recorded or logged, and not
-    raised. Only KeyboardInterrupt passes, after the interrupted transaction has rolled back. It does not acknowledge in
-    Redis.
+    raised. Only KeyboardInterrupt passes, and only in the main thread, after the interrupted transaction has rolled
+    back. It does not acknowledge in Redis.
     """
+    close_left_open()
     report, running = ReportBuilder(), RunningWork(work)
 
     def fire() -> None:
@@ -64,7 +68,9 @@ def run(work: Work, using: str) -> Report:
     for timeout_id in work.ids:
         if timeout_id not in report.uncounted:
             firing_state.backoff.reset(using, timeout_id)
-    report.publish(using)
+    check = SessionCheck()
+    check.run(partial(report.publish, using))
+    check.end().log(f"A signal receiver of {work.policy}", work.policy)
     reach("reported")
     return report.report()
 

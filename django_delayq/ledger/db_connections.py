@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from django.conf import settings
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -26,6 +27,7 @@ from django_delayq.clock import counted
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated
+from django_delayq.ledger.left_open import close_left_open
 
 if TYPE_CHECKING:
     from django_delayq.firing.overlap import StatementMonitor
@@ -53,6 +55,9 @@ _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054, "42501"})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB); READONLY (SQLite).
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
+
+# PostgreSQL has ended the session: idle_in_transaction_session_timeout, transaction_timeout.
+_ENDED_SESSIONS: Final = ("25P03", "25P04")
 
 
 _replaced: dict[str, object] = {}
@@ -136,7 +141,7 @@ def open_connection(using: str) -> bool:
 
 
 def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> bool:
-    """Close this thread's connections that are broken, and return pooled ones to their pool.
+    """Close this thread's connections that are broken or left open, and return pooled ones to their pool.
 
     Return whether one was broken.
 
@@ -147,8 +152,11 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
         idle_seconds: how long they were not used. After `IDLE_SECONDS` they are tested.
         error: the exception of the last run. If it needs new connections, all are closed: a test would succeed.
     """
-    is_useless, found_broken = error is not None and needs_new_connection(error), False
+    is_useless = error is not None and needs_new_connection(error)
+    found_broken = close_left_open() > 0
     for connection in connections.all(initialized_only=True):
+        if settings.DEBUG and not connection.force_debug_cursor:  # not while a test counts queries
+            connection.queries_log.clear()  # Django keeps up to 9,000 statements of each connection
         if connection.connection is None or connection.in_atomic_block:
             continue
         is_replaced = _is_replaced(connection)
@@ -387,10 +395,10 @@ def _is_connection_error(error: BaseException) -> bool:
     """Return whether a lost connection may have caused the error.
 
     psycopg raises InternalError if a server behind PgBouncer ends: a statement gets two replies. The server's own
-    internal errors have a code.
+    internal errors have a code. So has its end of a transaction that was idle, or took, too long.
     """
     if isinstance(error, InternalError):
-        return error_code(error) is None
+        return error_code(error) in {None, *_ENDED_SESSIONS}
     return isinstance(error, OperationalError | InterfaceError)
 
 

@@ -98,3 +98,16 @@ def test_async_handlers_are_grouped_batched_and_run_outside_too(orders: list[Ord
     assert set(Timeout.objects.values_list("state", flat=True)) == {"fired"}
     counted = {what: Effect.objects.filter(what=what).count() for what in ("one", "5", "outside")}
     assert counted == {"one": 10, "5": 1, "outside": 5}
+
+
+def test_a_task_that_is_not_awaited_is_named(order: Order, declare: Declare, caplog: pytest.LogCaptureFixture) -> None:
+    kept: list[asyncio.Task[None]] = []
+
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        kept.append(asyncio.create_task(asyncio.sleep(3600)))
+        await asyncio.create_task(asyncio.sleep(0))
+
+    fire(due(order, declare(Order, handler, name="forgets")))
+    [record] = [each for each in caplog.records if vars(each).get("event") == "tasks_unfinished"]
+    assert "testapp.order.forgets has returned before 1 task" in record.getMessage()
+    assert kept[0].cancelled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,7 +20,7 @@ from django_delayq.firing.handler import set_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import MODES, due, fire, grouping, in_another_thread, make_due, state
+from tests.integration.firing.conftest import MODES, WAIT, due, fire, grouping, in_another_thread, make_due, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -263,11 +264,14 @@ def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Or
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="of psycopg")
-@pytest.mark.parametrize(("state_of_server", "counts"), [(None, False), ("XX000", True)])
+@pytest.mark.parametrize(("state_of_server", "counts"), [(None, False), ("25P04", False), ("XX000", True)])
 def test_two_replies_to_one_statement_are_a_lost_connection(
     declare: Declare, state_of_server: str | None, counts: bool
 ) -> None:
-    """As from PgBouncer when the server behind it has ended; an internal error of the server has a code."""
+    """As from PgBouncer when the server behind it has ended; an internal error of the server has a code.
+
+    So has its end of a session whose transaction took too long (25P04, PostgreSQL 17).
+    """
     psycopg = pytest.importorskip("psycopg")
 
     def handler(order: Order, timeout: Timeout) -> None:
@@ -280,3 +284,21 @@ def test_two_replies_to_one_statement_are_a_lost_connection(
     fire(row)
     assert state(row) == ("pending", "")
     assert Timeout.objects.get(pk=row.pk).attempts == counts
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
+def test_a_transaction_that_the_server_ends_because_it_is_idle_counts_no_attempt(declare: Declare) -> None:
+    calls: list[int] = []
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
+            select.select([connection.connection.fileno()], [], [], WAIT)  # the server closes it
+        order.save()
+
+    row = due(Order.objects.create(), declare(Order, handler, name="idle"))
+    assert list(fire(row).again) == [row.pk]
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert fire(row).fired == (row.pk,)

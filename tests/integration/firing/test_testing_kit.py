@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.test import TestCase, TransactionTestCase
+from django.utils import translation
 
 import django_delayq as dq
 from django_delayq import clock, operations
@@ -329,3 +331,36 @@ def test_a_failed_assertion_shows_what_is_scheduled_and_the_story() -> None:
         dq.cancel_timeout(order, "cancel_unpaid", reason="a gift")
         with pytest.raises(AssertionError, match=r"(?s)did not fire: it is cancelled.*a gift"):
             assert_fired(order, "cancel_unpaid")
+
+
+def test_a_block_that_a_handler_did_not_leave_fails_the_test_and_not_the_transaction_of_the_test(
+    order: Order, declare: Declare
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="before", object_id=obj.pk)
+        transaction.atomic().__enter__()
+        Effect.objects.create(what="inside", object_id=obj.pk)
+
+    blocks = list(connection.savepoint_ids)
+    for options in ({}, {"atomic": False}):
+        policy = declare(Order, handler, name=f"enters{len(options)}", **options)
+        with pytest.raises(
+            RuntimeError, match=r"did not leave atomic\(\) blocks of database 'default' as it found them"
+        ):
+            perform(policy, order)
+        assert (connection.in_atomic_block, connection.savepoint_ids) == (True, blocks)
+    assert list(Effect.objects.values_list("what", flat=True)) == ["before"], "of atomic=False"
+    assert Order.objects.get() == order
+
+
+def test_the_language_and_zone_of_the_test_reach_the_handler_and_come_back(order: Order, declare: Declare) -> None:
+    seen: list[str] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        seen.append(str(translation.get_language()))
+        translation.activate("fr")
+
+    with translation.override("de"):
+        perform(declare(Order, handler, name="speaks"), order)
+        assert translation.get_language() == "de"
+    assert seen == ["de"]

@@ -41,7 +41,7 @@ from tests.testapp.models import (
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = timedelta(hours=1)
-FIRED, UNMET, GONE = ("fired", "due"), ("skipped", "condition"), ("skipped", "gone")
+FIRED, UNMET, HIDDEN = ("fired", "due"), ("skipped", "condition"), ("pending", "")
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 Change = dict[str, Any] | Callable[[Any], object]
 
@@ -323,7 +323,7 @@ def test_only_what_matches_on_the_locked_row_is_fired_and_the_story_says_so_befo
                 grouping(policy)
                 fire(*rows_now)
             expected = [
-                FIRED if yes else (UNMET if on.is_visible(obj) else GONE)
+                FIRED if yes else (UNMET if on.is_visible(obj) else HIDDEN)
                 for obj, yes in zip(objects, holds, strict=True)
             ]
             assert [state(row) for row in rows] == expected

@@ -340,6 +340,25 @@ def test_an_object_is_explained_although_its_base_manager_hides_all_rows(
     assert "condition of the policy does not hold" in dq.explain_timeout(obj, policy).outlook
 
 
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
+def test_an_object_that_the_base_manager_hides_from_this_thread_is_not_gone(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A handler may have left the tenant of another object behind."""
+    policy = declare(ManagedNotHidden, name="own", **options)
+    obj = ManagedNotHidden.objects.create()
+    row = due(obj, policy)
+    with monkeypatch.context() as patched:
+        patched.setattr(NotHidden, "get_queryset", lambda manager: QuerySet(ManagedNotHidden).filter(remark="another"))
+        assert list(fire(row).again) == [row.pk]
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert fire(row).fired == (row.pk,)
+    gone = due(obj, policy)
+    obj.delete()
+    fire(gone)
+    assert state(gone)[1] == "gone"
+
+
 def test_a_condition_with_a_value_that_its_field_cannot_have_is_refused(declare: Declare) -> None:
     with pytest.raises(dq.PolicyError, match=r"testapp.task.wrong: its when does not fit: .*“soon”"):
         declare(Task, name="wrong", when=Q(begun_at__lt="soon"))

@@ -1,0 +1,477 @@
+"""Whatever a handler leaves behind in its thread, the next timeouts of that thread are right.
+
+The table: the leftovers, times the places where the code runs. Each runs in a real worker with one thread, which then
+fires twenty timeouts of others. A timeout may count as fired only if another connection sees its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import signal
+import sqlite3
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone, translation
+
+import django_delayq as dq
+from django_delayq import remote, signals
+from django_delayq.conf import ConfigError
+from django_delayq.executors import make_executor
+from django_delayq.firing import Report, Work, run
+from django_delayq.ledger.db_connections import check_connections
+from django_delayq.models import Timeout
+from django_delayq.redis_clients import forget_engine
+from tests.integration.firing.conftest import fire, grouping
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, needs_more_connections
+from tests.testapp.models import Effect, Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), needs_more_connections]
+TENANT = contextvars.ContextVar("tenant", default="none")
+SETTINGS = {
+    "postgresql": [
+        "SET TIME ZONE 'Asia/Tokyo'",
+        "SET search_path TO nowhere",
+        "SET ROLE pg_monitor",
+        "SET datestyle TO 'SQL, DMY'",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "SELECT set_config('search_path', 'nowhere', false)",
+        "/* why */ SET statement_timeout TO 1",
+        "DO $$ BEGIN PERFORM set_config('TimeZone', 'Asia/Tokyo', false); END $$",
+    ],
+    "mysql": [
+        "SET time_zone = '+09:00'",
+        "SET SESSION TRANSACTION READ ONLY",
+        "USE information_schema",
+        "SET SESSION max_statement_time = 0.0001",
+    ],
+    "sqlite": ["PRAGMA query_only = 1", "ATTACH ':memory:' AS elsewhere"],
+}[connection.vendor]
+
+
+def second() -> Any:
+    """The connection of another alias to the same database."""
+    return connections["second"]
+
+
+def write(using: str = "default") -> None:
+    Effect.objects.using(using).create(what="left", object_id="1")
+
+
+def off(using: str = "default") -> None:
+    transaction.set_autocommit(False, using=using)
+    write(using)
+
+
+def off_and_raise() -> None:
+    off()
+    raise ValueError("an exception before it is switched on again")
+
+
+def begin(using: str = "default") -> None:
+    connections[using].cursor().execute("BEGIN")
+    write(using)
+
+
+def begin_by_the_driver() -> None:
+    connection.ensure_connection()
+    connection.connection.cursor().execute("BEGIN")
+    write()
+
+
+def enter(using: str = "default") -> None:
+    transaction.atomic(using=using).__enter__()
+    write(using)
+
+
+def enter_and_raise() -> None:
+    enter()
+    raise ValueError("the block is not left")
+
+
+def fail_in(using: str = "default") -> None:
+    transaction.atomic(using=using).__enter__()
+    try:
+        connections[using].cursor().execute("SELECT nothing FROM nowhere")
+    except Exception:
+        return
+
+
+def commit() -> None:
+    connection.ensure_connection()
+    connection.connection.commit()
+
+
+def roll_back() -> None:
+    connection.ensure_connection()
+    connection.connection.rollback()
+
+
+def break_it() -> None:
+    connection.ensure_connection()
+    connection.connection.close()
+
+
+def switch() -> None:
+    connections["default"] = connections.create_connection("default")
+
+
+def reconnect() -> None:
+    driver: Any = connection.connection
+    connection.connect()
+    if driver is not None:
+        driver.close()
+
+
+def change_the_driver() -> None:
+    connection.ensure_connection()
+    driver: Any = connection.connection
+    if connection.vendor == "postgresql":
+        from psycopg.rows import dict_row
+
+        driver.row_factory = dict_row
+        if not connection.in_atomic_block:
+            driver.read_only = True
+    elif connection.vendor == "sqlite":
+        driver.row_factory = sqlite3.Row
+        driver.text_factory = bytes
+    else:
+        driver.autocommit(False)
+
+
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("no statement may be executed")
+
+
+def wrap() -> None:
+    connection.execute_wrapper(refuse).__enter__()
+
+
+def localize() -> None:
+    translation.activate("de")
+    timezone.activate("Asia/Tokyo")
+    TENANT.set("another")
+
+
+def ignore_warnings() -> None:
+    warnings.simplefilter("ignore")
+
+
+def handle_a_signal() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+ENDED = threading.Event()
+LOOPS: list[asyncio.AbstractEventLoop] = []
+
+
+def start_a_thread() -> None:
+    threading.Thread(target=ENDED.wait, daemon=True).start()
+
+
+def set_a_loop() -> None:
+    LOOPS.append(asyncio.new_event_loop())
+    asyncio.set_event_loop(LOOPS[-1])
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def setting(statement: str) -> Callable[[], None]:
+    return lambda: connection.cursor().execute(statement) and None
+
+
+LEFT: dict[str, Callable[[], object]] = {
+    "autocommit off": off,
+    "autocommit off and an exception": off_and_raise,
+    "autocommit off elsewhere": lambda: off("second"),
+    "BEGIN": begin,
+    "BEGIN elsewhere": lambda: begin("second"),
+    "BEGIN by the driver": begin_by_the_driver,
+    "atomic()": enter,
+    "atomic() and an exception": enter_and_raise,
+    "atomic() elsewhere": lambda: enter("second"),
+    "atomic() with an error": fail_in,
+    "atomic() with an error elsewhere": lambda: fail_in("second"),
+    "COMMIT of the driver": commit,
+    "ROLLBACK of the driver": roll_back,
+    "closed": lambda: connection.close(),
+    "broken": break_it,
+    "switched": switch,
+    "reconnected": reconnect,
+    "settings of the driver": change_the_driver,
+    "an execute wrapper": wrap,
+    "language, zone, variable": localize,
+    "warnings": ignore_warnings,
+    "a signal handler": handle_a_signal,
+    "a thread": start_a_thread,
+    "an event loop": set_a_loop,
+    "KeyboardInterrupt": raising(KeyboardInterrupt()),
+    "GeneratorExit": raising(GeneratorExit()),
+    **{statement: setting(statement) for statement in SETTINGS},
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "atomic": {},
+    "outside": {"atomic": False},
+    "batch": {"batch": 5},
+    "async": {},
+    "async outside": {"atomic": False},
+    "limit": {"limits": dq.Limits(run=timedelta(seconds=30))},
+    "callback": {},
+}
+
+
+@pytest.fixture
+def with_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the alias `second` lead to the same database."""
+    connections["default"].ensure_connection()
+    monkeypatch.setitem(connections.settings, "second", connections["default"].settings_dict)
+    yield
+    connections["second"].close()
+    if getattr(connections["second"], "pool", None) is not None:
+        connections["second"].close_pool()  # type: ignore[attr-defined]
+    del connections["second"]
+
+
+@pytest.fixture
+def worker(with_second: None, redis_client: Any) -> Iterator[RunningWorker]:
+    running = RunningWorker(concurrency=1)
+    yield running
+    running.stop()
+    forget_engine()
+    ENDED.set()
+    while LOOPS:
+        LOOPS.pop().close()
+
+
+def make(place: str, leave: Callable[[], object]) -> Callable[..., Any]:
+    """Return a handler that does its work, and the first time leaves something behind and works on."""
+    called: list[bool] = []
+
+    def work(order: Order) -> None:
+        Order.objects.filter(pk=order.pk).update(status="done")
+        if place == "callback":
+            transaction.on_commit(lambda: then(order))
+        else:
+            then(order)
+
+    def then(order: Order) -> None:
+        before, was_inside = (connections["default"], connection.connection), connection.in_atomic_block
+        if not called:
+            called.append(True)
+            leave()
+            if was_inside and (connections["default"], connection.connection) != before:
+                return  # the work on another connection is its own, and on SQLite would wait for the first one
+        Effect.objects.create(what="then", object_id=order.pk)
+
+    async def awork(order: Order, timeout: Timeout) -> None:
+        await sync_to_async(work)(order)
+
+    if "async" in place:
+        return awork
+    if place == "batch":
+        return lambda orders, timeouts: [*map(work, orders)]
+    return lambda order, timeout: work(order)
+
+
+def innocent(order: Order, timeout: Timeout) -> None:
+    order.status = "done"
+    order.note = f"{translation.get_language()} {timezone.get_current_timezone_name()} {TENANT.get()}"
+    order.save()
+
+
+def settled(rows: list[Timeout]) -> Callable[[], bool]:
+    return lambda: not Timeout.objects.filter(pk__in=[row.pk for row in rows], settled_at=None).exists()
+
+
+def fire_row(row: Timeout) -> Report:
+    """Run a work of this row, as an executor does, without a plan before."""
+    return run(Work(row.policy, (row.pk,), (row.object_id,)), "default")
+
+
+def due(policy: Any) -> Timeout:
+    return dq.schedule_timeout(Order.objects.create(status="new"), policy, seconds=0)
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_the_next_timeouts_of_the_thread_are_right(
+    left: str, worker: RunningWorker, declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    if os.environ.get("DELAYQ_TEST_POOLER") and left in SETTINGS:
+        pytest.skip("PgBouncer in transaction mode passes the settings of a session on to others")
+    if os.environ.get("DELAYQ_TEST_POOL") and left == "reconnected":
+        pytest.skip("such a handler takes connections out of the pool and returns none")
+    before = f"{translation.get_language()} {timezone.get_default_timezone_name()} {TENANT.get()}"
+    inside = declare(Order, innocent, name="inside")
+    outside = declare(Order, innocent, name="outside", atomic=False)
+    # Every second place, in turn: with all of them the table takes a minute on each database.
+    for place, options in list(PLACES.items())[list(LEFT).index(left) % 2 :: 2]:
+        name = f"left_{place.replace(' ', '_')}"
+        culprit = declare(Order, make(place, LEFT[left]), name=name, retry=dq.Retry.never(), **options)
+        row = due(culprit)
+        wait_until(settled([row]), f"{place}: the culprit is settled", 20)
+        others = [due(policy) for policy in (inside, outside) for _ in range(10)]
+        wait_until(settled(others), f"{place}: the others are settled", 20)
+        row.refresh_from_db()
+        status = Order.objects.get(pk=row.object_id).status
+        worked_on = Effect.objects.filter(what="then", object_id=row.object_id).exists()
+        if row.state == "fired":
+            assert status == "done", place
+            assert worked_on or left == "COMMIT of the driver" or place == "callback", place
+            assert place != "callback" or worked_on or "An on_commit() callback" in caplog.text
+        elif options.get("atomic", True) and left != "COMMIT of the driver":
+            assert (status, worked_on) == ("new", False), place
+        states = Timeout.objects.filter(pk__in=[each.pk for each in others]).values_list("state", flat=True)
+        assert set(states) == {"fired"}, place
+        orders = Order.objects.filter(pk__in=[each.object_id for each in others])
+        assert set(orders.values_list("status", "note")) == {("done", before)}, place
+        with transaction.atomic():  # nothing is locked
+            list(orders.select_for_update(nowait=connection.features.has_select_for_update_nowait))
+            orders.update(note="")
+        caplog.clear()
+
+
+def test_leftovers_are_named_with_their_policy(
+    worker: RunningWorker, declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq")
+
+    def leaves(order: Order, timeout: Timeout) -> None:
+        enter()
+
+    policy = declare(Order, leaves, name="leaves", atomic=False, retry=dq.Retry.never())
+    due(policy)
+
+    def dead() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if vars(each).get("event") == "timeout_dead"]
+
+    wait_until(dead, "the failure is logged, after it is recorded")
+    [record] = dead()
+    assert "testapp.order.leaves" in record.getMessage()
+    assert "entered atomic() on database 'default' and did not leave it" in record.getMessage()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SET LOCAL TIME ZONE 'Asia/Tokyo'",
+        "SELECT set_config('app.tenant', '7', true)",
+        "SET CONSTRAINTS ALL DEFERRED",
+        "SELECT 'SET TIME ZONE'",
+    ],
+)
+def test_what_ends_with_the_transaction_costs_no_connection(declare: Any, statement: str) -> None:
+    policy = declare(Order, lambda order, timeout: connection.cursor().execute(statement) and None, name="local")
+    connection.ensure_connection()
+    driver = connection.connection
+    assert fire(due(policy)).fired
+    assert connection.connection is driver
+
+
+def test_a_burst_ends_although_a_handler_raises_keyboard_interrupt(declare: Any, without_redis: None) -> None:
+    """In a thread of a worker no key was pressed: it is an attempt like any other."""
+    calls: list[int] = []
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        calls.append(1)
+        raise KeyboardInterrupt("by mistake")
+
+    first = due(declare(Order, handler, name="interrupts", atomic=False, retry=dq.Retry([0])))
+    behind = due("remind")
+    RunningWorker(burst=True, concurrency=1).join()
+    for row in (first, behind):
+        row.refresh_from_db()
+    assert (first.state, first.attempts, len(calls), behind.state) == ("dead", 2, 2, "fired")
+    assert first.errors[-1]["error"] == "KeyboardInterrupt"
+
+
+def test_a_member_of_a_group_does_not_inherit_the_session_of_another(declare: Any) -> None:
+    seen: list[list[int]] = []
+    statement = SETTINGS[0]
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        if len(seen) == 1:
+            connection.cursor().execute(statement)
+        seen.append([id(connection.connection)])
+
+    policy = declare(Order, handler, name="grouped")
+    grouping(policy)
+    rows = [due(policy) for _ in range(4)]
+    assert len(fire(*rows).fired) == 4
+    assert len(seen) == 2 + 4, "the group was rolled back, and each was fired alone"
+
+
+def test_signal_receivers_leave_nothing_behind_either(caplog: pytest.LogCaptureFixture) -> None:
+    def receive(**_: Any) -> None:
+        off()
+
+    signals.timeout_fired.connect(receive)
+    try:
+        fire(due("remind"))
+    finally:
+        signals.timeout_fired.disconnect(receive)
+    assert transaction.get_autocommit()
+    assert not Effect.objects.filter(what="left").exists()
+    assert "A signal receiver of testapp.order.remind left a transaction open on database 'default'" in caplog.text
+
+
+def test_what_code_before_a_work_left_open_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """In a process of another task queue, the tasks of the application run in the same threads."""
+    row = due("remind")
+    off()
+    assert fire_row(row).fired == (row.pk,)
+    assert transaction.get_autocommit()
+    assert not Effect.objects.filter(what="left").exists()
+    assert [vars(record).get("event") for record in caplog.records] == ["connection_left"]
+
+
+def test_a_message_is_refused_in_a_transaction_that_others_may_never_commit() -> None:
+    row = due("remind")
+    message = {"policy": "testapp.order.remind", "ids": [row.pk], "suspect": False, "using": "default"}
+    with transaction.atomic(), pytest.raises(RuntimeError, match="would count as fired without a COMMIT"):
+        remote.fire(message)
+    remote.fire(message)
+    row.refresh_from_db()
+    assert row.state == "fired"
+
+
+def test_nothing_fires_on_a_database_without_autocommit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There Django's `atomic()` commits nothing, without an error."""
+    row = due("remind")
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    with pytest.raises(ConfigError, match=r"DATABASES\['default'\]\['AUTOCOMMIT'\] is False"):
+        make_executor("default", 1)
+    assert fire_row(row).fired == ()
+    monkeypatch.undo()
+    row.refresh_from_db()
+    assert (row.state, row.attempts) == ("pending", 0)
+
+
+def test_debug_keeps_no_statements_of_works_that_have_ended(settings: Any) -> None:
+    settings.DEBUG = True
+    row = due("remind")
+    assert connection.queries_log
+    fire_row(row)
+    check_connections()
+    assert not connection.queries_log
+    with CaptureQueriesContext(connection) as queries:
+        Order.objects.count()
+        check_connections()
+    assert len(queries) == 1, "a test that counts statements still sees them"
