@@ -4,7 +4,7 @@ Queries compare that string, the text of the key, with the key itself. So each s
 text, which Python and all databases derive from it in the same way. A type without one is refused when a policy is
 declared. `TYPES` is the only place that defines this.
 
-`HexField` and `PartialIndex`, by which the ledger stores and finds its keys, are at the end.
+`HexField`, `KindField` and `PartialIndex`, by which the ledger stores and finds its keys, are at the end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.db.models import CharField, ExpressionWrapper, Func, Model, Q, Value
+from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -306,3 +308,31 @@ class HexField(models.CharField):  # type: ignore[type-arg]  # at runtime it tak
 
     def get_db_converters(self, connection: BaseDatabaseWrapper) -> list[Any]:
         return [lambda value, *_: value and value.hex] if dialect_of(connection).hex_type else []
+
+
+NO_KIND = 2**31 - 1
+"""The last id that the table of content types can have. Not 0, which Django refuses on MySQL."""
+
+
+class _KindDescriptor(ForwardManyToOneDescriptor):  # type: ignore[type-arg]
+    """Return a content type also for a row whose model was removed, with its content type."""
+
+    def get_object(self, instance: Any) -> Any:
+        try:
+            return super().get_object(instance)
+        except ObjectDoesNotExist:
+            kind = self.field.remote_field.model(pk=getattr(instance, self.field.attname))
+            # What `dumpdata --natural-foreign` writes, and `loaddata` reads as an id that no content type has. With the
+            # former id, the row would get the kind that has this id in the other database.
+            kind.natural_key = lambda: NO_KIND
+            return kind
+
+
+class KindField(models.ForeignKey):  # type: ignore[type-arg]  # at runtime it takes none
+    """A foreign key to a content type, which may have been removed. For migrations it is an ordinary one."""
+
+    forward_related_accessor_class = _KindDescriptor
+
+    def deconstruct(self) -> Any:
+        name, _, *rest = super().deconstruct()
+        return name, "django.db.models.ForeignKey", *rest

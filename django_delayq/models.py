@@ -20,7 +20,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, HexField, PartialIndex
+from django_delayq.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, HexField, KindField, PartialIndex
 
 SLOT_BYTES = 16
 
@@ -117,7 +117,7 @@ class Timeout(models.Model):
     id = models.BigAutoField(primary_key=True)
     policy: Field[str, str] = models.CharField(_("policy"), max_length=200)
     # Without a name in ContentType, where a model `Timeout` of the project may have its own.
-    content_type = models.ForeignKey(
+    content_type = KindField(
         ContentType, models.DO_NOTHING, "+", verbose_name=_("kind of object"), db_constraint=False, db_index=False
     )
     object_id: Field[str, str] = models.CharField(_("object id"), max_length=255)

@@ -18,11 +18,11 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from django.db import DataError, connections
 from django.db import Error as DatabaseError
-from django.db import connections
 from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from django_delayq import clock
@@ -120,6 +120,12 @@ class Changes:
     """By the id of the pending row."""
     too_old: int = 0
 
+    def add(self, other: Changes) -> None:
+        self.insert += other.insert
+        self.move |= other.move
+        self.cancel |= other.cancel
+        self.too_old += other.too_old
+
     @property
     def pks(self) -> list[Any]:
         """Return the sorted keys of the objects of these changes, one for each change."""
@@ -129,7 +135,10 @@ class Changes:
 
 @dataclass(slots=True)
 class Failures:
-    """The objects of a policy for which `since` or `after` raises, or results in a deadline that is refused."""
+    """The objects of a policy for which `since` or `after` raises or results in a deadline that is refused.
+
+    Also objects that cannot be read, such as one with the datetime `infinity` of PostgreSQL.
+    """
 
     policy: TimeoutPolicy[Any]
     count: int = 0
@@ -142,13 +151,13 @@ class Failures:
     def counting(self, pk: Any) -> Iterator[None]:
         """Count the object if the block raises, and continue after it: the object stays as it is.
 
-        Raises the database's errors: they are not errors of one object.
+        Raises other errors of the database. Counts SystemExit, which would end the sync.
         """
         try:
             yield
-        except DatabaseError:
-            raise
-        except Exception as error:  # noqa: BLE001 - code of the application
+        except (Exception, SystemExit) as error:  # code of the application
+            if not is_of_one_object(error):
+                raise
             self.count += 1
             self.first = self.first or (pk, error)
 
@@ -159,6 +168,11 @@ class Failures:
         words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
         others = counted(self.count - 1, "other object fails", "other objects fail")
         return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
+
+
+def is_of_one_object(error: BaseException) -> bool:
+    """Return whether `error` may be one of a single object: its code, or a value that the driver cannot read."""
+    return isinstance(error, DataError) or not isinstance(error, DatabaseError)
 
 
 def arm_one(
@@ -216,6 +230,28 @@ def arm_many(
     return changes
 
 
+def arm_readable(
+    failures: Failures,
+    pks: Sequence[Any],
+    using: str,
+    oldest: timedelta | None,
+    *,
+    wait: bool = True,
+    dry_run: bool = False,
+) -> Changes:
+    """Do as `arm_many` for the policy of `failures`, and count the objects that cannot be read: one by one, if some."""
+    try:
+        return arm_many([failures.policy], pks, using, oldest, failures=failures, wait=wait, dry_run=dry_run)
+    except Exception as error:
+        if not is_of_one_object(error):
+            raise
+    changes = Changes()
+    for pk in pks:
+        with failures.counting(pk):
+            changes.add(arm_many([failures.policy], [pk], using, oldest, failures=failures, wait=wait, dry_run=dry_run))
+    return changes
+
+
 def diff(
     states: Sequence[RowState],
     using: str,
@@ -236,15 +272,7 @@ def diff(
         failures: counts the objects for which a callable raises. None: what it raises is raised.
         is_new: the rows were inserted just now, so that their rounds keep nothing.
     """
-    read = objects or {}
-
-    def object_of(state: RowState) -> Any:
-        model = state.policy.model
-        if model not in read:
-            pks = {each.pk for each in states if each.holds and each.policy.model is model}
-            read[model] = objects_of_policy(state.policy, pks, using)
-        return read[model].get(state.pk)  # None: deleted since `states` were read without a lock
-
+    object_of = partial(_object_of, states, {} if objects is None else objects, using)
     changes, unfit = Changes(), []
     for state in states:
         if state.holds:
@@ -266,6 +294,23 @@ def diff(
             with failures.counting(state.pk) if failures else nullcontext():
                 _diff_round(changes, state, since_at, object_of, settled, is_closed=is_closed, oldest=oldest)
     return changes
+
+
+def _object_of(states: Sequence[RowState], read: dict[type[Model], dict[Any, Any]], using: str, state: RowState) -> Any:
+    """Return the object of `state`; None: it was deleted since `states` were read without a lock.
+
+    Read all objects of `states`, by the first call, into `read`; if one of them cannot be read, only its own.
+    """
+    model = state.policy.model
+    if model not in read:
+        pks = {each.pk for each in states if each.holds and each.policy.model is model}
+        try:
+            read[model] = objects_of_policy(state.policy, pks, using)
+        except Exception as error:
+            if not is_of_one_object(error):
+                raise
+            return objects_of_policy(state.policy, [state.pk], using).get(state.pk)
+    return read[model].get(state.pk)
 
 
 def _diff_round(
@@ -294,14 +339,7 @@ def _diff_round(
     if kept is not None:
         kept = kept.against_policy(due_at)
         due_at = kept.due_at or due_at
-    limit = oldest
-    if oldest is None or policy in _handled.get():
-        limit = None
-    elif pending_id is not None or kept is not None:
-        # A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or
-        # their condition had ended them, and holds again.
-        limit = max(oldest, get_settings().catch_up)
-    is_too_old = limit is not None and clock.now() - due_at >= limit
+    is_too_old = _is_too_old(policy, due_at, oldest, has_row=pending_id is not None or kept is not None)
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
@@ -313,6 +351,17 @@ def _diff_round(
         changes.cancel[pending_id] = (state, Cause.LATE)
     else:
         changes.move[pending_id] = Round(state, since_at, due_at, kept)
+
+
+def _is_too_old(policy: TimeoutPolicy[Any], due_at: datetime, oldest: timedelta | None, *, has_row: bool) -> bool:
+    """Return whether a round with this deadline is overdue by too much to be armed.
+
+    A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or their
+    condition had ended them, and holds again.
+    """
+    if oldest is None or policy in _handled.get():
+        return False
+    return clock.now() - due_at >= (max(oldest, get_settings().catch_up) if has_row else oldest)
 
 
 def _settled_rounds(

@@ -11,7 +11,7 @@ from django.db.models.functions import Concat
 from django.db.models.lookups import In
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures, diff
+from django_delayq.arming.reconcile import Failures, diff, is_of_one_object
 from django_delayq.arming.row_state import CLOSING, RowState, has_none, has_some, pending_rounds
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
@@ -51,8 +51,7 @@ def steps(
     if callable(policy.since) or callable(policy.after):
         yield from _checked(policy, using, oldest, failures, after)
     else:
-        in_force = read_delay(policy, using)
-        delay = policy.after if in_force is None else in_force
+        delay = _delay(policy, using)
         for ids in () if oldest is None or delay is None else _moved(policy, using, oldest, delay):
             yield Step(
                 list(dict.fromkeys(_lacking(policy, using, delay).filter(pk__in=ids).values_list("pk", flat=True)))
@@ -73,7 +72,7 @@ def _checked(
     in_force = None if policy.after is None else read_delay(policy, using)
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
-        page = list((rows if place is None else rows.filter(pk__gt=place))[:PAGE])
+        keys, page = _read(rows if place is None else rows.filter(pk__gt=place), failures)
         objects = {to_python(obj.pk): obj for obj in page}  # fewer, if a condition on other rows repeats some
         # With a column `since`, the query has left out the objects whose rounds are pending.
         pending = pending_rounds([policy], objects, using) if callable(policy.since) else {}
@@ -82,10 +81,26 @@ def _checked(
             since_at = getattr(obj, policy.since) if isinstance(policy.since, str) else None
             states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())))
         changes = diff(states, using, oldest, objects={policy.model: objects}, failures=failures)
-        place = page[-1].pk if len(page) == PAGE else None
-        yield Step(changes.pks, place, len(objects), changes.too_old)
+        place = keys[-1] if len(keys) == PAGE else None
+        yield Step(changes.pks, place, len(set(keys)), changes.too_old)
         if place is None:
             return
+
+
+def _read(rows: QuerySet[Any], failures: Failures) -> tuple[list[Any], list[Any]]:
+    """Return the keys of the first page of `rows`, and its objects without those that cannot be read."""
+    try:
+        page = list(rows[:PAGE])
+    except Exception as error:
+        if not is_of_one_object(error):
+            raise
+    else:
+        return [obj.pk for obj in page], page
+    keys, objects = list(rows.values_list("pk", flat=True)[:PAGE]), list[Any]()
+    for pk in dict.fromkeys(keys):
+        with failures.counting(pk):
+            objects += rows.filter(pk=pk)[:1]
+    return keys, objects
 
 
 def candidates(
@@ -93,8 +108,10 @@ def candidates(
 ) -> QuerySet[Any]:
     """Return the rows that match `policy`, by key, without those that fit according to the database.
 
-    Also without those whose rounds are too old to be armed, if `since` is a column and `delay` the constant in force.
+    Also without those whose rounds are too old to be armed, if `since` is a column and `after` a constant. `delay`: the
+    one in force, if the caller has read it.
     """
+    delay = delay or _delay(policy, using)
     rows = _lacking(policy, using, delay)
     if oldest is not None and delay is not None:
         begin = clock.now() - delay
@@ -104,6 +121,14 @@ def candidates(
         ended = _rounds(policy, using).filter(cause=Timeout.Cause.CONDITION, since_at=OuterRef(str(policy.since)))
         rows = rows.filter(Q(**{f"{policy.since}__gt": begin - oldest}) | Q(has_some(ended)))
     return rows
+
+
+def _delay(policy: TimeoutPolicy[Any], using: str) -> timedelta | None:
+    """Return the constant delay in force; None: there is none, or `since` is not a column."""
+    if not isinstance(policy.since, str) or not isinstance(policy.after, timedelta):
+        return None
+    in_force = read_delay(policy, using)
+    return policy.after if in_force is None else in_force
 
 
 def _lacking(policy: TimeoutPolicy[Any], using: str, delay: timedelta | None) -> QuerySet[Any]:
@@ -186,5 +211,11 @@ def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], using: str)
     rows = policy.model._base_manager.using(using).filter(pk__in=list(rounds)).filter(policy.when or Q())
     is_column = isinstance(policy.since, str)
     to_python = root_of_key(policy.concrete_model).to_python
-    matching = {to_python(pk): value for pk, value in rows.values_list("pk", policy.since if is_column else "pk")}
+    try:
+        found = list(rows.values_list("pk", policy.since if is_column else "pk"))
+    except Exception as error:  # for `repair`, which reads one by one
+        if not is_of_one_object(error):
+            raise
+        return list(rounds)
+    matching = {to_python(pk): value for pk, value in found}
     return [pk for pk, since_at in rounds.items() if pk not in matching or (is_column and matching[pk] != since_at)]

@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures, arm_many
+from django_delayq.arming.reconcile import Failures, arm_many, arm_readable
 from django_delayq.arming.scan import PAGE, Step, candidates, steps
+from django_delayq.backoff import Backoff
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import declarations, writing
-from django_delayq.ledger.history import shown
-from django_delayq.ledger.locking import database_of, lock_in_slot_order, transaction_of
+from django_delayq.ledger.db_connections import needs_new_connection
+from django_delayq.ledger.history import message_of, shown
+from django_delayq.ledger.locking import database_of, lock_in_slot_order, rows_of, transaction_of
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.search import Count
 from django_delayq.ledger.subjects import instances, kind_of, objects_of
@@ -145,7 +147,7 @@ def repair(
     """
     done, policy = Synced(too_old=step.too_old), failures.policy
     for pks in chunks(step.wrong, LOCKED):
-        changes = arm_many([policy], pks, using, oldest, failures=failures, wait=wait, dry_run=dry_run)
+        changes = arm_readable(failures, pks, using, oldest, wait=wait, dry_run=dry_run)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if step.may_be_gone:
             done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0)
@@ -157,14 +159,15 @@ def cancel_of_deleted(
 ) -> tuple[int, set[Any]]:
     """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
 
-    Return how many there were, and the keys of the rows that are not deleted. Sends no signals, as there may be very
+    Return how many there were, and the keys of the rows that are not deleted. A row that the base manager hides is not
+    deleted: a tenant that other code has left behind in this thread may hide it. Sends no signals, as there may be very
     many. `dry_run`: only count.
     """
     kind = kind_of(model, using)
     cancelled, left = 0, set[Any]()
     with nullcontext() if dry_run else transaction_of(using):
         for chunk in chunks(sorted(pks, key=str)):
-            there = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
+            there = rows_of(model, using).filter(pk__in=chunk).values_list("pk", flat=True)
             ids = {object_id_of(model, pk) for pk in there}
             left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
             gone = {object_id_of(model, pk) for pk in chunk} - ids
@@ -194,7 +197,8 @@ class TableSync:
         self._using = using
         self._claims: set[datetime] = set()
         """When the claim of this worker ends; two if it is not known whether the last one was stored."""
-        self._failed = set[str]()
+        self._failed = dict[str, Backoff]()
+        """When to try again, for the policies whose last slice failed."""
         self._reported = set[str]()
         self._left = set[str]()
         """The policies of which this worker has left objects alone in the present or last pass: they were locked."""
@@ -202,8 +206,8 @@ class TableSync:
     def run(self, between: Callable[[], object] = lambda: None, *, at_once: bool = False) -> float:
         """Sync a slice of the policies that are due; return in how many seconds to call again.
 
-        `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database; the
-        other policies are then synced first. What callables of policies raise is logged.
+        `at_once`: all of them, without pauses. Calls `between` after each page. Raises an error that needs another
+        connection. Others are logged: the policy is tried again soon, and the others are synced.
         """
         others = declarations.register(self._using)
         policies = {each.label: each for each in automatic_policies(self._using) if each.label not in others}
@@ -212,11 +216,16 @@ class TableSync:
             asked_at, now = clock.now(), database_now(self._using)
             due, wait = self._claim_due(list(policies), now, interval)
             if not due:
-                return wait.total_seconds()
+                return min([wait.total_seconds(), *(each.seconds_left for each in self._failed.values())])
             for row in due:
-                self._failed.add(row.policy)
-                spent += self._advance(policies[row.policy], row, now, between, limit)
-                self._failed.discard(row.policy)
+                try:
+                    spent += self._advance(policies[row.policy], row, now, between, limit)
+                    self._failed.pop(row.policy, None)
+                except Exception as error:
+                    if needs_new_connection(error):
+                        raise
+                    self._failed.setdefault(row.policy, Backoff(1.0, interval.total_seconds())).failed()
+                    self._log_failure(row.policy, f"{row.policy}: the sync failed: {message_of(error)}", error)
                 if spent >= limit or clock.now() - asked_at > interval * CLAIM:  # another worker may have the claim now
                     break
         return spent / SHARE - spent
@@ -237,6 +246,7 @@ class TableSync:
             found = list(rows.all())
         free = [row for row in found if (at := row.claimed_until) is None or at in self._claims or at <= now]
         due = [row for row in free if row.is_running or row.began_at is None or row.began_at <= now - interval * EARLY]
+        due = [row for row in due if row.policy not in self._failed or not self._failed[row.policy].seconds_left]
         if not due and not self._claims:
             others = [row.claimed_until - now for row in found if row not in free and row.claimed_until is not None]
             return [], min([interval, *others])
@@ -248,7 +258,7 @@ class TableSync:
         if claimed < len(free):  # by another worker, between the two statements
             return [], interval * CLAIM
         long_ago = now - timedelta(days=1)
-        due.sort(key=lambda row: (row.policy in self._failed, row.is_running, row.began_at or long_ago))
+        due.sort(key=lambda row: (row.is_running, row.policy in self._failed, row.began_at or long_ago))
         return due, interval
 
     def _advance(
@@ -293,18 +303,19 @@ class TableSync:
 
     def _report(self, failures: Failures, row: PolicySync, *, is_complete: bool) -> None:
         """Log the first object for which a callable raises, once until a complete pass has none."""
-        label = row.policy
         if failures.first is not None:
             pk, error = failures.first
-            is_known = label in self._reported
-            self._reported.add(label)
-            level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
-            facts = {"policy": label, "object_id": object_id_of(failures.policy.concrete_model, pk)}
-            logger.log(level, "%s", failures, exc_info=cause, extra={"event": "sync_failed", **facts})
-        elif label in self._reported and is_complete and not row.failed:
-            self._reported.discard(label)
-            words = "%s: the deadlines of all objects can be computed again"
-            logger.info(words, label, extra={"event": "sync_back", "policy": label})
+            about = object_id_of(failures.policy.concrete_model, pk)
+            self._log_failure(row.policy, str(failures), error, object_id=about)
+        elif row.policy in self._reported and is_complete and not row.failed:
+            self._reported.discard(row.policy)
+            logger.info("%s: the sync works again", row.policy, extra={"event": "sync_back", "policy": row.policy})
+
+    def _log_failure(self, label: str, words: str, error: BaseException, **facts: str) -> None:
+        is_known = label in self._reported
+        self._reported.add(label)
+        level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
+        logger.log(level, "%s", words, exc_info=cause, extra={"event": "sync_failed", "policy": label, **facts})
 
 
 def oldest_in_sync(behind: timedelta = timedelta(0)) -> timedelta:
@@ -336,7 +347,7 @@ def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
     page = list(candidates(policy, using).values_list("pk", flat=True)[:PAGE])
-    changes = arm_many([policy], set(page), using, oldest_in_sync(), failures=Failures(policy), dry_run=True)
+    changes = arm_readable(Failures(policy), sorted(set(page)), using, oldest_in_sync(), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 

@@ -178,10 +178,7 @@ class Attempt:
         gone = [row for row in due if row.pk not in objects]
         unmet = [member.row for member in found if member.obj.pk not in matching]
         members = [member for member in found if member.obj.pk in matching]
-        if unmet and is_outdated(policy, using, now):
-            report.release([row.pk for row in unmet], using, "a newer declaration of its policy decides its condition")
-            unmet = []
-        for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
+        for skipped, cause in ((gone, Cause.GONE), (self._decided(unmet, now), Cause.CONDITION)):
             if skipped:
                 settling.mark_settled(skipped, cause, now, using)
                 report.add_outcomes(skipped)
@@ -198,6 +195,14 @@ class Attempt:
             ids = objects if policy.batch else [candidate.id for candidate in self.candidates]
             order = {timeout_id: place for place, timeout_id in enumerate(ids)}
             self.ready = sorted([*self.ready, *members], key=lambda member: order[member.row.pk])
+
+    def _decided(self, unmet: list[Timeout], now: datetime) -> list[Timeout]:
+        """Return the rows `unmet`, or release them, if workers with a newer condition for the policy are running."""
+        if not unmet or not is_outdated(self.policy, self.using, now):
+            return unmet
+        why = "a newer declaration of its policy decides about its condition"
+        self.report.release([row.pk for row in unmet], self.using, why)
+        return []
 
     def _due(self, candidates: Sequence[Candidate], rows: dict[int, Timeout], now: datetime) -> list[Timeout]:
         """Return the rows that are pending and due by the database clock, in the order of `candidates`."""

@@ -37,7 +37,7 @@ from django_delayq.policies import TimeoutPolicy, get_policies
 logger = logging.getLogger("django_delayq.worker")
 
 SILENT: Final = 3
-"""A declaration is confirmed twice in a sync interval, so that three without one are no accident of one worker."""
+"""Each sync confirms a declaration, twice in an interval: a worker that misses some must not lose the policy."""
 REMEMBERED: Final = 10
 """How many declarations are remembered. More than releases that run at the same time, and short enough for a row."""
 

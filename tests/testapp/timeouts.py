@@ -135,6 +135,17 @@ def do_nothing(order: Order, timeout: Timeout) -> None:
     """Do nothing; only some releases declare this policy."""
 
 
+STATUSES = os.environ.get("DELAYQ_TEST_STATUSES", "").split(",")
+
+
+@only_in_some("reviewed", after=timedelta(minutes=30), since="created_at", when=Q(status__in=STATUSES))
+def reviewed(order: Order, timeout: Timeout) -> None:
+    """Store which release has run; their conditions differ."""
+    order.status = "cancelled"
+    order.save()
+    Effect.objects.create(what=f"reviewed {','.join(STATUSES)}", object_id=order.pk, timeout_id=timeout.pk)
+
+
 PACED_SECONDS = int(os.environ.get("DELAYQ_TEST_PACED_SECONDS", "5"))
 PACED = Rate(20 * PACED_SECONDS, per=timedelta(seconds=PACED_SECONDS))
 

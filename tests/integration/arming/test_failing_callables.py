@@ -242,16 +242,90 @@ def test_the_command_does_the_rest_and_ends_with_an_error(
     assert raised.value.returncode == 1
 
 
-def test_a_database_error_is_not_a_failure_of_one_object(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_error_is_not_a_failure_of_one_object(declare: Any, caplog: pytest.LogCaptureFixture) -> None:
     from django.db import OperationalError
 
     def after(order: Order) -> timedelta:
-        raise OperationalError("the server closed the connection")
+        raise OperationalError("the statement was cancelled")
 
-    declare(Order, name="calls", since="created_at", after=after, when=Q(status="calls"))
+    policy = declare(Order, name="calls", since="created_at", after=after, when=Q(status="calls"))
     orders("")
-    with pytest.raises(OperationalError):
-        TableSync("default").run(at_once=True)
+    TableSync("default").run(at_once=True)
+    (record,) = (record for record in caplog.records if getattr(record, "event", "") == "sync_failed")
+    assert (getattr(record, "policy", ""), hasattr(record, "object_id")) == (policy.label, False)
+    row = PolicySync.objects.get(policy=policy.label)
+    assert (row.failed, row.finished_at) == (0, None)
+
+
+def test_an_object_for_which_a_function_raises_system_exit_is_counted(declare: Any) -> None:
+    def after(order: Order) -> timedelta:
+        if order.note == OOPS:
+            raise SystemExit(2)
+        return HOUR
+
+    policy = declare(Order, name="calls", since="created_at", after=after, when=Q(status="calls"))
+    first, _, last = orders("", OOPS, "")
+    TableSync("default").run(at_once=True)
+    assert pending() == {str(first.pk), str(last.pk)}
+    assert PolicySync.objects.get(policy=policy.label).failed_total == 1
+
+
+@pytest.mark.parametrize("kind", ["columns", "since", "after"])
+@pytest.mark.skipif(connection.vendor == "mysql", reason="MariaDB stores no value that its driver cannot read")
+def test_an_object_that_cannot_be_read_is_counted_and_the_others_are_armed(declare: Any, kind: str) -> None:
+    """Its `since`, or another column that a function needs, has a value that the driver cannot read."""
+    since: Any = (lambda order: order.created_at) if kind == "since" else "created_at"
+    after: Any = (lambda order: HOUR) if kind == "after" else HOUR
+    policy = declare(Order, name="calls", since=since, after=after, when=Q(status="calls"))
+    found = orders(*[""] * 20)
+    bad = found[7]
+    column = "created_at" if kind == "columns" else "paid_at"
+    value = "infinity" if connection.vendor == "postgresql" else "2026-13-45 00:00:00"
+    if kind == "columns":
+        dq.sync_timeouts(bad)  # so that it is compared with its pending round
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {Order._meta.db_table} SET {column} = %s WHERE id = %s", [value, bad.pk])
+    others = {str(order.pk) for order in found if order != bad}
+    TableSync("default").run(at_once=True)
+    assert pending() - {str(bad.pk)} == others
+    assert PolicySync.objects.get(policy=policy.label).failed_total == 1
+    examine()
+    due_again(policy.label)
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {Order._meta.db_table} SET {column} = %s WHERE id = %s", [timezone.now(), bad.pk])
+    TableSync("default").run(at_once=True)
+    assert pending() == {*others, str(bad.pk)}
+
+
+def test_while_the_sync_of_one_policy_fails_the_others_are_synced_and_it_is_said_once(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from django_delayq.arming import sync
+
+    failing = declare(Order, name="fails", since="created_at", after=HOUR, when=Q(status="calls"))
+    works = declare(Order, name="works", since="created_at", after=HOUR, when=Q(status="calls"))
+    orders("")
+    tables, repair = TableSync("default"), sync.repair
+
+    def repair_others(step: Any, using: str, oldest: Any, failures: Failures, **options: Any) -> Any:
+        if failures.policy is failing:
+            connection.cursor().execute("SELECT 1 FROM nowhere")
+        return repair(step, using, oldest, failures, **options)
+
+    def logged() -> list[str]:
+        tables._failed.clear()  # its backoff is over
+        tables.run(at_once=True)
+        found = [record.event for record in caplog.records if hasattr(record, "event") and record.levelno > 10]
+        caplog.clear()
+        return found
+
+    caplog.set_level(logging.INFO, logger="django_delayq")
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "repair", repair_others)
+        assert [logged(), logged()] == [["sync_failed"], []]
+        assert Timeout.objects.pending().filter(policy=works.label).count() == 1
+    assert [logged(), logged()] == [["sync_back"], []]
+    assert Timeout.objects.pending().filter(policy=failing.label).count() == 1
 
 
 def test_saving_raises_what_a_callable_raises(policy: dq.TimeoutPolicy[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Releases with another condition for one policy run side by side: nothing is lost, and what is due fires, late.
+"""Releases with another condition for one policy run side by side: nothing is lost, and each timeout fires, late.
 
 A release is a registry that declares its own policy. The handlers of both write down which release has run.
 """
@@ -70,7 +70,7 @@ class Release:
             register("default")
 
     def work(self, minutes: float, *beside: Release) -> None:
-        """Let the worker sync, and fire what is due, at that time. These workers have been running `beside` it."""
+        """Let the worker sync, and fire due timeouts, at that time. These workers have been running `beside` it."""
         while beside and Now.minutes < minutes - 1:
             Now.minutes += 1
             for other in beside:

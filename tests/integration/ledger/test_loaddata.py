@@ -11,6 +11,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
+from django_delayq.key_types import NO_KIND
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -48,3 +49,19 @@ def test_saving_an_object_arms_no_second_timeout_beside_the_loaded_one(tmp_path:
     move_to_a_database_with_other_content_types(tmp_path / "ledger.json")
     order.save()
     assert Timeout.objects.count() == 1
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "yaml"])
+def test_a_timeout_of_a_removed_model_is_dumped_without_its_kind(tmp_path: Path, form: str) -> None:
+    """`remove_stale_contenttypes` has deleted the content type; another model may have its id where it is loaded."""
+    order = Order.objects.create(status="new")
+    row = schedule_timeout(order, "remind", hours=1)
+    Timeout.objects.update(content_type_id=10**6)
+    file = tmp_path / f"ledger.{form}"
+    options = {"use_natural_foreign_keys": True, "format": form, "output": str(file), "verbosity": 0}
+    call_command("dumpdata", "django_delayq.timeout", **options)
+    Timeout.objects.all().delete()
+    call_command("loaddata", str(file), verbosity=0)
+    loaded = Timeout.objects.get(pk=row.pk)
+    assert not ContentType.objects.filter(pk=loaded.content_type_id).exists()
+    assert (loaded.content_type_id, loaded.object_id) == (NO_KIND, row.object_id)

@@ -1,0 +1,103 @@
+"""Real workers: rounds that are open again after their deadline, and releases whose conditions differ."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Q
+from django.utils import timezone
+
+from django_delayq import clock
+from django_delayq.models import PolicySync, Timeout
+from tests.support.processes import StartWorker
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(180),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="the workers and the test would wait for one writer"),
+]
+MINUTE = timedelta(minutes=1)
+SYNC_SECONDS = 2.0
+SECONDS = {"LEASE": 5.0, "SWEEP_INTERVAL": 1.0, "SYNC_INTERVAL": SYNC_SECONDS}
+FORMER, NEW, RENAMED = "billed", "billed,review", "open"
+
+
+def test_an_order_that_is_unpaid_again_at_minute_40_of_30_is_cancelled_and_forgotten_ones_are_not(
+    start_worker: StartWorker,
+) -> None:
+    begin = timezone.now() - 40 * MINUTE
+    with clock.set_to(begin):
+        order = Order.objects.create(status="unpaid", created_at=begin)
+        order.status = "paying"
+        order.save()
+    forgotten = [begin, begin - timedelta(days=365)]
+    Order.objects.bulk_create([Order(status="unpaid", created_at=at) for at in forgotten])
+    start_worker(seconds=SECONDS)
+    passes = PolicySync.objects.filter(policy="testapp.order.cancel_unpaid", finished_at__isnull=False)
+    wait_until(passes.exists, "the worker has synced once")
+    Order.objects.filter(pk=order.pk).update(status="unpaid")
+    cancelled = Order.objects.filter(pk=order.pk, status="cancelled")
+    wait_until(cancelled.exists, "it is cancelled", seconds=SYNC_SECONDS + 5)
+    assert Order.objects.filter(status="unpaid").count() == len(forgotten)
+    assert Timeout.objects.filter(state="fired").count() == 1
+
+
+@pytest.fixture
+def release(start_worker: StartWorker) -> Callable[[str], subprocess.Popen[bytes]]:
+    """Start a worker of the release with this condition, and wait until its declaration is known."""
+
+    def start(statuses: str) -> subprocess.Popen[bytes]:
+        known = PolicySync.objects.filter(policy="testapp.order.reviewed")
+        before = list(known.values_list("declarations", "confirmed_at"))
+        worker = start_worker(seconds=SECONDS, POLICIES="reviewed", STATUSES=statuses)
+        wait_until(lambda: list(known.values_list("declarations", "confirmed_at")) != before, "it has begun")
+        return worker
+
+    return start
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_while_a_release_with_a_wider_condition_is_deployed_each_due_timeout_fires(
+    release: Callable[[str], subprocess.Popen[bytes]], declare: Any, is_restarted: bool
+) -> None:
+    """The test's process is a web process of the new release."""
+    former = release(FORMER)
+    release(NEW)
+    if is_restarted:  # in the middle of the deployment, by its supervisor
+        former.kill()
+        former.wait()
+        release(FORMER)
+    declare(Order, name="reviewed", after=30 * MINUTE, since="created_at", when=Q(status__in=NEW.split(",")))
+    for number in range(30):
+        created_at = timezone.now() - 30 * MINUTE + timedelta(seconds=number / 10)
+        Order.objects.create(status="review" if number % 3 else FORMER, created_at=created_at)
+    rows = Timeout.objects.filter(policy="testapp.order.reviewed")
+    wait_until(lambda: not rows.filter(settled_at=None).exists(), "all is settled", seconds=90)
+    assert rows.filter(state="fired").values("object_id").distinct().count() == 30
+    assert Effect.objects.filter(what__startswith="reviewed").count() == 30
+    assert Effect.objects.filter(what=f"reviewed {NEW}").count() >= 20, "those that only the new condition covers"
+
+
+def test_while_a_status_is_renamed_each_due_timeout_fires(
+    release: Callable[[str], subprocess.Popen[bytes]], declare: Any
+) -> None:
+    """The data are migrated while workers of both releases are running, before half of the deadlines."""
+    release(FORMER)
+    declare(Order, name="reviewed", after=30 * MINUTE, since="created_at", when=Q(status=FORMER))
+    for number in range(20):
+        created_at = timezone.now() - 30 * MINUTE + timedelta(seconds=1 + number / 5)
+        Order.objects.create(status=FORMER, created_at=created_at)
+    release(RENAMED)
+    Order.objects.filter(status=FORMER).update(status=RENAMED)
+    fired = Timeout.objects.filter(policy="testapp.order.reviewed", state="fired")
+    wait_until(lambda: fired.count() == 20, "all have fired", seconds=90)
+    assert Effect.objects.filter(what__startswith="reviewed").count() == 20
