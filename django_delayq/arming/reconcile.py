@@ -231,24 +231,18 @@ def arm_many(
 
 
 def arm_readable(
-    failures: Failures,
-    pks: Sequence[Any],
-    using: str,
-    oldest: timedelta | None,
-    *,
-    wait: bool = True,
-    dry_run: bool = False,
+    failures: Failures, pks: Sequence[Any], using: str, oldest: timedelta | None, **options: bool
 ) -> Changes:
     """Do as `arm_many` for the policy of `failures`, and count the objects that cannot be read: one by one, if some."""
     try:
-        return arm_many([failures.policy], pks, using, oldest, failures=failures, wait=wait, dry_run=dry_run)
+        return arm_many([failures.policy], pks, using, oldest, failures=failures, **options)
     except Exception as error:
         if not is_of_one_object(error):
             raise
     changes = Changes()
     for pk in pks:
         with failures.counting(pk):
-            changes.add(arm_many([failures.policy], [pk], using, oldest, failures=failures, wait=wait, dry_run=dry_run))
+            changes.add(arm_many([failures.policy], [pk], using, oldest, failures=failures, **options))
     return changes
 
 
