@@ -26,7 +26,7 @@ from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import declarations, writing
-from django_delayq.ledger.db_connections import needs_new_connection
+from django_delayq.ledger.db_connections import needs_new_connection, transient_reason
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.locking import database_of, lock_in_slot_order, rows_of, transaction_of
 from django_delayq.ledger.paging import chunks
@@ -314,7 +314,9 @@ class TableSync:
     def _log_failure(self, label: str, words: str, error: BaseException, **facts: str) -> None:
         is_known = label in self._reported
         self._reported.add(label)
-        level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
+        is_transient = transient_reason(error, self._using) is not None  # a busy database is no fault of the policy
+        level = logging.DEBUG if is_known else logging.WARNING if is_transient else logging.ERROR
+        cause = None if is_known or is_transient else shown(error)
         logger.log(level, "%s", words, exc_info=cause, extra={"event": "sync_failed", "policy": label, **facts})
 
 
