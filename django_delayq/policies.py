@@ -434,3 +434,9 @@ _SIGNATURE, _OPTIONS = inspect.signature(timeout_policy), dict(inspect.signature
 del _OPTIONS["model"], _OPTIONS["handler"]
 _SIGNATURE = _SIGNATURE.replace(parameters=[_SIGNATURE.parameters["model"], *_OPTIONS.values()])
 timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+
+
+def labels_of(label: str) -> tuple[str, ...]:
+    """Return the present label of the policy with `label`, then its former ones; only `label` if it is not declared."""
+    policy = registry.get(label)
+    return policy.labels if policy else (label,)

@@ -29,7 +29,7 @@ from django_delayq.ledger.locking import (
     transaction_of,
     writer_of,
 )
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import chunks
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import M, get_policies, policies_by_table
 

@@ -44,7 +44,7 @@ from django_delayq.ledger.controls import holds_ended
 from django_delayq.ledger.history import message_of, moment
 from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_keys, lock_row, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Installation, Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled

@@ -23,10 +23,11 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.claiming import meter
-from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, is_stop_in_force, lock_control, stop_cache
+from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import BRAKED, message_of, shown
 from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine

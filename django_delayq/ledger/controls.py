@@ -4,10 +4,9 @@
 
 Arming reads the delay in the query that reads the row, so the delay is never outdated and costs no query.
 
-A firing reads the stop in the query that locks the row (`stop_in_force`). A cached answer is not enough for it: the
-process may have been suspended between the answer and the firing, and would fire a policy that was paused meanwhile.
-`StopCache` is an optimization around it: rows of stopped policies need not be locked to find out that they are. It also
-has the guard rails that operators have set, which a firing follows within two seconds without a statement of its own.
+A firing reads the stop in the query that locks the row: see `ledger.stops`. `StopCache` is an optimization around it:
+rows of stopped policies need not be locked to find out that they are. It also has the guard rails that operators have
+set, which a firing follows within two seconds without a statement of its own.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import DurationField, Exists, Q, QuerySet, Subquery, Value
+from django.db.models import DurationField, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
+from django_delayq.ledger.columns import attempt_expired
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.locking import for_update, is_private
-from django_delayq.ledger.search import labels_of
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
+from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
 from django_delayq.policy_options import Brake, Late
 
 CACHE_SECONDS: Final = 1.0
@@ -194,24 +194,6 @@ def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:
     return newest
 
 
-def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
-    """Return whether the policy of `control` is stopped at `now`: not if its pause is over.
-
-    A hold that is over stops it until a worker has moved its deadlines: otherwise timeouts would fire before that.
-    """
-    until = control.until if control.stop == Stop.PAUSED else None
-    return bool(control.stop) and (until is None or until > now)  # as `stop_in_force` in SQL
-
-
-def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
-    """Return an expression for whether `policy` is stopped by the database clock, in the snapshot of the statement.
-
-    EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
-    """
-    stops = PolicyControl.objects.filter(policy__in=policy.labels).exclude(stop=Stop.NONE)
-    return Exists(stops.filter(~Q(stop=Stop.PAUSED) | Q(until__isnull=True) | Q(until__gt=DatabaseNow())))
-
-
 class Stopped(dict[str, "datetime | None"]):
     """The present labels of stopped policies, each with the datetime at which its pause ends by itself.
 
@@ -353,11 +335,6 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
         logger.exception(words, policy.label, extra={"event": "guards_wrong", "policy": policy.label})
         return {}
     return dict(guards)
-
-
-def attempt_expired(longest_lease: timedelta) -> Q:
-    """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
-    return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
 
 
 @compiled

@@ -21,6 +21,8 @@ from django.db.models import Model, Q, QuerySet, TextField
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.ledger import statements
+from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     as_it_is,
@@ -32,7 +34,7 @@ from django_delayq.ledger.locking import (
     with_keys,
 )
 from django_delayq.ledger.outbox import push_due
-from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, update
+from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.models import Timeout
 
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 
-CHUNK = 500
 PENDING = Q(slot_taken=1)
 PLACE = ("policy", "content_type_id", "object_id")
 """The columns that name the object of a row."""
@@ -131,13 +132,6 @@ def read_page(
     return Page(using, ids, lock_in_slot_order(rows.only(*columns) if columns else rows, using), objects)
 
 
-def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[Any]]:
-    """Yield `rows` in pieces of `size`, by default in pieces that every database takes in one statement."""
-    size = size or CHUNK
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-
-
 def newest_id(using: str) -> int:
     """Return the id of the newest row; 0: there is none."""
     return Timeout.objects.using(using).order_by("-pk").values_list("pk", flat=True).first() or 0
@@ -176,7 +170,7 @@ def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
 def _pages_by_id(rows: QuerySet[Timeout], order: str, newest: int) -> Iterator[Sequence[int]]:
     beyond, last = ("pk__lt", newest + 1) if order == "-pk" else ("pk__gt", 0)
     rows = rows.filter(pk__lte=newest).order_by(order)
-    while page := list(rows.filter(**{beyond: last}).values_list("pk", flat=True)[:CHUNK]):
+    while page := list(rows.filter(**{beyond: last}).values_list("pk", flat=True)[: statements.CHUNK]):
         yield list(dict.fromkeys(page))
         last = page[-1]
 
@@ -192,15 +186,8 @@ def _listed(rows: Any) -> list[Timeout]:
     return listed
 
 
-# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
-# extend a cart three times could keep it indefinitely by replacing its timeout.
-ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
-ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
-DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at")
 """The columns of which each row has its own value. If all rows of a page have the same times, these are parameters."""
-TIMES = ("due_at", "run_at", "first_due_at")
-"""The columns that are equal in a new row."""
 
 Round: TypeAlias = "tuple[str, str, datetime | None, datetime]"
 """A round that begins: `slot`, `object_id`, `since_at` and `due_at`. A plain tuple, which takes a third of the time."""

@@ -24,11 +24,12 @@ from django_delayq.arming.reconcile import Failures
 from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import claiming, outbox, paging
-from django_delayq.ledger.controls import is_stop_in_force, lock_control, read_delay, stop_cache
+from django_delayq.ledger import claiming, outbox, paging, statements
+from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, message_of, moment
 from django_delayq.ledger.locking import as_it_is, database_of, for_update, transaction_of
+from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
@@ -164,7 +165,7 @@ def _move_page(change_id: int, using: str) -> int:
             return 0
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
-        ids = list(page.values_list("pk", flat=True)[: paging.CHUNK])
+        ids = list(page.values_list("pk", flat=True)[: statements.CHUNK])
         change.touched_at = database_now(using)
         if ids:
             moved = _move_rows(paging.read_page(ids, using), change, policy)
@@ -295,7 +296,7 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
     stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
-    for chunk in paging.chunks(rows, REQUEUE_PAGE):
+    for chunk in statements.chunks(rows, REQUEUE_PAGE):
         claiming.requeue([row_id for row_id, _, _ in chunk], using)
         # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
         # change makes that lease stale.

@@ -12,9 +12,11 @@ from django_delayq.clock import parse_delay, shifted
 from django_delayq.exceptions import TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
+from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import as_it_is, database_of, lock_in_slot_order, locking_rows, transaction_of
-from django_delayq.ledger.paging import PENDING, Page, chunks, each_page
+from django_delayq.ledger.paging import PENDING, Page, each_page
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.single import Moved, OnConflict
 
 LOCKED_AT_ONCE = 5_000
-COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
+COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
 """What moving a row reads and writes."""
 
 

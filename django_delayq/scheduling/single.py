@@ -32,7 +32,7 @@ from django_delayq.ledger.locking import (
     transaction_of,
 )
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
