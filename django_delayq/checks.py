@@ -26,7 +26,7 @@ from django_delayq.dialects import UNSUPPORTED, dialect_of
 from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.history import get_scrubber
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import check_id, ignored_deletion, reads_other_rows, unindexed

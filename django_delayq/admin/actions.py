@@ -26,7 +26,8 @@ from django_delayq.admin import forms, render
 from django_delayq.admin.changelist import address, named, object_column
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
-from django_delayq.ledger.locking import database_of, with_keys
+from django_delayq.ledger.locking import with_keys
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import Obstacle

@@ -20,7 +20,7 @@ from django_delayq import clock
 from django_delayq.conf import ConfigError
 from django_delayq.key_types import HAS_FAILED, pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policies import declared_queues, get_policies, labels_of

@@ -25,7 +25,7 @@ from django_delayq.admin.actions import banners, permitted_actions, timeout_acti
 from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import Obstacle, obstacles

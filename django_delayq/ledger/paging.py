@@ -26,7 +26,6 @@ from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     as_it_is,
-    database_of,
     lock_in_slot_order,
     lock_keys,
     lock_objects,
@@ -34,6 +33,7 @@ from django_delayq.ledger.locking import (
     with_keys,
 )
 from django_delayq.ledger.outbox import push_due
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.models import Timeout

@@ -20,7 +20,7 @@ from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.ledger.history import clean
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import SLOT_BYTES, Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 

@@ -15,9 +15,10 @@ from django.db.models import Exists, OuterRef
 from django_delayq import clock
 from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
+from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, locking_update
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
+from django_delayq.ledger.rounds import lock_pending
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_options import MAX_STORED

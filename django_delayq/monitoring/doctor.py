@@ -34,7 +34,7 @@ from django_delayq.ledger.db_connections import (
 )
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen

@@ -28,7 +28,8 @@ from django_delayq.ledger import claiming, outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, message_of, moment
-from django_delayq.ledger.locking import as_it_is, database_of, for_update, transaction_of
+from django_delayq.ledger.locking import as_it_is, for_update, transaction_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout

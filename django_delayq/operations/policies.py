@@ -27,8 +27,8 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
-from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.paging import newest_id
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, requeue_due, run_move, unfinished

@@ -17,7 +17,8 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import clipped, message_of, record, record_death
-from django_delayq.ledger.locking import database_of, transaction_of
+from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count, labels_in
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import PolicyChange, Timeout

@@ -14,8 +14,9 @@ from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.locking import as_it_is, database_of, lock_in_slot_order, locking_rows, transaction_of
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, locking_rows, transaction_of
 from django_delayq.ledger.paging import PENDING, Page, each_page
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout

@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce
 
 from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.statements import chunks, compiled, params
 from django_delayq.ledger.subjects import (
     NEWEST_FIRST,

@@ -23,15 +23,9 @@ from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayloa
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import asked_due_at, began_at, record_death, shown
-from django_delayq.ledger.locking import (
-    as_it_is,
-    lock_in_slot_order,
-    lock_newest,
-    lock_pending,
-    lock_subject,
-    transaction_of,
-)
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, transaction_of
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.rounds import lock_newest, lock_pending, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout

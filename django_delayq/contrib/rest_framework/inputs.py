@@ -28,7 +28,7 @@ from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obs
 from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.policies import labels_of, registry

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.models import Timeout

@@ -16,7 +16,7 @@ from django_delayq.conf import ConfigError
 from django_delayq.exceptions import EngineError
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about, subject_of, tables_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.clock import counted, duration_text
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.management.options import duration
