@@ -9,7 +9,6 @@ from django.db.models import Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.clock import parse_delay, shifted
-from django_delayq.exceptions import TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import MOVED_FIELDS
@@ -22,6 +21,7 @@ from django_delayq.ledger.subjects import check_key, instances, order_matters, p
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.scheduling import single
+from django_delayq.scheduling.errors import TimeoutConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

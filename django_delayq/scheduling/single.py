@@ -19,7 +19,7 @@ from django_delayq import clock
 from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
 from django_delayq.clock import database_now, duration_text, parse_delay, shifted
-from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
+from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import asked_due_at, began_at, record_death, shown
@@ -29,6 +29,7 @@ from django_delayq.ledger.rounds import lock_newest, lock_pending, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
+from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
