@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingManager as ArmingManager
     from django_delayq.arming.receivers import ArmingQuerySet as ArmingQuerySet
     from django_delayq.arming.sync import sync_timeouts as sync_timeouts
+    from django_delayq.declaring import register_policy as register_policy
+    from django_delayq.declaring import timeout_policy as timeout_policy
     from django_delayq.exceptions import DelayqError as DelayqError
     from django_delayq.exceptions import InvalidDelay as InvalidDelay
     from django_delayq.exceptions import InvalidPayload as InvalidPayload
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy as TimeoutPolicy
     from django_delayq.policies import get_policies as get_policies
     from django_delayq.policies import get_policy as get_policy
-    from django_delayq.policies import register_policy as register_policy
-    from django_delayq.policies import timeout_policy as timeout_policy
     from django_delayq.policy_options import Brake as Brake
     from django_delayq.policy_options import Late as Late
     from django_delayq.policy_options import Limits as Limits
@@ -71,7 +71,8 @@ _NAMES = {
     "scheduling.guards": "before_deadline",
     "outcomes": "GiveUp Skip Snooze",
     "policy_options": "Brake Late Limits Rate Retry",
-    "policies": "TimeoutPolicy get_policies get_policy register_policy timeout_policy",
+    "policies": "TimeoutPolicy get_policies get_policy",
+    "declaring": "register_policy timeout_policy",
     "relations": "TimeoutRelation",
     "scheduling.single": (
         "acancel_timeout aextend_timeout areschedule_timeout aschedule_timeout "

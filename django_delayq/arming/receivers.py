@@ -24,7 +24,8 @@ from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, trans
 from django_delayq.ledger.routing import database_of, has_ledger, writer_of
 from django_delayq.ledger.statements import chunks
 from django_delayq.models import Timeout, slot_of
-from django_delayq.policies import M, get_policies, policies_by_table
+from django_delayq.policies import M, get_policies
+from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,7 +34,8 @@ from django_delayq.ledger.search import Count
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import instances, kind_of, objects_of
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies, policies_by_table
+from django_delayq.policies import TimeoutPolicy, get_policies
+from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     "code lines of the core": (13_100, 9_500),
     "code lines of the edges": (6_450, 4_900),
-    "modules": (152, 120),
+    "modules": (153, 120),
     "longest chain of imports": (22, 18),
-    "circles of imports": (3, 0),
+    "circles of imports": (2, 0),
     "imports in functions": (14, 14),
     "numeric constants": (261, 90),
     "numeric constants without a reason": (126, 0),
