@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from django.db import IntegrityError, connections
 
 from django_delayq import clock
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.handler import Call, firing_transaction, reach
@@ -169,7 +169,7 @@ def _verdict(
         else:
             if most is not None and number > most:
                 why = f": {error.reason}" if error.reason else "."
-                words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
+                words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
                 return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
             snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
             return _Verdict({**columns.waiting(until), "ready_at": until, "attempts": attempt - 1}, [snoozed])

@@ -45,7 +45,7 @@ BRAKE_ACTOR: Final = "brake"
 Stop = PolicyControl.Stop
 _OF_STOP: Final = ("stop", "stopped_at", "until", "by", "reason")
 _FIELDS: Final[Sequence[Any]] = PolicyControl._meta.concrete_fields
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,20 @@ def holds_ended(policy: TimeoutPolicy[Any], since: datetime, using: str) -> list
     ended = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.RESUMED)
     found = ended.filter(at__gt=since).values_list("details", flat=True)
     # These words are stored: see `operations.changes`.
-    return [(moment(each["frozen_at"]), moment(each["thawed_at"])) for each in found if each.get("move") == "thaw"]
+    return [
+        (moment(each["held_from"]), moment(each["held_until"])) for each in found if each.get("move") == "hold_shift"
+    ]
 
 
 def policy_states(using: str) -> list[PolicyState]:
     """Return the state of every declared policy, ordered by label, in one query. Expired pauses are left out."""
-    news = read_news(using)
-    return [_state_of(policy, news) for policy in sorted(get_policies(), key=lambda policy: policy.label)]
+    changes = read_stop_changes(using)
+    return [_state_of(policy, changes) for policy in sorted(get_policies(), key=lambda policy: policy.label)]
 
 
 def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     """Return the state of `policy`, a policy or its label, in one query. Raises UnknownPolicy."""
-    return _state_of(get_policy(policy), read_news(using))
+    return _state_of(get_policy(policy), read_stop_changes(using))
 
 
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
@@ -226,7 +228,7 @@ class Guards(NamedTuple):
     """When an operator, or a brake, last changed the policy. A brake counts from then on."""
 
 
-class News(NamedTuple):
+class StopChanges(NamedTuple):
     """What operators have changed, and what else a worker reads every few seconds beside due timeouts."""
 
     asked_at: float
@@ -252,22 +254,22 @@ class News(NamedTuple):
         return changed - self.stopped.keys()
 
 
-def read_news(using: str) -> News:
+def read_stop_changes(using: str) -> StopChanges:
     """Read all of it in one query, which is not cached. Raises the database's errors."""
     asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
     rows = _controls.rows(using, get_settings().longest_lease)
     *_, now, has_expired = rows[0]
-    news = News(asked_at, now, bool(has_expired), Stopped(), {}, {})
+    changes = StopChanges(asked_at, now, bool(has_expired), Stopped(), {}, {})
     by_label: dict[str, list[PolicyControl]] = {}
     for row in rows:
         if row[0] is not None:  # else there are no controls
             control = PolicyControl.from_db(using, [field.attname for field in _FIELDS], row[: len(_FIELDS)])
             by_label.setdefault(labels_of(control.policy)[0], []).append(control)
     for label, controls in by_label.items():
-        control = news.controls[label] = _joined(controls)
+        control = changes.controls[label] = _joined(controls)
         if is_stop_in_force(control, now):
-            news.stopped[label] = control.until if control.stop == Stop.PAUSED else None
-    return news
+            changes.stopped[label] = control.until if control.stop == Stop.PAUSED else None
+    return changes
 
 
 class StopCache:
@@ -277,24 +279,24 @@ class StopCache:
     """
 
     def __init__(self) -> None:
-        self._answers: dict[str, News] = {}
+        self._answers: dict[str, StopChanges] = {}
 
     def read(self, using: str) -> Stopped:
         """Query the database; return what is stopped."""
-        return self.read_news(using).stopped
+        return self.read_stop_changes(using).stopped
 
-    def read_news(self, using: str) -> News:
+    def read_stop_changes(self, using: str) -> StopChanges:
         """Query the database, and keep the answer for the other methods, unless only this transaction may see it so."""
-        news = read_news(using)
+        changes = read_stop_changes(using)
         if not is_private(using):
-            self._answers[using] = news
-        return news
+            self._answers[using] = changes
+        return changes
 
-    def recent(self, using: str) -> News:
+    def recent(self, using: str) -> StopChanges:
         """Return an answer that is at most a second old."""
         answer = self._answers.get(using)
         if answer is None or time.monotonic() - answer.asked_at >= CACHE_SECONDS:
-            answer = self.read_news(using)
+            answer = self.read_stop_changes(using)
         return answer
 
     def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
@@ -361,12 +363,12 @@ def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyContr
     return PolicyControl.objects.using(using).filter(policy__in=policy.labels).order_by("-changed_at", "-id")
 
 
-def _state_of(policy: TimeoutPolicy[Any], news: News) -> PolicyState:
-    control = news.controls.get(policy.label)
+def _state_of(policy: TimeoutPolicy[Any], changes: StopChanges) -> PolicyState:
+    control = changes.controls.get(policy.label)
     if control is None:
         return PolicyState(policy)
     names = ["after", "changed_at"]
-    if not control.stop or is_stop_in_force(control, news.now):
+    if not control.stop or is_stop_in_force(control, changes.now):
         names += _OF_STOP
     values = {name: getattr(control, name) for name in names}
     return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

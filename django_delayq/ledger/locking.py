@@ -52,7 +52,7 @@ def transaction_of(using: str) -> Iterator[None]:
         yield
 
 
-def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
+def read_committed(rows: QuerySet[M], using: str) -> QuerySet[M]:
     """Return `rows` as a locking read where a plain one inside this transaction may show them as they were."""
     connection = connections[using]
     return for_update(rows, using) if dialect_of(connection).plain_reads_may_be_stale(connection) else rows
@@ -117,7 +117,7 @@ def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     if not has_own_manager(model):
         return rows
     seen = model._base_manager.using(using).select_related(None).filter(pk__in=[row.pk for row in rows]).order_by("pk")
-    return as_it_is(seen, using) if wait else seen
+    return read_committed(seen, using) if wait else seen
 
 
 def lock_keys(model: type[Model], pks: Collection[Any], using: str, *, wait: bool = True) -> list[Any]:

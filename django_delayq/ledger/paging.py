@@ -25,10 +25,10 @@ from django_delayq.ledger import statements
 from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
-    as_it_is,
     lock_in_slot_order,
     lock_keys,
     lock_objects,
+    read_committed,
     transaction_of,
     with_keys,
 )
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 
 PENDING = Q(slot_taken=1)
-PLACE = ("policy", "content_type_id", "object_id")
+OBJECT_COLUMNS = ("policy", "content_type_id", "object_id")
 """The columns that name the object of a row."""
 R = TypeVar("R")
 _EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
@@ -124,7 +124,7 @@ def read_page(
     if not lock:
         return Page(using, ids, list(rows.defer("payload").order_by("slot", "id")), None)
     objects: dict[type[Model], dict[Any, Model]] = {}
-    for model, pks in objects_of(rows.values_list(*PLACE, named=True), using):
+    for model, pks in objects_of(rows.values_list(*OBJECT_COLUMNS, named=True), using):
         if columns:
             lock_keys(model, pks, using)
         else:
@@ -152,7 +152,7 @@ def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
             if by_id and not connections[using].in_atomic_block:
                 return using, _pages_by_id(found, by_id, newest_id(using))
             found = found.order_by()
-        found = found.values_list(*PLACE, "pk", named=True)
+        found = found.values_list(*OBJECT_COLUMNS, "pk", named=True)
     else:
         found = _listed(rows)
         writers = sorted({database_of(Timeout, row) for row in found}) or [database_of(Timeout)]
@@ -246,7 +246,7 @@ def _write(
         return [(*row, due[0]) for row in written] if shared else cast("list[tuple[int, datetime]]", written)
     _inserted.execute(*shape, rows=rows, **common)
     found = Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1)
-    return list(as_it_is(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
+    return list(read_committed(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
 
 
 @compiled

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_delayq.dialects import dialect_of
-from django_delayq.ledger.locking import as_it_is, for_update, lock_in_slot_order, lock_object
+from django_delayq.ledger.locking import for_update, lock_in_slot_order, lock_object, read_committed
 from django_delayq.ledger.statements import compiled, param, params
 from django_delayq.models import Timeout
 
@@ -39,7 +39,7 @@ def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
         row_id = max(row[0] for row in ids)
     found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
     if found and found[0].cause == Timeout.Cause.SUPERSEDED:
-        for other in as_it_is(subject.rounds().exclude(cause=found[0].cause), using)[:1]:
+        for other in read_committed(subject.rounds().exclude(cause=found[0].cause), using)[:1]:
             return lock_newest(replace(subject, row_id=other.pk))
     return found[0] if found else None
 

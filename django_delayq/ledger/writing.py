@@ -15,7 +15,7 @@ from django.db.models import Exists, OuterRef
 from django_delayq import clock
 from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, locking_update
+from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.rounds import lock_pending
@@ -149,7 +149,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
         )
         # MySQL returns no ids, and no database promises their order.
         slots = [row.slot for row in chunk]
-        taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
+        taken = read_committed(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
         ids = dict(taken.values_list("slot", "id"))
         for row in chunk:
             row.pk = ids.get(row.slot)

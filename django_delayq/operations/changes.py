@@ -28,7 +28,7 @@ from django_delayq.ledger import claiming, outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, message_of, moment
-from django_delayq.ledger.locking import as_it_is, for_update, transaction_of
+from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
@@ -36,7 +36,7 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What
 
 MoveProgress: TypeAlias = Callable[[int], object]
@@ -105,7 +105,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
         control = lock_control(found, using)
-        if as_it_is(unfinished(using, found), using).exists():
+        if read_committed(unfinished(using, found), using).exists():
             words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)
@@ -237,7 +237,7 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
             *(policy.label, len(failed), failed[0]),
             extra={"event": "replan_failed", "policy": policy.label, "count": len(failed)},
         )
-    what = "hold_ended" if details["move"] == "thaw" else "replanned"
+    what = "hold_ended" if details["move"] == "hold_shift" else "replanned"
     reason = clipped("; ".join(filter(None, (details.get("held_reason"), change.reason))))
     return len(move_rows(moves, page.using, what=what, at=change.touched_at, by=change.by, reason=reason))
 
@@ -246,8 +246,8 @@ def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None
 ) -> tuple[datetime, datetime]:
     details = change.details
-    if details["move"] == "thaw":  # after a hold; these words are stored, and unfinished changes have them
-        held_from, held_until = (moment(details[name]) for name in ("frozen_at", "thawed_at"))
+    if details["move"] == "hold_shift":  # after a hold; these words are stored, and unfinished changes have them
+        held_from, held_until = (moment(details[name]) for name in ("held_from", "held_until"))
         shift = max(timedelta(0), held_until - max(held_from, _counts_from(row, policy, page, in_force)))
         return shifted(row.due_at, shift), shifted(row.run_at, shift)
     due_at, obj = row.due_at, page.object_of(row)

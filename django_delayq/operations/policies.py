@@ -198,8 +198,8 @@ def _resume(
         since = iso(control.stopped_at)
         change.details = {"was": str(control.stop), "since": since}
         if moves:
-            times = {"frozen_at": since, "thawed_at": iso(ended_at or change.at)}
-            change.details |= {"move": "thaw", **times, "held_reason": control.reason}
+            times = {"held_from": since, "held_until": iso(ended_at or change.at)}
+            change.details |= {"move": "hold_shift", **times, "held_reason": control.reason}
             change.last_place = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING
         else:

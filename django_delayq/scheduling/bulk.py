@@ -13,7 +13,7 @@ from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, locking_rows, transaction_of
+from django_delayq.ledger.locking import lock_in_slot_order, locking_rows, read_committed, transaction_of
 from django_delayq.ledger.paging import PENDING, Page, each_page
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.statements import chunks
@@ -165,7 +165,7 @@ def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str)
     slots = [slot for label in policy.labels for _, _, slot in slots_of(policy, label, pks, key, using)]
     taken: list[Any] = []
     for chunk in chunks(sorted(slots)):
-        rows = as_it_is(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
+        rows = read_committed(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
         taken += rows.values_list("pk", "policy", "object_id", "due_at", "first_due_at", named=True)
     return taken
 

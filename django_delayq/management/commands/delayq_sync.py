@@ -16,7 +16,7 @@ from django_delayq.management.operating import AskingCommand, actor, has_termina
 from django_delayq.management.options import duration, values_of
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 
 
 class Command(AskingCommand):
