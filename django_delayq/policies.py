@@ -1,4 +1,4 @@
-"""The declared policies, each found by its labels and by the models that it concerns."""
+"""The declared policies, each found by its label or by the models that it concerns."""
 
 from __future__ import annotations
 

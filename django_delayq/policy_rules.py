@@ -1,4 +1,4 @@
-"""What a declared policy reads: the fields, tables and rows that decide about its timeouts, found without a query."""
+"""What a declared policy reads: the fields that decide about its timeouts, found without a query."""
 
 from __future__ import annotations
 

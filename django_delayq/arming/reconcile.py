@@ -1,4 +1,4 @@
-"""Arm, move and cancel timeouts so that the ledger fits the rows as they are now in the database.
+"""Make the ledger fit the rows of objects as they are now in the database.
 
 Level-triggered: the current state of a row decides, not what a save changed. So the next save, or `sync`, makes up for
 a save that was missed.

@@ -1,4 +1,4 @@
-"""Read and lock what operators have put in force for policies: a stop (pause or hold), a delay, guard rails.
+"""What operators have put in force for policies: a stop (pause or hold), a delay, guard rails.
 
 `operations` and the brake write it.
 

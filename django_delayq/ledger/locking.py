@@ -1,4 +1,4 @@
-"""Transactions and the order of locks: business row first, then timeout row, everywhere.
+"""The order of locks: business row first, then timeout row, everywhere.
 
 Two transactions that lock in opposite orders deadlock, and the database aborts one of them, which may be a payment.
 """

@@ -1,4 +1,4 @@
-"""Change many rows, page by page: lock their objects, then the rows, change them, and continue with the next page.
+"""Change many rows page by page: each page locks its objects first, then its rows.
 
 The values of many rows travel as one JSON parameter, which the database unfolds into rows. Through the ORM each row
 costs an instance, the preparation of its 24 values and as many placeholders, together several times the work of the

@@ -1,4 +1,4 @@
-"""Statements that Django compiles once, and that are then executed with other values again and again.
+"""Statements that Django compiles once, for any number of executions with other values.
 
 To compile a small query costs Django several times the CPU of executing it. A function decorated with `compiled` builds
 a queryset, or an INSERT or UPDATE, in which `Param` stands for each value that differs between executions::

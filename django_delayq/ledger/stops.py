@@ -1,4 +1,4 @@
-"""Whether a policy is stopped, as SQL and as Python decide it.
+"""Whether a policy is stopped, decided in the statement that needs to know.
 
 A firing reads it in the query that locks the row. A cached answer is not enough for it: the process may have been
 suspended between the answer and the firing, and would fire a policy that was paused meanwhile.

@@ -1,4 +1,4 @@
-"""What a timeout is about: a policy, an object and a key; and how queries compare objects with ledger rows.
+"""What a timeout is about: a policy, an object, a key.
 
 The ledger identifies an object by its content type and its primary key as a string, which `key_types` defines.
 """

@@ -1,4 +1,4 @@
-"""The statements with which schedulers and operators write rows: insert, replace, move, cancel, revive.
+"""The statements that write rows for schedulers or operators: insert, replace, move, cancel, revive.
 
 Each function writes inside a transaction that has locked the business row and the timeout row, and notifies Redis on
 commit. `write_at_once`, and `cancel_pending` on request, lock both in their own statement. Several rows are written in

@@ -1,4 +1,4 @@
-"""Change the row of a policy, and move its pending timeouts page by page, each exactly once, even if the process dies.
+"""Changes of policies that move pending timeouts page by page, each exactly once, even if the process dies.
 
 The `PolicyChange` that moves rows stores how far it has come. Each page of 500 updates that position in the transaction
 that moves its rows, under the lock of the change. So each page is moved by one process only.

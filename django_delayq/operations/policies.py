@@ -1,4 +1,4 @@
-"""Pause, hold and resume policies, and change their delays and guard rails at run time.
+"""The operations on policies, which change them at run time.
 
 No timeout of a stopped policy fires. Its rows stay pending and can be cancelled or postponed. A worker that reserves a
 row after the commit does not fire it; rows reserved earlier are completed. A pause leaves deadlines where they are, so

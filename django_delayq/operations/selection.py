@@ -1,4 +1,4 @@
-"""Find timeouts by what people know: the id of an object, a key, a number, or a customer; and name objects that way.
+"""Find timeouts by what people know: the id of an object, a key, a number, a customer.
 
 Policies name such fields (`search`) and the path to the owner of an object (`owner`). Every query is bounded and reads
 the writer. At most `MAX_OBJECTS` objects are read by each field or path.

@@ -1,4 +1,4 @@
-"""Cancel, fire, move, retry, repeat, retire and adopt timeouts, also if their object or policy no longer exists."""
+"""The operations on timeouts, also on those whose object or policy no longer exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedule, cancel, reschedule and extend many timeouts: few statements, in lock order, and no signals."""
+"""The verbs for many timeouts: few statements, in lock order, without signals."""
 
 from __future__ import annotations
 

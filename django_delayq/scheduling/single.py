@@ -1,4 +1,4 @@
-"""Schedule, cancel, reschedule and extend one timeout: the row at once, in the caller's transaction; Redis on commit.
+"""The verbs for one timeout: the row at once, in the caller's transaction; Redis on commit.
 
 Each function locks the business row first and the timeout row second, as firing does, so that exactly one of "it
 happened in time" and "it fired" wins: in one statement where that is possible, otherwise in a transaction, which it
