@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingManager as ArmingManager
     from django_delayq.arming.receivers import ArmingQuerySet as ArmingQuerySet
     from django_delayq.arming.sync import sync_timeouts as sync_timeouts
-    from django_delayq.exceptions import DeadlinePassed as DeadlinePassed
+    from django_delayq.declaring import register_policy as register_policy
+    from django_delayq.declaring import timeout_policy as timeout_policy
     from django_delayq.exceptions import DelayqError as DelayqError
-    from django_delayq.exceptions import ExtensionLimit as ExtensionLimit
     from django_delayq.exceptions import InvalidDelay as InvalidDelay
     from django_delayq.exceptions import InvalidPayload as InvalidPayload
     from django_delayq.exceptions import PolicyError as PolicyError
     from django_delayq.exceptions import TimeLimitExceeded as TimeLimitExceeded
-    from django_delayq.exceptions import TimeoutConflict as TimeoutConflict
     from django_delayq.exceptions import UnknownPolicy as UnknownPolicy
     from django_delayq.outcomes import GiveUp as GiveUp
     from django_delayq.outcomes import Skip as Skip
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy as TimeoutPolicy
     from django_delayq.policies import get_policies as get_policies
     from django_delayq.policies import get_policy as get_policy
-    from django_delayq.policies import register_policy as register_policy
-    from django_delayq.policies import timeout_policy as timeout_policy
     from django_delayq.policy_options import Brake as Brake
     from django_delayq.policy_options import Late as Late
     from django_delayq.policy_options import Limits as Limits
@@ -42,6 +39,9 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.bulk import extend_timeouts as extend_timeouts
     from django_delayq.scheduling.bulk import reschedule_timeouts as reschedule_timeouts
     from django_delayq.scheduling.bulk import schedule_timeouts as schedule_timeouts
+    from django_delayq.scheduling.errors import DeadlinePassed as DeadlinePassed
+    from django_delayq.scheduling.errors import ExtensionLimit as ExtensionLimit
+    from django_delayq.scheduling.errors import TimeoutConflict as TimeoutConflict
     from django_delayq.scheduling.guards import before_deadline as before_deadline
     from django_delayq.scheduling.queries import Deadline as Deadline
     from django_delayq.scheduling.queries import aget_deadline as aget_deadline
@@ -67,20 +67,19 @@ if TYPE_CHECKING:
     from django_delayq.signals import timeout_skipped as timeout_skipped
 
 _NAMES = {
-    "exceptions": (
-        "DeadlinePassed DelayqError ExtensionLimit InvalidDelay InvalidPayload PolicyError "
-        "TimeLimitExceeded TimeoutConflict UnknownPolicy"
-    ),
+    "exceptions": "DelayqError InvalidDelay InvalidPayload PolicyError TimeLimitExceeded UnknownPolicy",
     "scheduling.guards": "before_deadline",
     "outcomes": "GiveUp Skip Snooze",
     "policy_options": "Brake Late Limits Rate Retry",
-    "policies": "TimeoutPolicy get_policies get_policy register_policy timeout_policy",
+    "policies": "TimeoutPolicy get_policies get_policy",
+    "declaring": "register_policy timeout_policy",
     "relations": "TimeoutRelation",
     "scheduling.single": (
         "acancel_timeout aextend_timeout areschedule_timeout aschedule_timeout "
         "cancel_timeout extend_timeout reschedule_timeout schedule_timeout"
     ),
     "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
+    "scheduling.errors": "DeadlinePassed ExtensionLimit TimeoutConflict",
     "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
     "signals": (
         "policy_paused timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_rescheduled "

@@ -22,14 +22,15 @@ from django.utils.module_loading import import_string
 
 from django_delayq.arming.receivers import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.declaring import check_id
 from django_delayq.dialects import UNSUPPORTED, dialect_of
 from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.history import get_scrubber
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import check_id, ignored_deletion, reads_other_rows, unindexed
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
 
 
 def register() -> None:

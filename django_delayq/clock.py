@@ -323,7 +323,7 @@ def brief(seconds: float) -> str:
     return duration_text(timedelta(seconds=round(seconds, 1)), is_exact=False)
 
 
-def counted(number: object, one: str, many: str = "") -> str:
+def plural(number: object, one: str, many: str = "") -> str:
     """Return `1 timeout`, `2 timeouts` or `1,000+ timeouts`, as everywhere but on translated pages.
 
     Args:

@@ -1,8 +1,9 @@
-"""All errors that this library raises, and a hint for their messages. Imports no Django.
+"""The errors that this library raises. Imports no Django.
 
 Programming errors (`PolicyError`, `UnknownPolicy`, `InvalidDelay`, `InvalidPayload`) mean that a call or a
-declaration is wrong. Business errors (`DeadlinePassed`, `TimeoutConflict`, `ExtensionLimit`) occur in normal operation
-and are meant to be caught. `EngineError` concerns Redis and never reaches a view, because the ledger is the truth.
+declaration is wrong. Business errors, which are about a row and defined in `scheduling.errors`, occur in normal
+operation and are meant to be caught. `EngineError` concerns Redis and never reaches a view, because the ledger is the
+truth.
 
 When one is raised, nothing has been written, and the caller's transaction stays usable.
 """
@@ -11,10 +12,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from django_delayq.models import Timeout
 
 
 class DelayqError(Exception):
@@ -35,29 +32,6 @@ class InvalidDelay(DelayqError, ValueError):
 
 class InvalidPayload(DelayqError, TypeError):
     """A payload cannot be stored as JSON in every supported database."""
-
-
-class _AboutTimeout(DelayqError):
-    """An error about the row `timeout` of the ledger."""
-
-    def __init__(self, message: str, timeout: Timeout) -> None:
-        super().__init__(message, timeout)  # both, or it could not be unpickled, as by Django's parallel tests
-        self.timeout = timeout
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class TimeoutConflict(_AboutTimeout):
-    """`on_conflict="error"`, and `timeout` is already pending."""
-
-
-class ExtensionLimit(_AboutTimeout):
-    """The policy's `max_extensions` or `Limits(total=...)` is used up; `timeout` is unchanged."""
-
-
-class DeadlinePassed(_AboutTimeout):
-    """The current round, `timeout`, has fired or is firing. With `strict=True`: its deadline has passed."""
 
 
 class TimeLimitExceeded(DelayqError):

@@ -1,25 +1,19 @@
-"""Declare policies: `@timeout_policy` turns a handler into a `TimeoutPolicy`, and the registry keeps them all."""
+"""The declared policies, each found by its label or by the models that it concerns."""
 
 from __future__ import annotations
 
 import difflib
 import functools
-import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from django.apps import apps
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, Q
 
 from django_delayq.clock import check_awareness, check_length, shifted, within_calendar
 from django_delayq.exceptions import PolicyError, UnknownPolicy
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
-from django_delayq.policy_rules import check_against_model, check_call, check_declaration, columns_read
-
-if TYPE_CHECKING:
-    from django_delayq.models import Timeout
 
 M = TypeVar("M", bound=Model)
 
@@ -175,7 +169,6 @@ class _Registry:
         """Connect to the models of the policies. Set by the app config after it has done so itself."""
 
     def add(self, policy: TimeoutPolicy[Any]) -> None:
-        check_declaration(policy)
         replaced = None
         for label in policy.labels:
             other = self._by_label.get(label)
@@ -186,8 +179,6 @@ class _Registry:
                     f"{label} is declared twice: by {_place(other)} and by {_place(policy)}. "
                     "Give one of them another name=, or take the name out of aliases=."
                 )
-        if apps.models_ready:  # otherwise the app config checks it
-            check_against_model(policy)
         if replaced is not None:
             self.remove(replaced)
         self._by_label.update(dict.fromkeys(policy.labels, policy))
@@ -227,47 +218,11 @@ registry = _Registry()
 _NOT_A_NAME = "Name a policy by its name, its label or the policy itself, not by a value of type {}."
 
 
-def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
-    """Declare `policy`, as the decorator does, and return it. Raises PolicyError."""
-    if not isinstance(policy, TimeoutPolicy):
-        raise PolicyError(
-            f"register_policy() takes a TimeoutPolicy, not {policy!r}. To declare a function, decorate it: "
-            "@timeout_policy(Order, after=...)."
-        )
-    registry.add(policy)
-    return policy
-
-
 def get_policies(model: type[Model] | None = None) -> list[TimeoutPolicy[Any]]:
     """Return all declared policies in order of declaration, or those that saves of `model` concern."""
     if not (model is None or (isinstance(model, type) and issubclass(model, Model))):
         raise TypeError(f"get_policies() takes a model class, not {model!r}.")
     return [policy for policy in registry if model is None or policy.fits(model)]
-
-
-def policies_by_table(
-    model: type[Model], names: Collection[str] | None = None
-) -> Collection[tuple[TimeoutPolicy[Any], ...]]:
-    """Return the automatic policies that a write of the fields `names` of `model` concerns; None: of all fields.
-
-    Those whose `concrete_model` is the same table are together.
-    """
-    derived = registry.derived
-    found: dict[tuple[TimeoutPolicy[Any], ...], frozenset[str] | None] | None = derived.get(model)
-    if found is None:
-        by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
-        for policy in get_policies(model):
-            if policy.is_automatic:
-                by_table.setdefault(policy.concrete_model, []).append(policy)
-        found = {}
-        for policies in by_table.values():
-            read = [columns_read(policy) for policy in policies]
-            # None: every write may change what one of them decides.
-            found[tuple(policies)] = None if None in read else frozenset[str]().union(*filter(None, read))
-        derived[model] = found
-    if names is None:
-        return found
-    return [policies for policies in found if (fields := found[policies]) is None or fields & set(names)]
 
 
 def declared_queues() -> list[str]:
@@ -348,89 +303,7 @@ def _unknown(name: str, known: list[str], of: str = "") -> str:
     return f"No timeout policy {name!r}{f' for {of}' if of else ''}. {hint}"
 
 
-class _Options(TypedDict, Generic[M], total=False):
-    """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
-
-    name: str | None
-    after: timedelta | Callable[[M], timedelta | None] | None
-    since: str | Callable[[M], datetime | None] | None
-    when: Q | None
-    retry: Retry | None
-    atomic: bool
-    queue: str
-    max_extensions: int | None
-    aliases: Iterable[str]
-    limits: Limits | None
-    late: Late | None
-    brake: Brake | None
-    shadow: bool
-    search: str | Iterable[str]
-    owner: str | None
-    silenced_checks: str | Iterable[str]
-
-
-@overload
-def timeout_policy(
-    model: type[M], *, batch: None = None, **options: Unpack[_Options[M]]
-) -> Callable[[Callable[[M, Timeout], object]], TimeoutPolicy[M]]: ...
-@overload
-def timeout_policy(
-    model: type[M], *, batch: int, **options: Unpack[_Options[M]]
-) -> Callable[[Callable[[QuerySet[M], list[Timeout]], object]], TimeoutPolicy[M]]: ...
-@overload
-def timeout_policy(
-    model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
-) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
-def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], TimeoutPolicy[Any]]:
-    """Declare what happens to an object of `model` if something else has not happened by a deadline.
-
-    Put it into `timeouts.py` of any installed app. With both `when` and `since` the policy is automatic:
-    saving an object arms it while `when` holds, moves it when the value of `since` changes and cancels it
-    when `when` stops holding; deleting the object cancels. Any other policy is scheduled by hand.
-
-    Args:
-        model: a model class, or `"app.Model"`.
-        name: unique per model; the function's name by default.
-        after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta,
-            or a callable `obj -> timedelta | None` (None: this object is exempt). Negative, only with `since`: the
-            deadline is before it. Without `after` each call that schedules needs a delay.
-        since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet). Write `since=None`
-            for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
-        when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
-        retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
-        batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
-        atomic: False: the handler runs outside a transaction, at least once, for slow external effects.
-        queue: which workers serve it (`delayq_worker --queue`).
-        max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
-        aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
-        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze, how far the
-            application may move a deadline.
-        late: what happens to a timeout that would fire too long after its deadline.
-        brake: pause the policy when too many of its timeouts fire within a period.
-        shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
-        search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
-        owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
-        silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
-        **options: another option is refused, with a suggestion.
-
-    Returns:
-        A decorator. Handlers take `(obj, timeout)`, or `(queryset, timeouts)` with `batch`, and may be async.
-
-    Raises:
-        PolicyError: when the declaration is wrong (fields of models not yet loaded: at start).
-    """
-    check_call(model, options, list(_OPTIONS))
-
-    def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
-        policy = TimeoutPolicy[Any](model=cast("Any", model), handler=handler, **options)
-        object.__setattr__(policy, "names_since", "since" in options)
-        return register_policy(policy)
-
-    return declare
-
-
-# Callers see the model, and the fields of a policy as options.
-_SIGNATURE, _OPTIONS = inspect.signature(timeout_policy), dict(inspect.signature(TimeoutPolicy).parameters)
-del _OPTIONS["model"], _OPTIONS["handler"]
-_SIGNATURE = _SIGNATURE.replace(parameters=[_SIGNATURE.parameters["model"], *_OPTIONS.values()])
-timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+def labels_of(label: str) -> tuple[str, ...]:
+    """Return the present label of the policy with `label`, then its former ones; only `label` if it is not declared."""
+    policy = registry.get(label)
+    return policy.labels if policy else (label,)

@@ -161,15 +161,15 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
 
 
 def _of_instance(manager: Any, queryset: Any) -> Any:
-    from django_delayq.ledger.subjects import about, tables_of
+    from django_delayq.ledger.subjects import about_objects, tables_of
 
     using = manager._db or router.db_for_read(manager.model, instance=manager.instance)
-    return queryset.using(using).filter(about(tables_of(type(manager.instance)), [manager.instance], using))
+    return queryset.using(using).filter(about_objects(tables_of(type(manager.instance)), [manager.instance], using))
 
 
 def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[Any] | None = None) -> Any:
     """Return what Django needs to prefetch: the rows about `instances`, and functions that match rows to instances."""
-    from django_delayq.ledger.subjects import about, kind_of, tables_of
+    from django_delayq.ledger.subjects import about_objects, kind_of, tables_of
     from django_delayq.models import RelatedTimeoutQuerySet
 
     if querysets and len(querysets) != 1:
@@ -187,7 +187,7 @@ def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[
     owners = {name: names(obj)[-1] for obj in instances for name in names(obj)}
     wanted = Q(pk__in=[])
     for model in {obj.__class__ for obj in instances}:
-        wanted |= about(tables_of(model), [obj for obj in instances if obj.__class__ is model], rows.db)
+        wanted |= about_objects(tables_of(model), [obj for obj in instances if obj.__class__ is model], rows.db)
 
     def owner_of(row: Timeout) -> Any:
         return owners.get((row.content_type_id, row.object_id))

@@ -26,8 +26,9 @@ from django_delayq.admin import forms, render
 from django_delayq.admin.changelist import address, named, object_column
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
-from django_delayq.ledger.locking import database_of, with_keys
-from django_delayq.ledger.subjects import about, about_each, tables_of
+from django_delayq.ledger.locking import with_keys
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.subjects import about_objects, about_outer_row, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import Obstacle
 from django_delayq.operations.changes import time_limit
@@ -98,8 +99,8 @@ def _rows_about(objects: QuerySet[Any], states: Iterable[str]) -> QuerySet[Any]:
     """Return the rows in `states` about the first of `objects` that have any, also about their parents."""
     model, using = objects.model, database_of(objects.model, objects)
     rows = Timeout.objects.using(using).filter(state__in=states).order_by("id")
-    having = objects.using(using).filter(Exists(rows.filter(about_each(model, using))))
-    return rows.filter(about(tables_of(model), list(having[: MAX_ROWS + 1]), using))
+    having = objects.using(using).filter(Exists(rows.filter(about_outer_row(model, using))))
+    return rows.filter(about_objects(tables_of(model), list(having[: MAX_ROWS + 1]), using))
 
 
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:

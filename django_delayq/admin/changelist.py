@@ -31,7 +31,8 @@ from django.utils.translation import gettext_lazy
 from django_delayq.admin import filters, render
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import database_of, with_keys
+from django_delayq.ledger.locking import with_keys
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import model_and_pk_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection

@@ -20,10 +20,10 @@ from django_delayq import clock
 from django_delayq.conf import ConfigError
 from django_delayq.key_types import HAS_FAILED, pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policies import declared_queues, get_policies
+from django_delayq.policies import declared_queues, get_policies, labels_of
 
 State = Timeout.State
 
@@ -102,7 +102,7 @@ class PolicyFilter(ConditionFilter):
 
     title = _("policy")
     parameter_name = POLICY
-    condition = staticmethod(lambda label: Q(policy__in=search.labels_of(label)))
+    condition = staticmethod(lambda label: Q(policy__in=labels_of(label)))
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         declared = sorted(policy.label for policy in get_policies())
@@ -192,7 +192,7 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     """
     found, due, policy = list[Scan](), params.get(DUE, ""), params.get(POLICY)
     state = DUE_STATES.get(due) or params.get(STATE, "")
-    of_policy = rows.of_labels(search.labels_of(policy)) if policy else rows
+    of_policy = rows.of_labels(labels_of(policy)) if policy else rows
     for name, condition in ((OBJECT, object_condition), (OWNER, owner_condition)):
         if params.get(name):
             found.append(Scan(rows.filter(condition(params[name])).order_by(*search.NEWEST.fields)))
@@ -200,7 +200,7 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
         period = due_condition(due) if due in {"hour", "overdue"} else Q()
         if due == "failing":  # few of many: an index has them policy by policy
             failing = rows.failing().order_by("-policy", "-state", "-attempts", "-id")
-            labels = search.labels_of(policy) if policy else search.labels_in(rows, MAX_LABELS)
+            labels = labels_of(policy) if policy else search.labels_in(rows, MAX_LABELS)
             parts = tuple(failing.filter(policy=label) for label in labels)
             found += [Scan(search.in_state(of_policy, state), parts)] if parts else []
         found.append(Scan(search.in_state(of_policy.filter(period), state)))

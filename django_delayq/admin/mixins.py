@@ -25,8 +25,8 @@ from django_delayq.admin.actions import banners, permitted_actions, timeout_acti
 from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import Obstacle, obstacles
 from django_delayq.operations import selection
@@ -109,7 +109,7 @@ class TimeoutAdminMixin(_Mixin):
             return rows
         using = database_of(self.model)
         visible = visible_rows(request, self.admin_site)
-        pending = visible.filter(about_each(self.model, using), slot_taken=1).order_by("due_at", "id")
+        pending = visible.filter(about_outer_row(self.model, using), slot_taken=1).order_by("due_at", "id")
         columns = {"delayq_next_due": "due_at", "delayq_next_attempt": "run_at", "delayq_next_policy": "policy"}
         shown = {name: Subquery(pending.values(column)[:1]) for name, column in columns.items()}
         annotated: QuerySet[Any] = rows.using(using).annotate(**shown)
@@ -179,7 +179,7 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
             rows, obj = self.visible.none(), self.instance
             if obj is not None and obj.pk is not None:
                 model, using = type(obj), database_of(type(obj), obj)
-                wanted = about(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
+                wanted = about_objects(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
                 rows = self.visible.using(using).filter(wanted)
             self._queryset = named(rows.defer("history", "payload").order_by("-id")[: self.shown], self.user)
         return self._queryset

@@ -42,7 +42,7 @@ from django_delayq.admin.changelist import (
     related_column,
     story_column,
 )
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, policy_statuses

@@ -20,18 +20,12 @@ from django_delayq.arming.reconcile import arm_many, arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
-from django_delayq.ledger.locking import (
-    database_of,
-    has_ledger,
-    lock_keys,
-    lock_parents,
-    rows_of,
-    transaction_of,
-    writer_of,
-)
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, transaction_of
+from django_delayq.ledger.routing import database_of, has_ledger, writer_of
+from django_delayq.ledger.statements import chunks
 from django_delayq.models import Timeout, slot_of
-from django_delayq.policies import M, get_policies, policies_by_table
+from django_delayq.policies import M, get_policies
+from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Arm, move and cancel timeouts so that the ledger fits the rows as they are now in the database.
+"""Make the ledger fit the rows of objects as they are now in the database.
 
 Level-triggered: the current state of a row decides, not what a save changed. So the next save, or `sync`, makes up for
 a save that was missed.
@@ -36,15 +36,15 @@ from django_delayq.arming.row_state import (
     row_states,
     slots_by_object,
 )
-from django_delayq.clock import counted, shifted
+from django_delayq.clock import plural, shifted
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import holds_ended
 from django_delayq.ledger.history import message_of, moment
-from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_keys, lock_row, transaction_of
+from django_delayq.ledger.locking import lock_in_slot_order, lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Installation, Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 Cause = Timeout.Cause
 MOVES_OF_ALL = ("hold_ended", "replanned")
 """The events of moves that an operator has made to all rows of a policy."""
-Place: TypeAlias = "tuple[str, Any, datetime | None]"
+RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
 
@@ -80,7 +80,7 @@ def by_handler_of(policy: TimeoutPolicy[Any]) -> Iterator[None]:
         _handled.reset(token)
 
 
-class Kept(NamedTuple):
+class RoundMemory(NamedTuple):
     """What a round keeps when it is armed again. `due_at` is None if its policy decides the deadline."""
 
     due_at: datetime | None
@@ -91,7 +91,7 @@ class Kept(NamedTuple):
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
 
-    def against_policy(self, due_at: datetime) -> Kept:
+    def against_policy(self, due_at: datetime) -> RoundMemory:
         """Return what it keeps if its policy gives it the deadline `due_at` now.
 
         A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
@@ -106,7 +106,7 @@ class Round(NamedTuple):
     state: RowState
     since_at: datetime
     due_at: datetime
-    kept: Kept | None
+    kept: RoundMemory | None
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Failures:
         pk, error = self.first
         key = object_id_of(self.policy.concrete_model, pk)
         words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
-        others = counted(self.count - 1, "other object fails", "other objects fail")
+        others = plural(self.count - 1, "other object fails", "other objects fail")
         return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
 
 
@@ -312,7 +312,7 @@ def _diff_round(
     state: RowState,
     since_at: datetime | None,
     object_of: Callable[[RowState], Any],
-    settled: Callable[[], tuple[set[Place], dict[Place, Kept]]],
+    settled: Callable[[], tuple[set[RoundKey], dict[RoundKey, RoundMemory]]],
     *,
     is_closed: bool,
     oldest: timedelta | None,
@@ -360,20 +360,20 @@ def _is_too_old(policy: TimeoutPolicy[Any], due_at: datetime, oldest: timedelta 
 
 def _settled_rounds(
     unfit: Sequence[tuple[RowState, datetime | None]], using: str, *, is_new: bool
-) -> tuple[set[Place], dict[Place, Kept]]:
+) -> tuple[set[RoundKey], dict[RoundKey, RoundMemory]]:
     """Return which of these rounds are closed, and what those keep that their condition has ended, in one query.
 
     If they kept nothing, an order whose payment was tried and failed would lose its extensions, and could be extended
     without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
     """
-    closed, kept = set[Place](), dict[Place, Kept]()
+    closed, kept = set[RoundKey](), dict[RoundKey, RoundMemory]()
     # Not those that are known to be closed, nor pending and new ones that are known to be open: these keep nothing.
     asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
     if not asked:
         return closed, kept
     slots = slots_by_object({state.policy for state, _ in asked}, {state.pk for state, _ in asked}, using)
     of_places = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
-    rows = as_it_is(Timeout.objects.using(using).filter(of_places), using)
+    rows = read_committed(Timeout.objects.using(using).filter(of_places), using)
     is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
     rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
     columns = ("id", "due_at", "first_due_at", "extensions", "created_at", "history", "own_key")
@@ -392,11 +392,13 @@ def _settled_rounds(
             moves = [event["what"] for event in history if "from" in event and event["what"] not in MOVES_OF_ALL]
             due_at = None if moves[-1:] == ["fire_requested"] else due_at
             held = [moment(event["at"]) for event in history if event["what"] == "hold_ended"]
-            kept[place] = Kept(due_at, first_due_at, extensions, max([created_at, *held]), key)
+            kept[place] = RoundMemory(due_at, first_due_at, extensions, max([created_at, *held]), key)
     return closed, kept and _after_holds(kept, {state.policy for state, _ in asked}, using)
 
 
-def _after_holds(kept: dict[Place, Kept], policies: Iterable[TimeoutPolicy[Any]], using: str) -> dict[Place, Kept]:
+def _after_holds(
+    kept: dict[RoundKey, RoundMemory], policies: Iterable[TimeoutPolicy[Any]], using: str
+) -> dict[RoundKey, RoundMemory]:
     """Return `kept` with the deadlines moved by holds that have not moved them yet, as those of pending rounds."""
     moved, first = dict(kept), min(each.held_until for each in kept.values())
     held = {policy.label: holds_ended(policy, first, using) for policy in policies}

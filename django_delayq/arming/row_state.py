@@ -19,7 +19,7 @@ from django_delayq.clock import column_within_calendar, in_own_zone, latest_star
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.controls import delay_in_force
-from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, rows_of
+from django_delayq.ledger.locking import for_update, has_own_manager, lock_parents, read_committed, rows_of
 from django_delayq.ledger.statements import Param, Statement, compiled, params
 from django_delayq.ledger.subjects import NEWEST_FIRST, slots_of
 from django_delayq.models import Timeout
@@ -176,7 +176,7 @@ def _rounds_of(
     slots = iter(params("slot", sum(len(policy.labels) for policy in policies)))
     for policy in policies:
         rows = Timeout.objects.using(using).filter(slot__in=list(islice(slots, len(policy.labels))))
-        rounds = as_it_is(rows, using)
+        rounds = read_committed(rows, using)
         yield policy, rounds, rounds.filter(slot_taken=1).order_by(NEWEST_FIRST)
 
 
@@ -189,7 +189,7 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     model, columns = policies[0].concrete_model, dict[str, Any]()
     for number, policy in enumerate(policies):
         columns |= _columns(number, policy, using)
-    rows = as_it_is(rows_of(model, using).filter(pk__in=pks).annotate(**columns), using).order_by("pk")
+    rows = read_committed(rows_of(model, using).filter(pk__in=pks).annotate(**columns), using).order_by("pk")
     with in_own_zone():
         found, to_python = list(rows.values_list("pk", *columns)), root_of_key(model).to_python
     pending, states = pending_rounds(policies, pks, using), []
@@ -210,7 +210,7 @@ def pending_rounds(
     """
     slots = slots_by_object(policies, pks, using)
     # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
-    rows = as_it_is(Timeout.objects.using(using).filter(slot__in=list(slots), slot_taken=1), using)
+    rows = read_committed(Timeout.objects.using(using).filter(slot__in=list(slots), slot_taken=1), using)
     found = sorted(rows.values_list("id", "slot", "since_at"))  # not by the database, which could lock in this order
     return {slots[slot]: (row_id, since_at) for row_id, slot, since_at in found}  # the newest one of several
 
@@ -238,14 +238,14 @@ def objects_of_policy(policy: TimeoutPolicy[Any], pks: Collection[Any], using: s
     if len(pks) == 1 and not has_own_manager(policy.model):
         found: Iterable[Any] = _object.objects(using, policy.model, pk=next(iter(pks)))
     else:
-        found = as_it_is(policy.model._base_manager.using(using).filter(pk__in=pks), using) if pks else ()
+        found = read_committed(policy.model._base_manager.using(using).filter(pk__in=pks), using) if pks else ()
     to_python = root_of_key(policy.concrete_model).to_python
     return {to_python(obj.pk): obj for obj in found}
 
 
 @compiled
 def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
-    return as_it_is(model._base_manager.using(using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), using)
+    return read_committed(model._base_manager.using(using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), using)
 
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
@@ -256,7 +256,7 @@ def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
 def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:
     model, when = policies[0].model, policies[0].when or Q()
     rows = model._base_manager.using(using).filter(when, pk=Param(cast("Any", model._meta.pk), "pk"))
-    return as_it_is(rows, using).values_list("pk")[:1]
+    return read_committed(rows, using).values_list("pk")[:1]
 
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:

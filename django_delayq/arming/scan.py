@@ -16,7 +16,7 @@ from django_delayq.arming.row_state import CLOSING, RowState, has_none, has_some
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import holds_ended, read_delay
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 

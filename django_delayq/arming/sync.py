@@ -28,12 +28,14 @@ from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import declarations, writing
 from django_delayq.ledger.db_connections import needs_new_connection, transient_reason
 from django_delayq.ledger.history import message_of, shown
-from django_delayq.ledger.locking import database_of, lock_in_slot_order, rows_of, transaction_of
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.locking import lock_in_slot_order, rows_of, transaction_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import instances, kind_of, objects_of
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies, policies_by_table
+from django_delayq.policies import TimeoutPolicy, get_policies
+from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from django.db import IntegrityError, connections
 
 from django_delayq import clock
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.handler import Call, firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import Report, ReportBuilder
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger import settling
+from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
 from django_delayq.models import Timeout
@@ -152,10 +152,10 @@ def _verdict(
     """Return what `error` means for a row that was not changed meanwhile, after its attempt number `attempt`."""
 
     def settled(state: Timeout.State, cause: Timeout.Cause, reason: str) -> dict[str, Any]:
-        return {**settling.settled(state, cause, now), "reason": clipped(reason), "attempts": attempt}
+        return {**columns.settled(state, cause, now), "reason": clipped(reason), "attempts": attempt}
 
     if isinstance(error, TransientFailure):
-        return _Verdict({**settling.waiting(now + error.wait), "attempts": attempt - 1})
+        return _Verdict({**columns.waiting(now + error.wait), "attempts": attempt - 1})
     if isinstance(error, Skip):
         return _Verdict(settled(State.SKIPPED, Cause.HANDLER, error.reason))
     if isinstance(error, GiveUp):
@@ -169,17 +169,17 @@ def _verdict(
         else:
             if most is not None and number > most:
                 why = f": {error.reason}" if error.reason else "."
-                words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
+                words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
                 return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
             snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
-            return _Verdict({**settling.waiting(until), "ready_at": until, "attempts": attempt - 1}, [snoozed])
+            return _Verdict({**columns.waiting(until), "ready_at": until, "attempts": attempt - 1}, [snoozed])
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
     failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
     if run_at is None:
         reason = f"{type(error).__name__}: {message_of(error, row)}"
         return _Verdict(settled(State.DEAD, Cause.RETRIES, reason), [failed], error)
-    return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], error)
+    return _Verdict({**columns.waiting(run_at), "attempts": attempt}, [failed], error)
 
 
 def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_superseded: bool) -> dict[str, Any]:
@@ -190,9 +190,9 @@ def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_supersede
     """
     state, kept = values["state"], {name: values[name] for name in ("attempts", "history")}
     if state != State.SKIPPED and row.final_attempt:
-        values = {**settling.settled(State.CANCELLED, Cause.HAND, now), **kept}
+        values = {**columns.settled(State.CANCELLED, Cause.HAND, now), **kept}
     elif state == State.PENDING and is_superseded:
-        values = {**settling.settled(State.SKIPPED, Cause.SUPERSEDED, now), **kept}
+        values = {**columns.settled(State.SKIPPED, Cause.SUPERSEDED, now), **kept}
     if values["state"] != State.PENDING:
         values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
     return values

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.history import shown
@@ -251,7 +251,7 @@ async def _awaited(result: Awaitable[Any], running: RunningWork, label: str) -> 
             "The async handler of %s has returned before %s that it has started, and that will not be completed. Await "
             "it, or use asyncio.TaskGroup.",
             label,
-            counted(unfinished, "task"),
+            plural(unfinished, "task"),
             extra={"event": "tasks_unfinished", "policy": label},
         )
     return returned

@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
-from django_delayq.clock import brief, counted
+from django_delayq.clock import brief, plural
 from django_delayq.firing.handler import Call
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.history import keep_user_frames, message_of, scrubbed, shown
@@ -39,7 +39,7 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
         if row.state == State.FIRED and row.settled_at:
             call = call_of.get(row.pk) or Call((row.pk,))
             others = len(call.timeout_ids) - 1
-            together = f", together with {counted(others, 'other')}" if others else ""
+            together = f", together with {plural(others, 'other')}" if others else ""
             times, facts = _timing(row.could_fire_at(), call.at or row.settled_at, call.took or 0.0)
             logger.info("%s fired %s%s", _name(row, call), times, together, extra=_extra(row, "timeout_fired", **facts))
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:

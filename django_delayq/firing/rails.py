@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
 
-from django_delayq.clock import counted, database_now, duration_text, to_ms
+from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.claiming import meter
-from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, is_stop_in_force, lock_control, stop_cache
+from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import BRAKED, message_of, shown
 from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
-steering_logger = logging.getLogger("django_delayq.steering")
+operations_logger = logging.getLogger("django_delayq.operations")
 State, Cause = Timeout.State, Timeout.Cause
 REQUESTED: Final = frozenset(("fire_requested", "retried", "refires"))
 """The events by which an operator wants a timeout fired, however late it is."""
@@ -89,7 +90,7 @@ def log_late(label: str, rows: Iterable[Timeout]) -> None:
     """Log how many of `rows` were settled because they were too late."""
     late = [row for row in rows if row.cause == Cause.LATE]
     if late:
-        words = counted(len(late), f"timeout of {label} was", f"timeouts of {label} were")
+        words = plural(len(late), f"timeout of {label} was", f"timeouts of {label} were")
         logger.log(
             logging.ERROR if late[0].state == State.DEAD else logging.WARNING,
             "%s too late and %s, such as %s: %s",
@@ -115,7 +116,7 @@ def count_fired(policy: TimeoutPolicy[Any], count: int, guards: Guards, using: s
     except Exception as error:  # see above
         logger.warning(
             "The brake of %s could not count %s: %s",
-            *(policy.label, counted(count, "timeout"), message_of(error)),
+            *(policy.label, plural(count, "timeout"), message_of(error)),
             exc_info=None if transient_reason(error, using) else shown(error),
             extra={"event": "brake_failed", "policy": policy.label},
         )
@@ -133,7 +134,7 @@ def _add_to_count(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_
         try:
             return engine.count(f"{policy.label}:{since_ms}", count, slice_ms)
         except EngineError as error:  # the circuit breaker has logged it
-            steering_logger.debug("The brake of %s counts in the ledger: %s", policy.label, error)
+            operations_logger.debug("The brake of %s counts in the ledger: %s", policy.label, error)
     with meter(policy.label, "brake", using) as state:
         assert state is not None
         present = to_ms(database_now(using)) // slice_ms
@@ -180,7 +181,7 @@ def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using
 
 def _report_pause(policy: TimeoutPolicy[Any], change: PolicyChange) -> None:
     stop_cache.forget()  # another thread of this process may have cached the state before the commit
-    steering_logger.error(
+    operations_logger.error(
         "%s is paused by its brake: %s Check its condition, then resume it with delayq_resume.",
         *(policy.label, change.reason),
         extra={"event": "policy_paused", "policy": policy.label, "what": change.what, "by": change.by},

@@ -32,7 +32,7 @@ from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
 from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
-from django_delayq.ledger import settling
+from django_delayq.ledger import columns, settling
 from django_delayq.ledger.history import appended, event, moment
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
@@ -244,7 +244,7 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
         unchanged = ("attempts", "idempotency_key", "due_at")
         is_same_attempt = not row.is_settled and all(getattr(row, name) == getattr(fired, name) for name in unchanged)
         # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
-        values = {**settling.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
+        values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
         if is_same_attempt and settling.compare_and_set(row, using, **values):
             report.add_outcomes([row])
         else:

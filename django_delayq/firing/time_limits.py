@@ -31,7 +31,7 @@ from typing import Any, Final
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import persistently, record_error
@@ -247,7 +247,7 @@ def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, us
         policy.label,
         loan.end,
         loan.place,
-        f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
+        f"; {plural(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},
     )
     count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)

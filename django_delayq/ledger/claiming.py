@@ -24,9 +24,9 @@ from django_delayq.clock import DatabaseNow, database_now, is_set, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
-from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.search import count_each
 from django_delayq.ledger.settling import lock_free
+from django_delayq.ledger.statements import chunks
 from django_delayq.models import PolicyMeter, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Rate

@@ -1,13 +1,12 @@
-"""Read and lock what operators have put in force for policies: a stop (pause or hold), a delay, guard rails.
+"""What operators have put in force for policies: a stop (pause or hold), a delay, guard rails.
 
 `operations` and the brake write it.
 
 Arming reads the delay in the query that reads the row, so the delay is never outdated and costs no query.
 
-A firing reads the stop in the query that locks the row (`stop_in_force`). A cached answer is not enough for it: the
-process may have been suspended between the answer and the firing, and would fire a policy that was paused meanwhile.
-`StopCache` is an optimization around it: rows of stopped policies need not be locked to find out that they are. It also
-has the guard rails that operators have set, which a firing follows within two seconds without a statement of its own.
+A firing reads the stop in the query that locks the row: see `ledger.stops`. `StopCache` is an optimization around it:
+rows of stopped policies need not be locked to find out that they are. It also has the guard rails that operators have
+set, which a firing follows within two seconds without a statement of its own.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import DurationField, Exists, Q, QuerySet, Subquery, Value
+from django.db.models import DurationField, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
+from django_delayq.ledger.columns import attempt_expired
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.locking import for_update, is_private
-from django_delayq.ledger.search import labels_of
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
+from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
 from django_delayq.policy_options import Brake, Late
 
 CACHE_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ BRAKE_ACTOR: Final = "brake"
 Stop = PolicyControl.Stop
 _OF_STOP: Final = ("stop", "stopped_at", "until", "by", "reason")
 _FIELDS: Final[Sequence[Any]] = PolicyControl._meta.concrete_fields
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,20 @@ def holds_ended(policy: TimeoutPolicy[Any], since: datetime, using: str) -> list
     ended = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.RESUMED)
     found = ended.filter(at__gt=since).values_list("details", flat=True)
     # These words are stored: see `operations.changes`.
-    return [(moment(each["frozen_at"]), moment(each["thawed_at"])) for each in found if each.get("move") == "thaw"]
+    return [
+        (moment(each["held_from"]), moment(each["held_until"])) for each in found if each.get("move") == "hold_shift"
+    ]
 
 
 def policy_states(using: str) -> list[PolicyState]:
     """Return the state of every declared policy, ordered by label, in one query. Expired pauses are left out."""
-    news = read_news(using)
-    return [_state_of(policy, news) for policy in sorted(get_policies(), key=lambda policy: policy.label)]
+    changes = read_stop_changes(using)
+    return [_state_of(policy, changes) for policy in sorted(get_policies(), key=lambda policy: policy.label)]
 
 
 def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     """Return the state of `policy`, a policy or its label, in one query. Raises UnknownPolicy."""
-    return _state_of(get_policy(policy), read_news(using))
+    return _state_of(get_policy(policy), read_stop_changes(using))
 
 
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
@@ -194,24 +196,6 @@ def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:
     return newest
 
 
-def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
-    """Return whether the policy of `control` is stopped at `now`: not if its pause is over.
-
-    A hold that is over stops it until a worker has moved its deadlines: otherwise timeouts would fire before that.
-    """
-    until = control.until if control.stop == Stop.PAUSED else None
-    return bool(control.stop) and (until is None or until > now)  # as `stop_in_force` in SQL
-
-
-def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
-    """Return an expression for whether `policy` is stopped by the database clock, in the snapshot of the statement.
-
-    EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
-    """
-    stops = PolicyControl.objects.filter(policy__in=policy.labels).exclude(stop=Stop.NONE)
-    return Exists(stops.filter(~Q(stop=Stop.PAUSED) | Q(until__isnull=True) | Q(until__gt=DatabaseNow())))
-
-
 class Stopped(dict[str, "datetime | None"]):
     """The present labels of stopped policies, each with the datetime at which its pause ends by itself.
 
@@ -244,7 +228,7 @@ class Guards(NamedTuple):
     """When an operator, or a brake, last changed the policy. A brake counts from then on."""
 
 
-class News(NamedTuple):
+class StopChanges(NamedTuple):
     """What operators have changed, and what else a worker reads every few seconds beside due timeouts."""
 
     asked_at: float
@@ -270,22 +254,22 @@ class News(NamedTuple):
         return changed - self.stopped.keys()
 
 
-def read_news(using: str) -> News:
+def read_stop_changes(using: str) -> StopChanges:
     """Read all of it in one query, which is not cached. Raises the database's errors."""
     asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
     rows = _controls.rows(using, get_settings().longest_lease)
     *_, now, has_expired = rows[0]
-    news = News(asked_at, now, bool(has_expired), Stopped(), {}, {})
+    changes = StopChanges(asked_at, now, bool(has_expired), Stopped(), {}, {})
     by_label: dict[str, list[PolicyControl]] = {}
     for row in rows:
         if row[0] is not None:  # else there are no controls
             control = PolicyControl.from_db(using, [field.attname for field in _FIELDS], row[: len(_FIELDS)])
             by_label.setdefault(labels_of(control.policy)[0], []).append(control)
     for label, controls in by_label.items():
-        control = news.controls[label] = _joined(controls)
+        control = changes.controls[label] = _joined(controls)
         if is_stop_in_force(control, now):
-            news.stopped[label] = control.until if control.stop == Stop.PAUSED else None
-    return news
+            changes.stopped[label] = control.until if control.stop == Stop.PAUSED else None
+    return changes
 
 
 class StopCache:
@@ -295,24 +279,24 @@ class StopCache:
     """
 
     def __init__(self) -> None:
-        self._answers: dict[str, News] = {}
+        self._answers: dict[str, StopChanges] = {}
 
     def read(self, using: str) -> Stopped:
         """Query the database; return what is stopped."""
-        return self.read_news(using).stopped
+        return self.read_stop_changes(using).stopped
 
-    def read_news(self, using: str) -> News:
+    def read_stop_changes(self, using: str) -> StopChanges:
         """Query the database, and keep the answer for the other methods, unless only this transaction may see it so."""
-        news = read_news(using)
+        changes = read_stop_changes(using)
         if not is_private(using):
-            self._answers[using] = news
-        return news
+            self._answers[using] = changes
+        return changes
 
-    def recent(self, using: str) -> News:
+    def recent(self, using: str) -> StopChanges:
         """Return an answer that is at most a second old."""
         answer = self._answers.get(using)
         if answer is None or time.monotonic() - answer.asked_at >= CACHE_SECONDS:
-            answer = self.read_news(using)
+            answer = self.read_stop_changes(using)
         return answer
 
     def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
@@ -355,11 +339,6 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
     return dict(guards)
 
 
-def attempt_expired(longest_lease: timedelta) -> Q:
-    """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
-    return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
-
-
 @compiled
 def _controls(using: str, longest_lease: timedelta) -> Raw:
     """Select all controls, with the time and whether rows have expired; one row without a control if there are none."""
@@ -384,12 +363,12 @@ def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyContr
     return PolicyControl.objects.using(using).filter(policy__in=policy.labels).order_by("-changed_at", "-id")
 
 
-def _state_of(policy: TimeoutPolicy[Any], news: News) -> PolicyState:
-    control = news.controls.get(policy.label)
+def _state_of(policy: TimeoutPolicy[Any], changes: StopChanges) -> PolicyState:
+    control = changes.controls.get(policy.label)
     if control is None:
         return PolicyState(policy)
     names = ["after", "changed_at"]
-    if not control.stop or is_stop_in_force(control, news.now):
+    if not control.stop or is_stop_in_force(control, changes.now):
         names += _OF_STOP
     values = {name: getattr(control, name) for name in names}
     return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

@@ -23,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated
@@ -90,8 +90,8 @@ class Limit(NamedTuple):
         if self.size >= needed:
             return None
         return (
-            f"{self.setting} allows {counted(self.size, 'connection')}, but a worker with "
-            f"{counted(concurrency, 'handler thread')} needs {needed}."
+            f"{self.setting} allows {plural(self.size, 'connection')}, but a worker with "
+            f"{plural(concurrency, 'handler thread')} needs {needed}."
         )
 
     def threads(self, concurrency: int) -> int:
@@ -99,8 +99,8 @@ class Limit(NamedTuple):
         least = 2 if self.is_pool else 1 + self.own  # threads that share the last connection of a pool take turns
         if self.size < least:
             raise ConfigError(
-                f"{self.setting} allows {counted(self.size, 'connection')}. A worker needs at least {least}, "
-                f"and {concurrency + self.own} for {counted(concurrency, 'handler thread')}. Raise the limit."
+                f"{self.setting} allows {plural(self.size, 'connection')}. A worker needs at least {least}, "
+                f"and {concurrency + self.own} for {plural(concurrency, 'handler thread')}. Raise the limit."
             )
         return max(1, min(concurrency, self.size - self.own))
 

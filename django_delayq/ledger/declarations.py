@@ -30,7 +30,7 @@ from django.utils.tree import Node
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicySync
 from django_delayq.policies import TimeoutPolicy, get_policies
 

@@ -1,23 +1,20 @@
-"""Transactions and the order of locks: business row first, then timeout row, everywhere.
+"""The order of locks: business row first, then timeout row, everywhere.
 
 Two transactions that lock in opposite orders deadlock, and the database aborts one of them, which may be a payment.
 """
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db import connections, transaction
 from django.db.models import F, Manager, Model, QuerySet, Value
 
-from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of, refusal, root_of_key
-from django_delayq.ledger.statements import Param, Raw, compiled, in_array, param, params, selected, sql_of
+from django_delayq.ledger.statements import Param, Raw, compiled, in_array, selected, sql_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -25,82 +22,11 @@ if TYPE_CHECKING:
 
     from django.db.models.sql import UpdateQuery
 
-    from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
 
 M = TypeVar("M", bound=Model)
 LOCKING = "WITH locked AS MATERIALIZED "
 """How a statement begins that locks an object, and writes only the row of the ledger in its slot: see `lock_clause`."""
-
-
-def database_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
-    """Return the alias of the writer that holds `model` and the ledger; each decision is made and locked there.
-
-    Args:
-        model: a business model, or `Timeout` itself.
-        source: the instance or queryset at hand, for routers that decide by it. See `writer_of`.
-
-    Raises:
-        ConfigError: the routers put the two into different databases, where no transaction spans both; or the
-            database has no ledger.
-    """
-    own: str | None = None
-    if source is not None:
-        own = cast("Any", source)._db if isinstance(source, QuerySet) else source._state.db
-    if not router.routers and own in (None, DEFAULT_DB_ALIAS):
-        return DEFAULT_DB_ALIAS  # by far the most frequent case
-    business, ledger = writer_of(model, source), writer_of(Timeout, source)
-    if business != ledger:
-        raise ConfigError(
-            f"{model.__name__} is written to database {business!r} and its timeouts to {ledger!r}. They must share "
-            f"one: let db_for_write() of your routers answer {business!r} for the apps django_delayq and contenttypes "
-            f"too, and run manage.py migrate --database {business}."
-        )
-    if not has_ledger(business):
-        raise ConfigError(
-            f"This {model.__name__} comes from database {business!r}, which has no timeouts. Pass one from "
-            f"{writer_of(model)!r}, or run manage.py migrate django_delayq --database {business}."
-        )
-    return business
-
-
-def writer_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
-    """Return the alias to which rows of `model` are written, according to the routers.
-
-    `db_for_write()` decides, and gets `source` (or an instance from the same database) as its hint `instance`. If no
-    router answers, the database that `source` comes from counts, as for Django's `save()`: an application that names
-    shards with `using` needs no router. It does not count where routers choose the database to read from: then
-    `source` may come from a replica, and `default` is the writer.
-    """
-    hints: dict[str, Any] = {}
-    own: str | None = None
-    if isinstance(source, QuerySet):
-        own, hints = cast("Any", source)._db, dict(cast("Any", source)._hints)
-        if own is not None and "instance" not in hints:
-            hints["instance"] = source.model()
-            hints["instance"]._state.db = own
-    elif source is not None:
-        own, hints = source._state.db, {"instance": source}
-    chosen = _routed("db_for_write", model, hints)
-    if chosen is None and own is not None and _routed("db_for_read", model, hints) is None:
-        chosen = own
-    return chosen or DEFAULT_DB_ALIAS
-
-
-def _routed(action: str, model: type[Model], hints: dict[str, Any]) -> str | None:
-    """Return the first router's answer; None: no router answers, and Django falls back to the hint's own alias."""
-    answers = (getattr(each, action)(model, **hints) for each in router.routers if hasattr(each, action))
-    return next(filter(None, answers), None)
-
-
-def has_ledger(using: str) -> bool:
-    """Return whether database `using` has the ledger's tables, or is the one that must have them."""
-    return using == writer_of(Timeout) or (router.allow_migrate_model(using, Timeout) and _is_migrated(using))
-
-
-@functools.cache
-def _is_migrated(using: str) -> bool:
-    return Timeout._meta.db_table in connections[using].introspection.table_names()
 
 
 @contextmanager
@@ -126,7 +52,7 @@ def transaction_of(using: str) -> Iterator[None]:
         yield
 
 
-def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
+def read_committed(rows: QuerySet[M], using: str) -> QuerySet[M]:
     """Return `rows` as a locking read where a plain one inside this transaction may show them as they were."""
     connection = connections[using]
     return for_update(rows, using) if dialect_of(connection).plain_reads_may_be_stale(connection) else rows
@@ -191,7 +117,7 @@ def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     if not has_own_manager(model):
         return rows
     seen = model._base_manager.using(using).select_related(None).filter(pk__in=[row.pk for row in rows]).order_by("pk")
-    return as_it_is(seen, using) if wait else seen
+    return read_committed(seen, using) if wait else seen
 
 
 def lock_keys(model: type[Model], pks: Collection[Any], using: str, *, wait: bool = True) -> list[Any]:
@@ -253,11 +179,6 @@ def lock_object(model: type[M], pk: Any, using: str) -> M | None:
         return next(iter(locking_rows(model, [pk], using)), None)
     lock_parents(model, [pk], using)
     return next(iter(_locked.objects(using, model, False, pk=pk)), None)
-
-
-def lock_subject(subject: Subject) -> Model | None:
-    """Lock the object of `subject` and return it; None: its model is gone, or the object does not exist any more."""
-    return None if subject.model is None else lock_object(subject.model, subject.pk, subject.using)
 
 
 def lock_row(model: type[Model], pk: Any, using: str) -> None:
@@ -332,43 +253,3 @@ def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
     missing = [pk for pk in ordered.values_list("pk", flat=True) if pk not in found]
     waited_for = (for_update(rows.filter(pk=pk), using).first() for pk in missing)
     return [*found.values(), *(row for row in waited_for if row is not None)]
-
-
-def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
-    """Wait for the newest row of `subject`, or for the pending one, and lock it; return None if there is none.
-
-    Rows that were superseded do not count if there is another: `since` came back to the value of an older round.
-
-    A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
-    the ids alone, it reads them from the index of slots.
-    """
-    using, slots, row_id = subject.using, subject.slots, subject.row_id
-    if row_id is None and dialect_of(connections[using]).locks_what_it_reads:
-        ids = _rounds.rows(using, len(slots), pending, True, slot=slots)
-        if not ids:
-            return None
-        row_id = max(row[0] for row in ids)
-    found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
-    if found and found[0].cause == Timeout.Cause.SUPERSEDED:
-        for other in as_it_is(subject.rounds().exclude(cause=found[0].cause), using)[:1]:
-            return lock_newest(replace(subject, row_id=other.pk))
-    return found[0] if found else None
-
-
-def lock_pending(subject: Subject) -> list[Timeout]:
-    """Wait for the pending rows of `subject` and lock them; return the one under its policy's present label first.
-
-    There are several only while a rename is deployed, if old and new code each arm a row.
-    """
-    if subject.row_id is not None or len(subject.slots) == 1:
-        return [row] if (row := lock_newest(subject, pending=True)) else []
-    rows = lock_in_slot_order(subject.pending(), subject.using)
-    return sorted(rows, key=lambda row: subject.slots.index(row.slot))
-
-
-@compiled
-def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
-    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
-    rows = rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id"))
-    rows = for_update(rows.filter(slot_taken=1) if pending else rows, using)
-    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from django.db import connections, transaction
 
 from django_delayq import clock
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_DUE_MS, Change
 from django_delayq.exceptions import EngineError
@@ -134,9 +134,9 @@ def _send(changes: Sequence[Change], using: str) -> None:
             engine.apply(changes)
     except EngineError as error:
         # The circuit breaker has logged it, once.
-        words = counted(len(changes), "change was", "changes were")
+        words = plural(len(changes), "change was", "changes were")
         logger.debug("%s not pushed: %s", words, error, extra={"event": "push_failed"})
     except Exception:
         # Django logs this in callbacks only, and a caller that manages its own transaction must not fail for a hint.
-        words = counted(len(changes), "change was", "changes were")
+        words = plural(len(changes), "change was", "changes were")
         logger.exception("%s not pushed", words, extra={"event": "push_failed"})

@@ -1,4 +1,4 @@
-"""Change many rows, page by page: lock their objects, then the rows, change them, and continue with the next page.
+"""Change many rows page by page: each page locks its objects first, then its rows.
 
 The values of many rows travel as one JSON parameter, which the database unfolds into rows. Through the ORM each row
 costs an instance, the preparation of its 24 values and as many placeholders, together several times the work of the
@@ -21,18 +21,20 @@ from django.db.models import Model, Q, QuerySet, TextField
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.ledger import statements
+from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
-    as_it_is,
-    database_of,
     lock_in_slot_order,
     lock_keys,
     lock_objects,
+    read_committed,
     transaction_of,
     with_keys,
 )
 from django_delayq.ledger.outbox import push_due
-from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, update
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.models import Timeout
 
@@ -45,9 +47,8 @@ if TYPE_CHECKING:
 
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 
-CHUNK = 500
 PENDING = Q(slot_taken=1)
-PLACE = ("policy", "content_type_id", "object_id")
+OBJECT_COLUMNS = ("policy", "content_type_id", "object_id")
 """The columns that name the object of a row."""
 R = TypeVar("R")
 _EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
@@ -123,19 +124,12 @@ def read_page(
     if not lock:
         return Page(using, ids, list(rows.defer("payload").order_by("slot", "id")), None)
     objects: dict[type[Model], dict[Any, Model]] = {}
-    for model, pks in objects_of(rows.values_list(*PLACE, named=True), using):
+    for model, pks in objects_of(rows.values_list(*OBJECT_COLUMNS, named=True), using):
         if columns:
             lock_keys(model, pks, using)
         else:
             objects[model] = lock_objects(model, pks, using)
     return Page(using, ids, lock_in_slot_order(rows.only(*columns) if columns else rows, using), objects)
-
-
-def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[Any]]:
-    """Yield `rows` in pieces of `size`, by default in pieces that every database takes in one statement."""
-    size = size or CHUNK
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def newest_id(using: str) -> int:
@@ -158,7 +152,7 @@ def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
             if by_id and not connections[using].in_atomic_block:
                 return using, _pages_by_id(found, by_id, newest_id(using))
             found = found.order_by()
-        found = found.values_list(*PLACE, "pk", named=True)
+        found = found.values_list(*OBJECT_COLUMNS, "pk", named=True)
     else:
         found = _listed(rows)
         writers = sorted({database_of(Timeout, row) for row in found}) or [database_of(Timeout)]
@@ -176,7 +170,7 @@ def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
 def _pages_by_id(rows: QuerySet[Timeout], order: str, newest: int) -> Iterator[Sequence[int]]:
     beyond, last = ("pk__lt", newest + 1) if order == "-pk" else ("pk__gt", 0)
     rows = rows.filter(pk__lte=newest).order_by(order)
-    while page := list(rows.filter(**{beyond: last}).values_list("pk", flat=True)[:CHUNK]):
+    while page := list(rows.filter(**{beyond: last}).values_list("pk", flat=True)[: statements.CHUNK]):
         yield list(dict.fromkeys(page))
         last = page[-1]
 
@@ -192,15 +186,8 @@ def _listed(rows: Any) -> list[Timeout]:
     return listed
 
 
-# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
-# extend a cart three times could keep it indefinitely by replacing its timeout.
-ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
-ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
-DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at")
 """The columns of which each row has its own value. If all rows of a page have the same times, these are parameters."""
-TIMES = ("due_at", "run_at", "first_due_at")
-"""The columns that are equal in a new row."""
 
 Round: TypeAlias = "tuple[str, str, datetime | None, datetime]"
 """A round that begins: `slot`, `object_id`, `since_at` and `due_at`. A plain tuple, which takes a third of the time."""
@@ -259,7 +246,7 @@ def _write(
         return [(*row, due[0]) for row in written] if shared else cast("list[tuple[int, datetime]]", written)
     _inserted.execute(*shape, rows=rows, **common)
     found = Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1)
-    return list(as_it_is(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
+    return list(read_committed(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
 
 
 @compiled

@@ -23,8 +23,7 @@ from django.utils import timezone
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.engine.records import MAX_ID
-from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import Param, Statement
+from django_delayq.ledger.statements import Param, Statement, chunks
 from django_delayq.models import TimeoutQuerySet
 from django_delayq.policies import registry
 
@@ -188,12 +187,6 @@ def labels_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
 def undeclared_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
     """Return those labels of `rows` that no policy has any more."""
     return [label for label in labels_in(rows, limit) if registry.get(label) is None]
-
-
-def labels_of(label: str) -> tuple[str, ...]:
-    """Return the present label of the policy with `label`, then its former ones; only `label` if it is not declared."""
-    policy = registry.get(label)
-    return policy.labels if policy else (label,)
 
 
 class Count(NamedTuple):

@@ -22,7 +22,7 @@ from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of
-from django_delayq.ledger.controls import attempt_expired, stop_in_force
+from django_delayq.ledger.columns import attempt_expired, settled
 from django_delayq.ledger.history import began_at, clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
@@ -43,6 +43,7 @@ from django_delayq.ledger.statements import (
     sql_of,
     update,
 )
+from django_delayq.ledger.stops import stop_in_force
 from django_delayq.ledger.subjects import object_id, slots_of_row
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
@@ -251,16 +252,6 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
             return False
     vars(row).update(values)
     return True
-
-
-def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
-    """Return the columns of a row that settles as `state`, with `cause` at `now`; both may be expressions."""
-    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
-
-
-def waiting(run_at: datetime) -> dict[str, Any]:
-    """Return the columns of a pending row whose next attempt is at `run_at`."""
-    return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at}
 
 
 def is_superseded(row: Timeout, using: str) -> bool:

@@ -1,4 +1,4 @@
-"""Statements that Django compiles once, and that are then executed with other values again and again.
+"""Statements that Django compiles once, for any number of executions with other values.
 
 To compile a small query costs Django several times the CPU of executing it. A function decorated with `compiled` builds
 a queryset, or an INSERT or UPDATE, in which `Param` stands for each value that differs between executions::
@@ -32,7 +32,7 @@ from django_delayq.key_types import HexField, array_of, key_type
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Field, Model
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
+CHUNK = 500
 _PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
 
@@ -72,6 +73,13 @@ def padded(values: Collection[T]) -> list[T]:
     """Return `values` with the last one repeated up to a power of two, so that few shapes serve lists of any length."""
     listed = list(values)
     return listed + listed[-1:] * ((1 << (len(listed) - 1).bit_length()) - len(listed)) if listed else listed
+
+
+def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[Any]]:
+    """Yield `rows` in pieces of `size`, by default in pieces that every database takes in one statement."""
+    size = size or CHUNK
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 def key_list(model: type[Model], pks: Collection[Any], using: str) -> tuple[Any, int]:

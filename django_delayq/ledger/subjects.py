@@ -1,4 +1,4 @@
-"""What a timeout is about: a policy, an object and a key; and how queries compare objects with ledger rows.
+"""What a timeout is about: a policy, an object, a key.
 
 The ledger identifies an object by its content type and its primary key as a string, which `key_types` defines.
 """
@@ -20,7 +20,7 @@ from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.ledger.history import clean
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import SLOT_BYTES, Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 
@@ -82,13 +82,13 @@ class Subject:
         return policy if policy is not None and policy.is_automatic else None
 
     @property
-    def about(self) -> str:
+    def object_and_key(self) -> str:
         """Return the object's id, and the key if there is one."""
         return f"{self.object_id}{f' ({self.key})' if self.key else ''}"
 
     def __str__(self) -> str:
         """For errors, which are not translated."""
-        return f"{self.labels[0]} of {self.about}"
+        return f"{self.labels[0]} of {self.object_and_key}"
 
 
 def current_round(rounds: Iterable[Timeout]) -> Timeout | None:
@@ -284,7 +284,7 @@ def key_of(reference: Any, model: type[Model], using: str) -> Combinable | None:
     return found
 
 
-def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model], using: str) -> Q:
+def about_objects(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model], using: str) -> Q:
     """Return the condition on ledger rows that are about any of `objects`, as objects of `tables`.
 
     No objects means no rows.
@@ -305,13 +305,15 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
     return wanted
 
 
-def about_all(tables: Sequence[type[Model]], model: type[Model], using: str) -> Q:
+def about_model(tables: Sequence[type[Model]], model: type[Model], using: str) -> Q:
     """Return the condition on ledger rows of `tables` that are about any object of `model`.
 
     Of its own table all rows, also those about objects that are gone; of its parents only those about its objects.
     """
     own: Any = model._meta.concrete_model
-    wanted = about([table for table in tables if table is not own], model._base_manager.using(using).all(), using)
+    wanted = about_objects(
+        [table for table in tables if table is not own], model._base_manager.using(using).all(), using
+    )
     return wanted | Q(content_type=kind_of(model, using)) if own in tables else wanted
 
 
@@ -321,7 +323,7 @@ def order_matters(rows: QuerySet[Any]) -> bool:
     return bool(query.is_sliced or query.distinct_fields or query.combinator)
 
 
-def about_each(model: type[Model], using: str) -> Q:
+def about_outer_row(model: type[Model], using: str) -> Q:
     """Return the condition on ledger rows that are about the row of a surrounding query over `model`."""
     wanted = Q(pk__in=[])
     for table in tables_of(model):

@@ -1,4 +1,4 @@
-"""The statements with which schedulers and operators write rows: insert, replace, move, cancel, revive.
+"""The statements that write rows for schedulers or operators: insert, replace, move, cancel, revive.
 
 Each function writes inside a transaction that has locked the business row and the timeout row, and notifies Redis on
 commit. `write_at_once`, and `cancel_pending` on request, lock both in their own statement. Several rows are written in
@@ -13,12 +13,13 @@ from django.db import connections
 from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
+from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
+from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
-from django_delayq.ledger.paging import DEFAULTS, ROUND_FIELDS, TIMES, chunks, insert_statement, update_each
-from django_delayq.ledger.settling import settled, waiting
-from django_delayq.ledger.statements import Raw, compiled, padded, param, params, update
+from django_delayq.ledger.paging import insert_statement, update_each
+from django_delayq.ledger.rounds import lock_pending
+from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_options import MAX_STORED
 from django_delayq.signals import timeout_cancelled
@@ -36,7 +37,6 @@ State, Cause = Timeout.State, Timeout.Cause
 
 _OWN: Final = [each for each in DEFAULTS.items() if each[0] not in {"policy", "content_type_id"}]
 """The defaults of the columns that rows of one policy and model do not have in common."""
-MOVED_FIELDS = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
 
 
 def new_row(
@@ -149,7 +149,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
         )
         # MySQL returns no ids, and no database promises their order.
         slots = [row.slot for row in chunk]
-        taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
+        taken = read_committed(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
         ids = dict(taken.values_list("slot", "id"))
         for row in chunk:
             row.pk = ids.get(row.slot)

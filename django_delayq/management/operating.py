@@ -18,7 +18,8 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.history import clean
-from django_delayq.ledger.locking import database_of, transaction_of
+from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.logs import one_line
 from django_delayq.management.options import Selection, add_selection, moment, values_of, wrong_value

@@ -22,7 +22,7 @@ from django.utils.dateparse import parse_datetime
 from django_delayq import clock
 from django_delayq.clock import UNITS
 from django_delayq.ledger.search import labels_in
-from django_delayq.ledger.subjects import about_all, tables_of
+from django_delayq.ledger.subjects import about_model, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations.selection import MAX_HITS, about_keys, find_ids
 from django_delayq.policies import get_policy, registry
@@ -244,7 +244,7 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
     wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in values_of(options["object"])]
     for table in models:
         try:
-            wanted |= about_keys(table, ids, using) if ids else about_all(tables_of(table), table, using)
+            wanted |= about_keys(table, ids, using) if ids else about_model(tables_of(table), table, using)
         except ValueError as error:
             raise CommandError(f"{', '.join(ids)} is not a key of {table.__name__}.") from error
     return labels, wanted

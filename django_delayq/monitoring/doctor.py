@@ -20,7 +20,7 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
-from django_delayq.clock import counted, database_now, duration_text, to_ms
+from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import policy_states
@@ -34,7 +34,7 @@ from django_delayq.ledger.db_connections import (
 )
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
@@ -187,7 +187,7 @@ def workers(using: str) -> Iterator[CheckMessage]:
             hint = "Restart it. Its timeouts fire when their leases expire."
             yield Error(text, hint=hint, id="workers.stuck")
         if worker.stuck_threads:
-            text = counted(worker.stuck_threads, "thread whose handler does not", "threads whose handlers do not")
+            text = plural(worker.stuck_threads, "thread whose handler does not", "threads whose handlers do not")
             text = f"{worker.name} has {text} end after the time limit."
             hint = "Give their sockets and calls timeouts of their own. See the log for TimeLimitExceeded."
             yield Warning(text, hint=hint, id="workers.stuck_threads")
@@ -224,7 +224,7 @@ def _overdue(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
         hint = "Too few workers, a slow handler, a low rate, or an object that another transaction locks: "
         hint += "see delayq_status."
         kind = Error if waited > OVERDUE_ERROR else Warning
-        yield kind(counted(policy.overdue, one, many), hint=hint, id="overdue")
+        yield kind(plural(policy.overdue, one, many), hint=hint, id="overdue")
 
 
 def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckMessage]:
@@ -241,12 +241,12 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
     failures = [moment(error["at"]) for row in rows for error in row.errors]
     failures = sorted(at for at in failures if policy.last_fired_at is None or at > policy.last_fired_at)
     is_going_on = bool(policy.failing.value) or any(at > now - ALL_FAIL_ERROR for at in failures)
-    count = counted(policy.failing, "is failing", "are failing")
+    count = plural(policy.failing, "is failing", "are failing")
     worst = max(rows, key=lambda row: (row.state == Timeout.State.PENDING, row.attempts), default=None)
     if worst is None:
         return
     last = worst.errors[-1] if worst.errors else {"error": "its process died", "message": "see the log"}
-    text = f"Timeout {worst.pk} has failed {counted(worst.attempts, 'time')}, last: {last['error']}: {last['message']}."
+    text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last['error']}: {last['message']}."
     hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
     hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."
     if failures and is_going_on and now - failures[0] >= ALL_FAIL_ERROR and not policy.is_stopped:
@@ -254,7 +254,7 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
         text = f"No attempt of {policy.label} has succeeded for {since}: {count}, and {policy.dead} dead. {text}"
         yield Error(text, hint=hint, id="failing")
     elif worst.state == Timeout.State.PENDING and worst.attempts >= FAILURES_WARNING:
-        count = counted(policy.failing, f"of {policy.label} is failing.", f"of {policy.label} are failing.")
+        count = plural(policy.failing, f"of {policy.label} is failing.", f"of {policy.label} are failing.")
         yield Warning(f"{count} {text}", hint=hint, id="failing")
 
 
@@ -281,7 +281,7 @@ def _notable(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
         hint = f"delayq_list --policy {label} --state dead, and then delayq_retry or delayq_cancel."
         if state is None:
             hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {label} --state dead"
-        yield Warning(counted(policy.dead, f"of {label} is dead.", f"of {label} are dead."), hint=hint, id="dead")
+        yield Warning(plural(policy.dead, f"of {label} is dead.", f"of {label} are dead."), hint=hint, id="dead")
     if state is not None and state.is_stopped and state.stopped_at is not None:
         since = now - state.stopped_at
         text = f"{label} is {state.stop} for {duration_text(since, is_exact=False)}, by {state.by}. {state.reason}"
@@ -291,13 +291,13 @@ def _notable(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
         one = f"object of {label} is not synced: its deadline cannot be computed."
         many = f"objects of {label} are not synced: their deadlines cannot be computed."
         hint = f"since= or after= raises: delayq_sync --policy {label} --dry-run names an object and the error."
-        yield Warning(counted(policy.sync.failed, one, many), hint=hint, id="sync")
+        yield Warning(plural(policy.sync.failed, one, many), hint=hint, id="sync")
 
 
 def unfinished_changes(using: str) -> Iterator[CheckMessage]:
     """Find changes of policies that have stopped moving rows before their end."""
     for change in unfinished(using).filter(touched_at__lt=database_now(using) - UNFINISHED_ERROR):
-        text = f"The change {change.what} of {change.policy} has moved {counted(change.moved, 'row')} and stopped."
+        text = f"The change {change.what} of {change.policy} has moved {plural(change.moved, 'row')} and stopped."
         hint = "A worker continues it: start one (manage.py delayq_worker)."
         if change.what == PolicyChange.What.RESUMED:  # only then does the command end nothing but what it shall end
             hint = f"A worker continues it. Without a worker, run delayq_resume {change.policy}."
@@ -312,7 +312,7 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
             one = f"object matches {policy.label}, but its deadline passed too long ago to arm it."
             many = f"objects match {policy.label}, but their deadlines passed too long ago to arm them."
             hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
-            yield Warning(counted(count, one, many), hint=hint, id="too_old")
+            yield Warning(plural(count, one, many), hint=hint, id="too_old")
 
 
 def matching_again(using: str) -> Iterator[CheckMessage]:
@@ -336,7 +336,7 @@ def matching_again(using: str) -> Iterator[CheckMessage]:
         row = next(row for row in fired if row.pk in matching)
         one = f"object matches {policy.label} although its round has fired,"
         many = f"objects match {policy.label} although their rounds have fired,"
-        text = f"{counted(len(matching), one, many)} such as object {row.object_id} (timeout {row.pk})."
+        text = f"{plural(len(matching), one, many)} such as object {row.object_id} (timeout {row.pk})."
         hint = "Its handler usually ends the condition. Has it not saved the object, or has a save() of an instance "
         hint += "that was read before undone it (see the page Races)? "
         hint += f"Correct the object, or manage.py delayq_refire --id {row.pk}."
@@ -403,8 +403,8 @@ def delays(using: str) -> Iterator[CheckMessage]:
         for distance, count in former.most_common(1):
             if count < max(MIN_ALIKE, len(rows) * MIN_ALIKE_SHARE):
                 continue  # a few timeouts that were scheduled by hand, at a round time
-            text = f"Of {counted(len(rows), 'checked timeout')} of {policy.label}, "
-            text += f"{counted(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "
+            text = f"Of {plural(len(rows), 'checked timeout')} of {policy.label}, "
+            text += f"{plural(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "
             text += f"but its delay is {duration_text(delay)} now."
             hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run. "
             hint += "It would also move timeouts that were scheduled with a delay of their own."
@@ -434,12 +434,12 @@ def capacity(using: str) -> Iterator[CheckMessage]:
     starts = [now + number * minute for number in range(60)]
     counts = count_each({at: pending.filter(run_at__gt=at, run_at__lte=at + minute) for at in starts}, using)
     due, busiest = sum(counts.values(), NOTHING), max(counts.values())
-    text = f"{counted(due, 'timeout is', 'timeouts are')} due in the next hour, at most {busiest} in a minute."
+    text = f"{plural(due, 'timeout is', 'timeouts are')} due in the next hour, at most {busiest} in a minute."
     if found:
         rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
         text += (
-            f" The {counted(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
+            f" The {plural(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
             f"so that minute takes {busiest.value / rate:.0f} s and the hour {due.value / rate / 60:.0f} min. "
             f"This needs up to {opened} database connections."
         )
@@ -447,7 +447,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
     rows = Timeout.objects.using(using).aggregate(span=Max("id") - Min("id") + 1)["span"] or 0
     sizes = [rows * CAPACITY["ledger_bytes_per_row"], due.value * CAPACITY["redis_bytes_per_pending"]]
     ledger, redis_hour = (f"{size / 1e6:,.1f} MB" for size in sizes)
-    text = f"The ledger has at most {counted(rows, 'row')}, about {ledger}. "
+    text = f"The ledger has at most {plural(rows, 'row')}, about {ledger}. "
     text += f"Redis needs about {redis_hour} for the next hour."
     yield Info(text, id="capacity.storage")
 

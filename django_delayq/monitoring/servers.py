@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.utils.version import get_version_tuple
 
-from django_delayq.clock import counted, database_now, duration_text, to_ms
+from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
@@ -58,7 +58,7 @@ def redis(using: str) -> Iterator[CheckMessage]:
     now_ms = engine.queue("default", 0).stats().now_ms
     yield skew("redis.clock", "Redis's clock", (now_ms - to_ms(database_now(using))) / 1000)
     soon = f"due within {duration_text(get_settings().sweep_interval)}"
-    count = counted(status.compared, f"timeout that is {soon}.", f"timeouts that are {soon}.")
+    count = plural(status.compared, f"timeout that is {soon}.", f"timeouts that are {soon}.")
     text = f"Redis has {status.compared - status.missing} of {count}"
     if not status.compared:
         text = f"No timeout is {soon}: there is nothing to compare with Redis."

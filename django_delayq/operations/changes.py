@@ -1,4 +1,4 @@
-"""Change the row of a policy, and move its pending timeouts page by page, each exactly once, even if the process dies.
+"""Changes of policies that move pending timeouts page by page, each exactly once, even if the process dies.
 
 The `PolicyChange` that moves rows stores how far it has come. Each page of 500 updates that position in the transaction
 that moves its rows, under the lock of the change. So each page is moved by one process only.
@@ -24,17 +24,19 @@ from django_delayq.arming.reconcile import Failures
 from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import claiming, outbox, paging
-from django_delayq.ledger.controls import is_stop_in_force, lock_control, read_delay, stop_cache
+from django_delayq.ledger import claiming, outbox, paging, statements
+from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, message_of, moment
-from django_delayq.ledger.locking import as_it_is, database_of, for_update, transaction_of
+from django_delayq.ledger.locking import for_update, read_committed, transaction_of
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What
 
 MoveProgress: TypeAlias = Callable[[int], object]
@@ -103,7 +105,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
         control = lock_control(found, using)
-        if as_it_is(unfinished(using, found), using).exists():
+        if read_committed(unfinished(using, found), using).exists():
             words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)
@@ -164,7 +166,7 @@ def _move_page(change_id: int, using: str) -> int:
             return 0
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
-        ids = list(page.values_list("pk", flat=True)[: paging.CHUNK])
+        ids = list(page.values_list("pk", flat=True)[: statements.CHUNK])
         change.touched_at = database_now(using)
         if ids:
             moved = _move_rows(paging.read_page(ids, using), change, policy)
@@ -235,7 +237,7 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
             *(policy.label, len(failed), failed[0]),
             extra={"event": "replan_failed", "policy": policy.label, "count": len(failed)},
         )
-    what = "hold_ended" if details["move"] == "thaw" else "replanned"
+    what = "hold_ended" if details["move"] == "hold_shift" else "replanned"
     reason = clipped("; ".join(filter(None, (details.get("held_reason"), change.reason))))
     return len(move_rows(moves, page.using, what=what, at=change.touched_at, by=change.by, reason=reason))
 
@@ -244,8 +246,8 @@ def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None
 ) -> tuple[datetime, datetime]:
     details = change.details
-    if details["move"] == "thaw":  # after a hold; these words are stored, and unfinished changes have them
-        held_from, held_until = (moment(details[name]) for name in ("frozen_at", "thawed_at"))
+    if details["move"] == "hold_shift":  # after a hold; these words are stored, and unfinished changes have them
+        held_from, held_until = (moment(details[name]) for name in ("held_from", "held_until"))
         shift = max(timedelta(0), held_until - max(held_from, _counts_from(row, policy, page, in_force)))
         return shifted(row.due_at, shift), shifted(row.run_at, shift)
     due_at, obj = row.due_at, page.object_of(row)
@@ -295,7 +297,7 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
     stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
-    for chunk in paging.chunks(rows, REQUEUE_PAGE):
+    for chunk in statements.chunks(rows, REQUEUE_PAGE):
         claiming.requeue([row_id for row_id, _, _ in chunk], using)
         # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
         # change makes that lease stale.

@@ -1,4 +1,4 @@
-"""Pause, hold and resume policies, and change their delays and guard rails at run time.
+"""The operations on policies, which change them at run time.
 
 No timeout of a stopped policy fires. Its rows stay pending and can be cancelled or postponed. A worker that reserves a
 row after the commit does not fire it; rows reserved earlier are completed. A pause leaves deadlines where they are, so
@@ -27,8 +27,8 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
-from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.paging import newest_id
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, requeue_due, run_move, unfinished
@@ -198,8 +198,8 @@ def _resume(
         since = iso(control.stopped_at)
         change.details = {"was": str(control.stop), "since": since}
         if moves:
-            times = {"frozen_at": since, "thawed_at": iso(ended_at or change.at)}
-            change.details |= {"move": "thaw", **times, "held_reason": control.reason}
+            times = {"held_from": since, "held_until": iso(ended_at or change.at)}
+            change.details |= {"move": "hold_shift", **times, "held_reason": control.reason}
             change.last_place = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING
         else:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq import clock
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.history import began_at, clean, clipped
-from django_delayq.ledger.locking import as_it_is
+from django_delayq.ledger.locking import read_committed
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
 from django_delayq.ledger.subjects import slots_of_row
@@ -25,7 +25,7 @@ from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
 State = Timeout.State
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 
 MAX_IDS: Final = 1_000
 """A result lists at most this many changed and as many refused rows. It counts all of them."""
@@ -145,7 +145,7 @@ class Context:
         """Return for each slot of the page's rows the `newest` id, the `last` creation, and whether it is `taken`."""
         slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
         rows = Timeout.objects.using(self.using).filter(slot__in=slots).exclude(cause=Timeout.Cause.SUPERSEDED)
-        by_slot: Any = as_it_is(rows.order_by("slot"), self.using).values("slot")
+        by_slot: Any = read_committed(rows.order_by("slot"), self.using).values("slot")
         found = by_slot.annotate(newest=Max("pk"), last=Max("created_at"), taken=Max("slot_taken"))
         return {each["slot"]: each for each in found}
 
@@ -222,7 +222,7 @@ def run_action(
         logger.info(
             "%s by %s: %d changed, %d unchanged",
             *(action.name, by, total.changed, total.unchanged),
-            extra={"event": "timeouts_steered", "verb": action.name, "by": by, "reason": reason},
+            extra={"event": "timeouts_operated", "verb": action.name, "by": by, "reason": reason},
         )
     return total
 

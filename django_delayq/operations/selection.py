@@ -1,4 +1,4 @@
-"""Find timeouts by what people know: the id of an object, a key, a number, or a customer; and name objects that way.
+"""Find timeouts by what people know: the id of an object, a key, a number, a customer.
 
 Policies name such fields (`search`) and the path to the owner of an object (`owner`). Every query is bounded and reads
 the writer. At most `MAX_OBJECTS` objects are read by each field or path.
@@ -20,7 +20,7 @@ from django.db.models import CharField, Model, Q, QuerySet, TextField
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
-from django_delayq.ledger.subjects import Subject, about, kind_of, model_of_kind, tables_of
+from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import field_at, stored_type
@@ -214,7 +214,7 @@ def about_keys(model: type[Model], keys: Iterable[str], using: str) -> Q:
     rows = Q(content_type__in=[kind_of(table, using) for table in own], object_id__in=written)
     parents = [table for table in tables if table not in own]
     if parents:  # they have keys of their own, which only the object knows
-        rows |= about(parents, list(model._base_manager.using(using).filter(pk__in=pks)), using)
+        rows |= about_objects(parents, list(model._base_manager.using(using).filter(pk__in=pks)), using)
     return rows
 
 
@@ -272,4 +272,4 @@ def _trimmed(field: Any, text: str) -> str:
 
 def _about(objects: QuerySet[Any], using: str) -> Q:
     """Return the condition on rows about the first `MAX_OBJECTS` of `objects`, also as objects of parent models."""
-    return about(tables_of(objects.model), objects[:MAX_OBJECTS], using)
+    return about_objects(tables_of(objects.model), objects[:MAX_OBJECTS], using)

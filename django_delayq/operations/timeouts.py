@@ -1,4 +1,4 @@
-"""Cancel, fire, move, retry, repeat, retire and adopt timeouts, also if their object or policy no longer exists."""
+"""The operations on timeouts, also on those whose object or policy no longer exists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
-from django_delayq.clock import DelayArgs, check_length, check_moment, counted, database_now, parse_delay, shifted
+from django_delayq.clock import DelayArgs, check_length, check_moment, database_now, parse_delay, plural, shifted
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import clipped, message_of, record, record_death
-from django_delayq.ledger.locking import database_of, transaction_of
+from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count, labels_in
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import PolicyChange, Timeout
@@ -37,7 +38,7 @@ from django_delayq.operations.runner import (
 from django_delayq.policies import registry
 from django_delayq.redis_clients import get_engine
 
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 State = Timeout.State
 
 
@@ -394,7 +395,7 @@ def adopt(
             installation.assign(using, name)
         logger.info(
             "The database of %r was adopted as %r by %s: %s cancelled, %s renewed",
-            *(done.before, name, by, counted(done.cancelled, "timeout"), counted(done.renewed, "idempotency key")),
+            *(done.before, name, by, plural(done.cancelled, "timeout"), plural(done.renewed, "idempotency key")),
             extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
         )
     if with_redis and not dry_run and (engine := get_engine(using)) is not None:
@@ -405,7 +406,7 @@ def adopt(
 def _change_rows(done: Adoption, using: str, pending: str | None, **options: Any) -> Adoption:
     rows = Timeout.objects.using(using)
     if pending is None and (number := count(rows.unsettled())).value:
-        words = f"This database has {counted(number, 'pending timeout')}: give --cancel-pending or --keep-pending."
+        words = f"This database has {plural(number, 'pending timeout')}: give --cancel-pending or --keep-pending."
         raise DelayqError(words)
     kept, cancelled = Q(state=State.DEAD), 0
     if pending == "cancel":

@@ -19,7 +19,7 @@ from django_delayq.conf import get_settings
 if TYPE_CHECKING:
     from django_delayq.engine.engine import Engine
 
-logger = logging.getLogger("django_delayq.connections")
+logger = logging.getLogger("django_delayq.redis")
 
 _lock = threading.Lock()
 _shared: dict[str, Engine | None] = {}
@@ -123,5 +123,5 @@ def _after_fork() -> None:
     _shared.clear()
 
 
-setting_changed.connect(_on_setting_changed, dispatch_uid="django_delayq.connections")
+setting_changed.connect(_on_setting_changed, dispatch_uid="django_delayq.redis")
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,7 +15,7 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.engine.scripts import Call, Caller, Client
 from django_delayq.exceptions import EngineError, EngineUnavailable
 
-logger = logging.getLogger("django_delayq.connections")
+logger = logging.getLogger("django_delayq.redis")
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Schedule, cancel, reschedule and extend many timeouts: few statements, in lock order, and no signals."""
+"""The verbs for many timeouts: few statements, in lock order, without signals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from django.db.models import Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.clock import parse_delay, shifted
-from django_delayq.exceptions import TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
+from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.locking import as_it_is, database_of, lock_in_slot_order, locking_rows, transaction_of
-from django_delayq.ledger.paging import PENDING, Page, chunks, each_page
+from django_delayq.ledger.locking import lock_in_slot_order, locking_rows, read_committed, transaction_of
+from django_delayq.ledger.paging import PENDING, Page, each_page
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.scheduling import single
+from django_delayq.scheduling.errors import TimeoutConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.single import Moved, OnConflict
 
 LOCKED_AT_ONCE = 5_000
-COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
+COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
 """What moving a row reads and writes."""
 
 
@@ -162,7 +165,7 @@ def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str)
     slots = [slot for label in policy.labels for _, _, slot in slots_of(policy, label, pks, key, using)]
     taken: list[Any] = []
     for chunk in chunks(sorted(slots)):
-        rows = as_it_is(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
+        rows = read_committed(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
         taken += rows.values_list("pk", "policy", "object_id", "due_at", "first_due_at", named=True)
     return taken
 

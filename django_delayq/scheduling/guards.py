@@ -9,11 +9,12 @@ from django.db import transaction
 from django.db.models import Model
 
 from django_delayq.arming.row_state import condition_holds
-from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import begin_write, lock_keys, lock_object, lock_subject, locking_rows
+from django_delayq.ledger.locking import begin_write, lock_keys, lock_object, locking_rows
+from django_delayq.ledger.rounds import lock_subject
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
+from django_delayq.scheduling.errors import DeadlinePassed
 from django_delayq.scheduling.single import cancel_newest
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ from django.db.models.functions import Coalesce
 
 from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
-from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import compiled, params
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.statements import chunks, compiled, params
 from django_delayq.ledger.subjects import (
     NEWEST_FIRST,
-    about,
-    about_all,
+    about_model,
+    about_objects,
     check_key,
     current_round,
     instances,
@@ -95,7 +94,7 @@ def pending_timeouts(
             rows = rows.filter(pk__in=[row.pk for row in objects])
     elif model is not None:
         tables = [table for table in tables_of(model) if not policies or table is policies[0].concrete_model]
-        of_objects = about(tables, objects, using) if objects is not None else about_all(tables, model, using)
+        of_objects = about_objects(tables, objects, using) if objects is not None else about_model(tables, model, using)
         rows = rows.filter(of_objects)
     return rows if key is None else rows.filter(key=key)
 

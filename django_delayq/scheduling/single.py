@@ -1,4 +1,4 @@
-"""Schedule, cancel, reschedule and extend one timeout: the row at once, in the caller's transaction; Redis on commit.
+"""The verbs for one timeout: the row at once, in the caller's transaction; Redis on commit.
 
 Each function locks the business row first and the timeout row second, as firing does, so that exactly one of "it
 happened in time" and "it fired" wins: in one statement where that is possible, otherwise in a transaction, which it
@@ -19,22 +19,17 @@ from django_delayq import clock
 from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
 from django_delayq.clock import database_now, duration_text, parse_delay, shifted
-from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
+from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import asked_due_at, began_at, record_death, shown
-from django_delayq.ledger.locking import (
-    as_it_is,
-    lock_in_slot_order,
-    lock_newest,
-    lock_pending,
-    lock_subject,
-    transaction_of,
-)
+from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.rounds import lock_newest, lock_pending, lock_subject
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
+from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
@@ -147,7 +142,7 @@ def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
         dues = {deadlines[slot] for slot in slots}
         rows = Timeout.objects.using(using).filter(slot__in=slots, state__in=(State.FIRED, State.FIRING))
         rows = rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id")
-        found += [row for row in as_it_is(rows, using) if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
+        found += [row for row in read_committed(rows, using) if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
     return found
 
 
@@ -263,7 +258,7 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
     failures = Failures(policy)
     with failures.counting(subject.pk):
         since_at = policy.since_of(obj)
-        rounds = as_it_is(subject.rounds().filter(since_at=since_at), using)
+        rounds = read_committed(subject.rounds().filter(since_at=since_at), using)
         if since_at is None or rounds.filter(CLOSING)[:1]:
             return
         ended = rounds.first()
@@ -325,7 +320,7 @@ def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
     with Failures(policy).counting(subject.pk):  # if `since` raises, no round can be armed
         since_at = next(map(policy.since_of, found.values()), None)
     others = subject.rounds().filter(Q(since_at=since_at, state=State.FIRED) | Q(settled_at=None))
-    return since_at not in {None, fired.since_at} and not as_it_is(others, using)[:1]
+    return since_at not in {None, fired.since_at} and not read_committed(others, using)[:1]
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:

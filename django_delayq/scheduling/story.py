@@ -154,7 +154,7 @@ def story_of(subject: Subject) -> Story:
     found = list(subject.rounds()[: MAX_ROUNDS + 1])
     rounds = sorted(found[:MAX_ROUNDS], key=lambda row: row.pk)
     events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
-    title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.about)
+    title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.object_and_key)
     note = _("Only the newest {count} rounds are shown.").format(count=MAX_ROUNDS) if len(found) > MAX_ROUNDS else ""
     return Story(title, tuple(events), _outlook(subject, current_round(rounds)), note)
 

@@ -30,7 +30,7 @@ from django_delayq.exceptions import EngineError, EngineFull, suggestion
 from django_delayq.firing import extend_firing
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.controls import News, Stopped, stop_cache
+from django_delayq.ledger.controls import StopChanges, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.installation import check_prefix
@@ -250,7 +250,7 @@ class Background:
         self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
         self._known_queues = set(worker.queues)
         self._queues_at = 0.0
-        self._news = News(0.0, clock.now(), False, Stopped(), {}, {})
+        self._news = StopChanges(0.0, clock.now(), False, Stopped(), {}, {})
         self._tables = TableSync(worker.using)
 
     def threads(self, dispatch: Dispatch) -> list[PeriodicThread]:
@@ -336,7 +336,7 @@ class Background:
         """
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
         # later than its own time. So compare what is stopped, too, and include the last seconds.
-        before, news = self._news, stop_cache.read_news(self._using)
+        before, news = self._news, stop_cache.read_stop_changes(self._using)
         self._news = news
         self._worker.skew.note_answer(news.now, news.asked_at)
         for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - LOOK_BACK):

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
@@ -275,7 +275,7 @@ class Dispatch:
         logger.warning(
             "The executor %s did not report the outcome of %s: submitted again after a lease",
             self._executor_name,
-            counted(len(ids), "timeout"),
+            plural(len(ids), "timeout"),
             extra={"event": "executor_lost"},
         )
         lease = get_settings().lease.total_seconds()

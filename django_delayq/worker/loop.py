@@ -19,7 +19,7 @@ from django.db import Error as DatabaseError
 from django.db import connections, router
 
 from django_delayq import __version__
-from django_delayq.clock import brief, counted
+from django_delayq.clock import brief, plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
@@ -120,7 +120,7 @@ class Worker:
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self.only else "all queues"
         source = "woken by Redis" if self.redis.is_up else "reading the database once a second"
-        threads = counted(self.concurrency, "thread")
+        threads = plural(self.concurrency, "thread")
         return f"serves {queues} of database {self.using!r} with {threads}, {source}"
 
     @property
@@ -303,7 +303,7 @@ class Worker:
         if stuck >= MAX_STUCK_PER_THREAD * self.concurrency and not self._stopping:
             self.is_stuck = True
             words = "%s stuck in handlers beyond their time limit: the worker ends, for its supervisor to restart it"
-            logger.error(words, counted(stuck, "thread is", "threads are"), extra={"event": "too_many_stuck"})
+            logger.error(words, plural(stuck, "thread is", "threads are"), extra={"event": "too_many_stuck"})
             self.stop()
 
     def _is_burst_over(self, worked_on: int) -> bool:
@@ -352,7 +352,7 @@ class Worker:
         released = dispatch.release()
         self._try(self.sources.flush)
         if dispatch.in_flight and not self._hard:
-            running, facts = counted(dispatch.in_flight, "running timeout"), {"running": dispatch.in_flight}
+            running, facts = plural(dispatch.in_flight, "running timeout"), {"running": dispatch.in_flight}
             logger.info("The worker completes %s, then stops", running, extra={"event": "worker_stopping", **facts})
         while dispatch.in_flight and not self._hard:
             self._wakeup.wait(MAX_WAIT_SECONDS)

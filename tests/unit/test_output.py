@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.core.management.base import OutputWrapper
 
-from django_delayq.clock import counted, duration_text
+from django_delayq.clock import duration_text, plural
 from django_delayq.ledger.search import Count
 from django_delayq.management import output
 from django_delayq.management.output import Painted, Screen, fold, table
@@ -49,7 +49,7 @@ def test_a_duration_has_one_format(value: timedelta, exact: str, rounded: str) -
     ],
 )
 def test_a_count_of_one_is_in_the_singular(number: object, words: tuple[str, ...], text: str) -> None:
-    assert counted(number, *words) == text
+    assert plural(number, *words) == text
 
 
 def test_without_a_terminal_a_table_has_one_line_for_each_row() -> None:

@@ -219,7 +219,7 @@ def test_a_ledger_in_another_database_is_refused(settings: Any) -> None:
             return "ledger" if model._meta.app_label == "django_delayq" else "default"
 
     settings.DATABASE_ROUTERS = [Apart()]
-    from django_delayq.ledger.locking import database_of
+    from django_delayq.ledger.routing import database_of
 
     with pytest.raises(ConfigError, match="must share"):
         database_of(Order)

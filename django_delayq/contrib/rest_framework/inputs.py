@@ -28,10 +28,10 @@ from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obs
 from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
-from django_delayq.policies import registry
+from django_delayq.policies import labels_of, registry
 from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD, Then
 
 State = Timeout.State
@@ -144,7 +144,7 @@ class Selection(serializers.Serializer[Any]):
         asked = self.validated_data
         # Settled rows keep the time of their last attempt, so a due filter without a state must name it.
         state = asked.get("state") or (State.PENDING if self.due else None)
-        labels = search.labels_of(asked["policy"]) if "policy" in asked else ()
+        labels = labels_of(asked["policy"]) if "policy" in asked else ()
         of_policy, in_state = Q(policy__in=labels) if labels else Q(), Q(state=state) if state else Q()
         narrow = Q(queue=asked["queue"]) if "queue" in asked else Q()
         rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})

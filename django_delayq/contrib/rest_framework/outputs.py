@@ -18,7 +18,7 @@ from django_delayq import clock
 from django_delayq.contrib.rest_framework.fields import Instant, SecondsField, shown_time
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.monitoring import snapshot

@@ -31,7 +31,7 @@ from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes

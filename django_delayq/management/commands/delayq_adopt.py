@@ -4,10 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.models import Timeout
@@ -39,7 +39,7 @@ class Command(OperatorCommand):
         is_own = installation.ledger_name(using) == get_settings().installation
         alive = len(workers_alive(using))
         if alive and not (is_own or options["yes"] or options["dry_run"]):
-            used = f"{counted(alive, 'worker has', 'workers have')} used this database"
+            used = f"{plural(alive, 'worker has', 'workers have')} used this database"
             advice = "If it is not a copy, stop every worker first. If it is one, wait, or give --yes."
             raise CommandError(f"{used} within the last {ALIVE.seconds} seconds. {advice}")
         if pending is not None and not is_own:
@@ -51,5 +51,5 @@ class Command(OperatorCommand):
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return
-        counts = f"{counted(done.cancelled, 'timeout')} cancelled, {counted(done.renewed, 'idempotency key')} renewed"
+        counts = f"{plural(done.cancelled, 'timeout')} cancelled, {plural(done.renewed, 'idempotency key')} renewed"
         self.report(f"{done.name} adopted the database of {done.before or 'no installation'}: {counts}", options)

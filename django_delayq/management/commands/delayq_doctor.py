@@ -9,7 +9,7 @@ from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Error, Info, 
 from django.core.management.base import CommandParser
 from django.db import Error as DatabaseFailure
 
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Painted
 from django_delayq.models import Timeout

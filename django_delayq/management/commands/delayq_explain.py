@@ -16,8 +16,8 @@ from django_delayq.conf import ConfigError
 from django_delayq.exceptions import EngineError
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import Subject, about, subject_of, tables_of
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.subjects import Subject, about_objects, subject_of, tables_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
 from django_delayq.management.output import Painted, local, seconds
@@ -140,7 +140,7 @@ def _by_object(options: dict[str, Any]) -> list[Subject]:
         objects = _named(model, key, using)
         if not objects:
             raise CommandError(f"{refusal} No field in search= of its policies is {key!r} either.")
-        rows = every.filter(about(tables_of(model), objects, using))
+        rows = every.filter(about_objects(tables_of(model), objects, using))
     if name is not None and (registry.get(name) or not rows.filter(policy=name).exists()):
         name = resolve_policy(name, model).label  # raises UnknownPolicy
     return _subjects(rows, objects, name)

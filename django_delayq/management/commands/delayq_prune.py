@@ -7,14 +7,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import router
 
-from django_delayq.clock import counted, duration_text
+from django_delayq.clock import duration_text, plural
 from django_delayq.conf import get_settings
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.management.options import duration, labels_of_policies, wrong_value
 from django_delayq.models import Timeout
 from django_delayq.worker.sweep import count_old, least_age, prune
 
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 
 
 class Command(AskingCommand):
@@ -38,16 +38,16 @@ class Command(AskingCommand):
                 rule = f"is less than half of RETENTION ({duration_text(least_age())}): rounds could fire again"
                 raise wrong_value("--older-than", options["older_than"], rule)
         of_policies = f" of {', '.join(labels)}" if labels else ""
-        length = duration_text(age) if age % timedelta(days=1) else counted(age.days, "day")
+        length = duration_text(age) if age % timedelta(days=1) else plural(age.days, "day")
         settled = f"{of_policies} settled more than {length} ago".strip()
         old = count_old(using, labels, age)
         if options["dry_run"]:
-            self.report(f"{counted(old, 'timeout')} {settled}", options)
+            self.report(f"{plural(old, 'timeout')} {settled}", options)
             return
         if has_terminal():  # without a terminal it proceeds: workers do the same
             self.ask("delete", old, options)
         with self.progress(options) as add:
             deleted = prune(using, labels=labels, age=age, progress=add)
-        words = counted(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted")
+        words = plural(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted")
         logger.info("%s, by %s", words, actor(), extra={"event": "pruned", "by": actor()})
         self.stdout.write(words)

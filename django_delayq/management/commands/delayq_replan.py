@@ -5,9 +5,9 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.clock import counted, duration_text
+from django_delayq.clock import duration_text, plural
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.management.options import duration
@@ -51,7 +51,7 @@ class Command(PolicyCommand):
         change = f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}"
         self.stdout.write(f"{change}; {pending} pending, of which {overdue} would be due at once")
         if options["dry_run"]:
-            self.report(f"would {mode} {counted(pending, 'pending deadline')}", options)
+            self.report(f"would {mode} {plural(pending, 'pending deadline')}", options)
             return
         if mode != "keep":
             self.ask(mode, pending, options)

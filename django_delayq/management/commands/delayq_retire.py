@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.models import Timeout

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, router
 
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.management.operating import ReportCommand
@@ -82,8 +82,8 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     threads, held, stuck = (
         sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
     )
-    words = f", {counted(stuck, 'stuck thread')}" if stuck else ""
-    text = f"{len(seen.workers)} alive, {counted(threads, 'thread')}, {held} under way{words}"
+    words = f", {plural(stuck, 'stuck thread')}" if stuck else ""
+    text = f"{len(seen.workers)} alive, {plural(threads, 'thread')}, {held} under way{words}"
     yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
     for obstacle in seen.obstacles:
         if not obstacle.policy:  # of a policy that is stopped, a line of its own shows more
@@ -109,7 +109,7 @@ def _redis(redis: RedisStatus) -> Line:
         return Line("redis", f"unreachable: {redis.error}", "bad")
     entries, leased = (sum(getattr(each, name) for each in redis.queues) for name in ("entries", "leased"))
     missing = f"{redis.missing} of the {redis.compared} due next missing" if redis.missing else "in step"
-    text = f"{counted(entries, 'entry', 'entries')}, {leased} leased, {missing}"
+    text = f"{plural(entries, 'entry', 'entries')}, {leased} leased, {missing}"
     return Line("redis", text, "warning" if redis.missing else "good")
 
 
@@ -126,7 +126,7 @@ def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
         why = f": {state.reason}" if state.reason else ""
         yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", "warning")
     if policy.failing.value:
-        words = counted(policy.failing, "has failed, and is tried again", "have failed, and are tried again")
+        words = plural(policy.failing, "has failed, and is tried again", "have failed, and are tried again")
         yield Line("failing", f"{policy.label}: {words}", "warning")
     # Those that operators have set, and shadow mode, in which the policy fires nothing.
     guards = [f"{guard} {text} by {actor}" for guard, (text, actor) in guards_of(state).items() if actor]
@@ -143,4 +143,4 @@ def _progress(sync: SyncStatus) -> str:
     about = f" of about {sync.total}" if sync.is_running and sync.total else ""
     ended = f"the last complete pass ended {local(sync.finished_at)}" if sync.finished_at else "no complete pass yet"
     failed = f", {sync.failed} failed" if sync.failed else ""
-    return f"{counted(f'{sync.checked}{about}', 'object')} checked{failed}; {ended}"
+    return f"{plural(f'{sync.checked}{about}', 'object')} checked{failed}; {ended}"

@@ -9,14 +9,14 @@ from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.sync import sync_policy
 from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.logs import one_line
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.management.options import duration, values_of
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 
-logger = logging.getLogger("django_delayq.steering")
+logger = logging.getLogger("django_delayq.operations")
 
 
 class Command(AskingCommand):

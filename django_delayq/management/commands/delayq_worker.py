@@ -22,7 +22,7 @@ from django.db import connections
 from django.utils import autoreload
 
 from django_delayq import __version__
-from django_delayq.clock import counted, duration_text
+from django_delayq.clock import duration_text, plural
 from django_delayq.conf import MAX_CONCURRENCY, get_settings
 from django_delayq.exceptions import DelayqError, NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
@@ -159,7 +159,7 @@ class Command(TextCommand):
         finally:
             worker_started.disconnect(greet)
         if worker.abandoned:
-            self.stderr.write(f"delayq_worker: aborted {counted(worker.abandoned, 'running timeout')}, to be retried")
+            self.stderr.write(f"delayq_worker: aborted {plural(worker.abandoned, 'running timeout')}, to be retried")
         if worker.abandoned or firing_state.stuck_threads:
             # Not sys.exit: it would wait for threads that handlers may have started.
             logging.shutdown()

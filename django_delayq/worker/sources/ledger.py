@@ -23,7 +23,7 @@ from django_delayq.firing import Work
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import chunks
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew
 

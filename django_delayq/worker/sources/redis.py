@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from django_delayq.clock import counted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
@@ -173,7 +173,7 @@ class RedisSource:
                 if lost > leased.lost:  # no action: the worker that has the lease now finds the row locked or settled
                     logger.warning(
                         "%s moved, cancelled or leased to others while in flight here",
-                        counted(lost, f"timeout of queue {name!r} was", f"timeouts of queue {name!r} were"),
+                        plural(lost, f"timeout of queue {name!r} was", f"timeouts of queue {name!r} were"),
                         extra={"event": "lease_lost", "queue": name},
                     )
                 leased.lost = max(lost, 0)

@@ -296,7 +296,7 @@ def test_no_page_counts_aggregates_or_joins(viewer: Client, query: str) -> None:
     with CaptureQueriesContext(connection) as captured:
         viewer.get(f"{reverse(LIST)}{query}")
     on_ledger = [found["sql"] for found in captured if re.search(r"FROM .django_delayq_timeout", found["sql"])]
-    on_ledger = [sql for sql in on_ledger if "policycontrol" not in sql]  # the news, with one probe of an index
+    on_ledger = [sql for sql in on_ledger if "policycontrol" not in sql]  # the stops, with one probe of an index
     assert on_ledger
     for sql in on_ledger:
         assert not re.search(r"\b(COUNT|MIN|MAX|DISTINCT|JOIN|GROUP BY)\b", sql), sql

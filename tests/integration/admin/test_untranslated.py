@@ -235,7 +235,7 @@ def test_what_operators_do_is_logged_in_english_whatever_language_they_read(
     caplog: pytest.LogCaptureFixture, django_capture_on_commit_callbacks: Callable[..., Any]
 ) -> None:
     with (
-        caplog.at_level(logging.INFO, "django_delayq.steering"),
+        caplog.at_level(logging.INFO, "django_delayq.operations"),
         translation.override("de"),
         django_capture_on_commit_callbacks(execute=True),
     ):

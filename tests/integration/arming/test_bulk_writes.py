@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import ArmingManager, ArmingQuerySet, TimeoutPolicy, get_deadline
-from django_delayq.ledger import paging
+from django_delayq.ledger import statements
 from django_delayq.models import Timeout
 from django_delayq.policies import M
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
@@ -40,7 +40,7 @@ def placed(now: datetime) -> list[Order]:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "CHUNK", 2)
+    monkeypatch.setattr(statements, "CHUNK", 2)
 
 
 def rows_of(model: type[M]) -> ArmingQuerySet[M]:

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.ledger import settling
+from django_delayq.ledger.columns import settled
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, state
 from tests.testapp.models import Order
@@ -68,7 +69,7 @@ def test_compare_and_set_loses_against_every_other_hand(order: Order, change: di
 def test_compare_and_set_wins_when_nothing_changed_and_tells_the_row(order: Order) -> None:
     row = due(order)
     now = timezone.now()
-    assert settling.compare_and_set(row, "default", **settling.settled(State.DEAD, Cause.RETRIES, now))
+    assert settling.compare_and_set(row, "default", **settled(State.DEAD, Cause.RETRIES, now))
     assert (row.state, row.settled_at) == ("dead", now)
     assert state(row) == ("dead", "retries")
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from django_delayq import get_policy, schedule_timeout, schedule_timeouts
 from django_delayq.ledger import settling, writing
+from django_delayq.ledger.columns import waiting
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
@@ -76,7 +77,7 @@ def test_what_is_settled_is_not_skipped() -> None:
 def test_a_failed_attempt_is_not_recorded_over_what_changed(changed: dict[str, Any]) -> None:
     row = due(**changed)
     before = stored(row)
-    assert not settling.compare_and_set(row, "default", **settling.waiting(timezone.now() + MINUTE))
+    assert not settling.compare_and_set(row, "default", **waiting(timezone.now() + MINUTE))
     assert stored(row) == before
 
 

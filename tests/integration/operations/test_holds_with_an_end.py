@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_delayq import InvalidDelay, explain_timeout
 from django_delayq.firing import plan
-from django_delayq.ledger import controls, paging
+from django_delayq.ledger import controls, statements
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import PolicyConflict, hold, pause, resume
 from django_delayq.operations import changes as policy_changes
@@ -114,7 +114,7 @@ def test_the_end_of_a_hold_is_continued_after_a_crash_and_moves_no_deadline_twic
     Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
     hold(REMIND, by=BY, until=timezone.now() + HOUR)
     over()
-    monkeypatch.setattr(paging, "CHUNK", 3)
+    monkeypatch.setattr(statements, "CHUNK", 3)
     move_page, pages = policy_changes._move_page, list[int]()
 
     def crash(change_id: int, using: str) -> int:

@@ -238,7 +238,7 @@ def test_a_dry_run_reads_no_objects_unless_what_it_refuses_depends_on_them(order
 
 
 def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
     for _ in range(10):
         pending(Order.objects.create())
     pages: list[Result] = []
@@ -250,7 +250,7 @@ def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.
 
 def test_of_several_dead_rounds_on_several_pages_only_the_newest_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker fires what a page has retried before the next page is read."""
-    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
     order = Order.objects.create()
     older, first, last, newer = dead(order), dead(Order.objects.create()), dead(Order.objects.create()), dead(order)
     rows = Timeout.objects.filter(state="dead")
@@ -265,7 +265,7 @@ def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(
     declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a policy whose handler schedules the next round would fire for as long as workers keep up."""
-    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
 
     def remind_daily(order: Order, timeout: Timeout) -> None:
         pending(order, "daily", hours=24)
@@ -284,7 +284,7 @@ def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(
 
 
 def test_a_page_that_fails_leaves_the_pages_before_it_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
     for _ in range(8):
         pending(Order.objects.create())
 
@@ -337,12 +337,12 @@ def test_a_single_timeout_sends_its_signal_and_many_send_none(
 
 
 def test_the_log_tells_who_did_what(order: Order, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "django_delayq.steering")
+    caplog.set_level("INFO", "django_delayq.operations")
     cancel(pending(order), by=BY, reason="a call", dry_run=True)
     pause("testapp.order.linger", by=BY)
     cancel(Timeout.objects.all(), by=BY, reason="a call")
-    told = [vars(record) for record in caplog.records if record.name == "django_delayq.steering"]
-    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_steered", BY)]
+    told = [vars(record) for record in caplog.records if record.name == "django_delayq.operations"]
+    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_operated", BY)]
     assert (told[1]["verb"], told[1]["reason"]) == ("cancel", "a call")
     assert told[1]["message"] == "cancel by admin:alice: 1 changed, 0 unchanged"
 

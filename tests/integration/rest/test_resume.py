@@ -8,7 +8,7 @@ import pytest
 from rest_framework.test import APIClient
 
 from django_delayq import operations
-from django_delayq.ledger import paging
+from django_delayq.ledger import statements
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations import changes
 
@@ -19,7 +19,7 @@ REMIND = "testapp.order.remind"
 def test_a_request_moves_rows_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch, client_with: Callable[..., APIClient], schedule: Callable[..., Timeout]
 ) -> None:
-    monkeypatch.setattr(paging, "CHUNK", 1)
+    monkeypatch.setattr(statements, "CHUNK", 1)
     limit = changes.time_limit
     monkeypatch.setattr(changes, "time_limit", lambda: limit(-1.0))
     for _ in range(3):

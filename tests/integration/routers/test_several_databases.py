@@ -14,7 +14,7 @@ from pytest_django import Settings
 import django_delayq as dq
 from django_delayq.checks import check_policies
 from django_delayq.conf import ConfigError
-from django_delayq.ledger.locking import database_of, writer_of
+from django_delayq.ledger.routing import database_of, writer_of
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 

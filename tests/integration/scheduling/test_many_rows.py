@@ -15,7 +15,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.ledger.paging import ROUND_FIELDS, update_each
+from django_delayq.ledger.columns import ROUND_FIELDS
+from django_delayq.ledger.paging import update_each
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 

@@ -78,14 +78,14 @@ def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]
         cursor.execute("DELETE FROM django_delayq_timeout")
 
 
-def plans_of(call: Callable[[], object], *, of_news: bool = False) -> str:
-    """Return the plan of each query of the ledger that `call` makes: of the news of workers, or of all others."""
+def plans_of(call: Callable[[], object], *, of_stop_changes: bool = False) -> str:
+    """Return the plan of each query of the ledger that `call` makes: of the read of stops, or of all others."""
     with CaptureQueriesContext(
         connection,
     ) as queries:
         call()
     looks = [query["sql"] for query in queries if "django_delayq_timeout" in query["sql"]]
-    looks = [sql for sql in looks if of_news == ("policycontrol" in sql)]
+    looks = [sql for sql in looks if of_stop_changes == ("policycontrol" in sql)]
     looks = [sql for sql in looks if not sql.startswith("UPDATE") or ("WHERE" in sql and "id = -1" not in sql)]
     assert looks
     explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
@@ -129,7 +129,7 @@ def test_the_sweep_ahead_and_behind() -> None:
 
 
 def test_the_news_that_each_worker_reads_every_few_seconds() -> None:
-    plan = plans_of(lambda: StopCache().read_news("default"), of_news=True)
+    plan = plans_of(lambda: StopCache().read_stop_changes("default"), of_stop_changes=True)
     ledger = [line for line in plan.splitlines() if "policycontrol" not in line and "control ALL" not in line]
     check("\n".join(ledger), "delayq_unsettled", is_short=True)
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import get_policy, operations
 from django_delayq.clock import database_now
-from django_delayq.ledger.controls import News, StopCache, stop_cache
+from django_delayq.ledger.controls import StopCache, StopChanges, stop_cache
 from django_delayq.models import PolicyControl, Timeout
 from tests.support.workers import due_orders
 
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.django_db
 SECOND = timedelta(seconds=1)
 
 
-def news(cache: StopCache | None = None) -> News:
+def stop_changes(cache: StopCache | None = None) -> StopChanges:
     with CaptureQueriesContext(connection) as queries:
-        found = (cache or StopCache()).read_news("default")
+        found = (cache or StopCache()).read_stop_changes("default")
     assert len([query for query in queries if "EXISTS" in query["sql"]]) == 1
     return found
 
 
 def test_without_any_control_it_is_the_clock() -> None:
     before = database_now("default")
-    found = news()
+    found = stop_changes()
     assert before <= found.now <= database_now("default")
     assert (found.stopped, found.controls, found.has_expired) == ({}, {}, False)
 
@@ -46,7 +46,7 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
     ]:
         PolicyControl.objects.create(policy=policy, stop=stop, until=until, changed_at=now + changed * SECOND)
     cache = StopCache()
-    found = news(cache)
+    found = stop_changes(cache)
     assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND, "a.b.held": None}
     assert found.resumed_since(now - 10 * SECOND) == {"a.b.resumed"}
     with CaptureQueriesContext(connection) as queries:
@@ -59,7 +59,7 @@ def test_an_attempt_is_dead_when_its_time_is_over() -> None:
     firing = Timeout.objects.filter(pk=row.pk)
     for seconds, is_dead in ((60, False), (-1, True)):
         firing.update(state="firing", slot_taken=None, run_at=database_now("default") + seconds * SECOND)
-        assert news().has_expired is is_dead
+        assert stop_changes().has_expired is is_dead
 
 
 @pytest.mark.django_db(transaction=True)

@@ -1,0 +1,312 @@
+"""Declare a policy: `@timeout_policy` checks what it is given, so that a wrong one fails at the start."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, overload
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
+from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, QuerySet, TextField, UUIDField
+from django.db.models.expressions import BaseExpression
+from django.db.models.sql import Query
+
+from django_delayq.clock import LATEST_YEAR, LONGEST, UNITS, duration_text
+from django_delayq.exceptions import PolicyError, suggestion
+from django_delayq.key_types import refusal
+from django_delayq.policies import M, TimeoutPolicy, registry
+from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
+from django_delayq.policy_rules import field_at, is_reference, stored_type
+
+if TYPE_CHECKING:
+    from django_delayq.models import Timeout
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+NAME = re.compile(rf"{_NAME}\Z")
+ALIAS = re.compile(rf"{_NAME}(\.{_NAME}\.{_NAME})?\Z")
+MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
+SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
+"""The system checks that report a policy which works as it is declared, if that is what the developer means."""
+MAX_LABEL = 200
+MAX_BATCH = 10_000
+
+
+def check_call(model: Any, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise PolicyError for a call of `timeout_policy` without a model or with unknown options."""
+    is_model = isinstance(model, type) and issubclass(model, Model)
+    if not is_model and (isinstance(model, type) or callable(model)):
+        name = getattr(model, "__qualname__", repr(model))
+        raise PolicyError(
+            f"@timeout_policy is given {name}, which is not a model. The model comes first, in parentheses: "
+            "@timeout_policy(Order, after=...)."
+        )
+    for option in [each for each in options if each not in known]:
+        hint = suggestion(option, known, f"The options are {', '.join(known)}.")
+        if option in UNITS:  # as calls that schedule have them
+            value = options[option] if isinstance(options[option], int | float) else "..."
+            hint = f"Write after=timedelta({option}={value})."
+        raise PolicyError(f"timeout_policy() has no option {option!r}. {hint}")
+
+
+def check_declaration(policy: TimeoutPolicy[Any]) -> None:
+    """Raise `PolicyError` for anything that is wrong regardless of the model's fields."""
+    for wrong, message in _faults(policy):
+        if wrong:
+            raise PolicyError(f"Timeout policy {policy.name!r}: {message}")
+    _read_iterators(policy.when, policy.name)
+
+
+def _read_iterators(when: Any, policy: str) -> None:
+    """Replace iterators in a condition, such as `map()` or a generator, by lists.
+
+    Each query would read them again, so that the condition would hold for the first query alone. Raises PolicyError for
+    one without items: most likely, another condition has read it.
+    """
+    for place, child in enumerate(when.children if isinstance(when, Q) else ()):
+        name, value = child if isinstance(child, tuple) else ("", child)
+        if not isinstance(value, Iterator):
+            _read_iterators(value, policy)
+            continue
+        items = list(value)
+        if not items:
+            words = f"{name} in its when is an iterator without items, which matches nothing. Give a list."
+            raise PolicyError(f"Timeout policy {policy!r}: {words}")
+        when.children[place] = (name, items)
+    if isinstance(when, BaseExpression) and not isinstance(when, Query):
+        for part in when.get_source_expressions():
+            _read_iterators(part, policy)
+
+
+def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    model, after, since = policy.model, policy.after, policy.since
+    yield from _faults_of_callables(policy)
+    is_model = isinstance(model, type) and issubclass(model, Model)
+    is_label = isinstance(model, str) and MODEL_LABEL.match(model) is not None
+    yield not (is_model or is_label), f'the model must be a model class or "app.Model", not {model!r}.'
+    yield is_model and model._meta.abstract, f"{model} is abstract and has no table; declare one per concrete model."
+    yield not NAME.match(str(policy.name)), "a name has letters, digits, _ and - only, and no digit first; give name=."
+    yield (
+        not all(isinstance(alias, str) and ALIAS.match(alias) for alias in policy.aliases),
+        'aliases are former names ("name") or labels ("app.model.name").',
+    )
+    unknown = [str(each) for each in policy.silenced_checks if check_id(each) not in SILENCED_BY_POLICY]
+    yield bool(unknown), f"silenced_checks has {', '.join(unknown)}; it may have {', '.join(SILENCED_BY_POLICY)}."
+    yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
+    for option, other, words in (("after", timedelta, "a timedelta"), ("since", str, "the name of a field")):
+        given = getattr(policy, option)
+        is_fitting = given is None or isinstance(given, other) or callable(given)
+        yield not is_fitting, f"{option} must be {words} or a callable, not {given!r}."
+    negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
+    yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
+    too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
+    yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
+    yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
+    # The type and not the repr, which would evaluate a queryset in it.
+    kind = type(policy.when).__name__
+    yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
+    yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry: Retry([60, 600])."
+    yield not _is_count(policy.batch, 1, MAX_BATCH), f"batch must be an int from 1 to {MAX_BATCH}, or None."
+    yield policy.batch is not None and not policy.atomic, "batch needs atomic=True: its objects share one transaction."
+    yield not _is_count(policy.max_extensions, 0, MAX_STORED), "max_extensions must be an int, 0 or more, or None."
+    for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
+        given = getattr(policy, option)
+        yield given is not None and not isinstance(given, type_), f"{option} must be a {type_.__name__}, not {given!r}."
+    yield not isinstance(policy.shadow, bool), f"shadow must be True or False, not {policy.shadow!r}."
+    yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
+    yield (
+        not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
+        f"queue must be a string of 1 to 100 characters, not {policy.queue!r}.",
+    )
+
+
+def check_id(given: Any) -> str:
+    """Return the id of a system check without the label of this app, with which settings have it."""
+    return str(given).removeprefix("django_delayq.")
+
+
+def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    handler = policy.handler
+    yield not callable(handler), f"the handler must be a function, not {handler!r}."
+    arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")
+    called = {"the handler": (handler, arguments), "after": (policy.after, ("obj",)), "since": (policy.since, ("obj",))}
+    for name, (one, given) in called.items():
+        if callable(one):
+            wrong = _misfit(one, given)
+            yield bool(wrong), f"{name} {wrong}"
+
+
+def _misfit(function: Callable[..., Any], arguments: Sequence[str]) -> str:
+    """Return why calling `function` with positional `arguments` would not run it; "" if it would, or may."""
+    if isinstance(function, type):
+        return f"is a class, {function}, which would only be instantiated; give a function or an instance."
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, called)):
+        return "has a `yield`: calling it would only make a generator, and run none of its lines."
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return ""
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return f"is called with ({', '.join(arguments)}), but takes {signature}: {error}."
+    return ""
+
+
+def _is_count(value: Any, least: int, most: int) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most)
+
+
+def check_against_model(policy: TimeoutPolicy[Any]) -> None:
+    """Raise `PolicyError` if `since`, `when`, `search` or `owner` does not fit the fields of the model."""
+    model: Any = policy.model
+    if isinstance(model, str):
+        try:
+            model = apps.get_model(model)
+        except LookupError as error:
+            raise PolicyError(f"Timeout policy {policy.name!r}: there is no model {policy.model!r}.") from error
+        object.__setattr__(policy, "model", model)
+    if words := refusal(model):
+        raise PolicyError(f"Timeout policy {policy.label}: {words}")
+    if isinstance(policy.since, str):
+        _check_field(policy, "since", policy.since, "a DateTimeField", _is_datetime)
+    if policy.when is not None:
+        try:
+            model._base_manager.filter(policy.when)
+        except (FieldError, ValidationError, ValueError, TypeError) as error:
+            # Without the value, whose text would evaluate a queryset in it.
+            raise PolicyError(f"Timeout policy {policy.label}: its when does not fit: {error}") from error
+    for path in policy.search:
+        _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
+    if policy.owner is not None:
+        _check_field(policy, "owner", policy.owner, "a path of foreign keys", is_reference)
+        if words := refusal(field_at(model, policy.owner).related_model):
+            raise PolicyError(f"Timeout policy {policy.label}: owner={policy.owner!r}: {words}")
+
+
+def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]) -> None:
+    """Raise `PolicyError` unless `path` is a field that `accepts`, or leads to one over foreign keys."""
+    model = policy.model
+    try:
+        fits = accepts(model._meta.get_field(path) if option == "since" else field_at(model, path))
+    except (FieldDoesNotExist, AttributeError):  # the latter: not a string
+        fits = False
+    if not fits:
+        known = [field.name for field in model._meta.concrete_fields if accepts(field)]
+        hint = suggestion(path, known, f"It has: {', '.join(known) or 'none'}.")
+        words = f"{option}={path!r} is not {rule} of {model.__name__}. {hint}"
+        raise PolicyError(f"Timeout policy {policy.label}: {words}")
+
+
+def _is_searchable(field: Any) -> bool:
+    kinds = (CharField, TextField, IntegerField, UUIDField)
+    return bool(field.concrete) and not field.is_relation and isinstance(stored_type(field), kinds)
+
+
+def _is_datetime(field: Any) -> bool:
+    return isinstance(stored_type(field), DateTimeField)
+
+
+def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
+    """Declare `policy`, as the decorator does, and return it. Raises PolicyError."""
+    if not isinstance(policy, TimeoutPolicy):
+        raise PolicyError(
+            f"register_policy() takes a TimeoutPolicy, not {policy!r}. To declare a function, decorate it: "
+            "@timeout_policy(Order, after=...)."
+        )
+    check_declaration(policy)
+    if apps.models_ready:  # otherwise the app config checks it
+        check_against_model(policy)
+    registry.add(policy)
+    return policy
+
+
+class _Options(TypedDict, Generic[M], total=False):
+    """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
+
+    name: str | None
+    after: timedelta | Callable[[M], timedelta | None] | None
+    since: str | Callable[[M], datetime | None] | None
+    when: Q | None
+    retry: Retry | None
+    atomic: bool
+    queue: str
+    max_extensions: int | None
+    aliases: Iterable[str]
+    limits: Limits | None
+    late: Late | None
+    brake: Brake | None
+    shadow: bool
+    search: str | Iterable[str]
+    owner: str | None
+    silenced_checks: str | Iterable[str]
+
+
+@overload
+def timeout_policy(
+    model: type[M], *, batch: None = None, **options: Unpack[_Options[M]]
+) -> Callable[[Callable[[M, Timeout], object]], TimeoutPolicy[M]]: ...
+@overload
+def timeout_policy(
+    model: type[M], *, batch: int, **options: Unpack[_Options[M]]
+) -> Callable[[Callable[[QuerySet[M], list[Timeout]], object]], TimeoutPolicy[M]]: ...
+@overload
+def timeout_policy(
+    model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
+) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
+def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], TimeoutPolicy[Any]]:
+    """Declare what happens to an object of `model` if something else has not happened by a deadline.
+
+    Put it into `timeouts.py` of any installed app. With both `when` and `since` the policy is automatic:
+    saving an object arms it while `when` holds, moves it when the value of `since` changes and cancels it
+    when `when` stops holding; deleting the object cancels. Any other policy is scheduled by hand.
+
+    Args:
+        model: a model class, or `"app.Model"`.
+        name: unique per model; the function's name by default.
+        after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta,
+            or a callable `obj -> timedelta | None` (None: this object is exempt). Negative, only with `since`: the
+            deadline is before it. Without `after` each call that schedules needs a delay.
+        since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet). Write `since=None`
+            for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
+        when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
+        retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
+        batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
+        atomic: False: the handler runs outside a transaction, at least once, for slow external effects.
+        queue: which workers serve it (`delayq_worker --queue`).
+        max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
+        aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
+        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze, how far the
+            application may move a deadline.
+        late: what happens to a timeout that would fire too long after its deadline.
+        brake: pause the policy when too many of its timeouts fire within a period.
+        shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
+        search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
+        owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
+        silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
+        **options: another option is refused, with a suggestion.
+
+    Returns:
+        A decorator. Handlers take `(obj, timeout)`, or `(queryset, timeouts)` with `batch`, and may be async.
+
+    Raises:
+        PolicyError: when the declaration is wrong (fields of models not yet loaded: at start).
+    """
+    check_call(model, options, list(_OPTIONS))
+
+    def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
+        policy = TimeoutPolicy[Any](model=cast("Any", model), handler=handler, **options)
+        object.__setattr__(policy, "names_since", "since" in options)
+        return register_policy(policy)
+
+    return declare
+
+
+# Callers see the model, and the fields of a policy as options.
+_SIGNATURE, _OPTIONS = inspect.signature(timeout_policy), dict(inspect.signature(TimeoutPolicy).parameters)
+del _OPTIONS["model"], _OPTIONS["handler"]
+_SIGNATURE = _SIGNATURE.replace(parameters=[_SIGNATURE.parameters["model"], *_OPTIONS.values()])
+timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

@@ -1,0 +1,42 @@
+"""The columns of the ledger that belong together: those of a state, of a new round, of a move.
+
+Statements of schedulers and of workers write them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Q
+
+from django_delayq.clock import DatabaseNow
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+
+def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
+    """Return the columns of a row that settles as `state`, with `cause` at `now`; both may be expressions."""
+    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
+
+
+def waiting(run_at: datetime) -> dict[str, Any]:
+    """Return the columns of a pending row whose next attempt is at `run_at`."""
+    return {"state": Timeout.State.PENDING, "slot_taken": 1, "run_at": run_at}
+
+
+# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
+# extend a cart three times could keep it indefinitely by replacing its timeout.
+ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
+ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
+DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
+TIMES = ("due_at", "run_at", "first_due_at")
+"""The columns that are equal in a new row."""
+MOVED_FIELDS = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
+"""The columns that moving a row writes."""
+
+
+def attempt_expired(longest_lease: timedelta) -> Q:
+    """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
+    return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
