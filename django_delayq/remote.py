@@ -22,10 +22,10 @@ from django_delayq.backoff import StateLog
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_ID
 from django_delayq.executors import Done, Executor
-from django_delayq.firing import Report, Work, extend_firing, plan, run
-from django_delayq.firing.report import MAX_IDS, VERSION
-from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
+from django_delayq.firing.planning import plan
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import MAX_IDS, VERSION, Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger

@@ -16,13 +16,14 @@ from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.firing.failures import reason_to_repeat, record_error
-from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
+from django_delayq.firing.handler import call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, withhold
-from django_delayq.firing.report import Candidate, ReportBuilder, longest_wait
+from django_delayq.firing.report import ReportBuilder, longest_wait
 from django_delayq.firing.state import Cost, firing_state
+from django_delayq.firing.work import Call, Candidate
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
@@ -302,7 +303,8 @@ class Attempt:
         elif isinstance(error, LostRace):
             report.release(ids, self.using, reason := "the database clock went back")
         elif not isinstance(error, Outcome):
-            reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, self.monitor)
+            errors = self.monitor.errors if self.monitor else ()
+            reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, errors)
             if reason is not None:
                 report.release(ids, self.using, reason, longest_wait(error))
         if reason is None or len(ids) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import IntegrityError, connections
 
@@ -13,19 +13,17 @@ from django_delayq import clock
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.handler import Call, firing_transaction, reach
+from django_delayq.firing.handler import firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze
-from django_delayq.firing.report import Report, ReportBuilder
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
-
-if TYPE_CHECKING:
-    from django_delayq.firing.overlap import StatementMonitor
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -203,7 +201,7 @@ def reason_to_repeat(
     using: str,
     call: Call | None,
     driver_connection: object,
-    monitor: StatementMonitor | None = None,
+    errors: Sequence[BaseException] = (),
 ) -> str | None:
     """Describe the transient database error by which `call` failed, so that it does not count; None: it counts.
 
@@ -211,7 +209,7 @@ def reason_to_repeat(
     the cause: it is silent for longer than the server or a firewall waits, or crashes the server. It would be called
     again and again without end, with its effects outside the database.
     """
-    reason = transient_reason(error, using, monitor, driver_connection)
+    reason = transient_reason(error, using, errors, driver_connection)
     if reason is None or call is None or driver_connection is connections[using].connection:  # not lost
         return reason
     losses = [firing_state.backoff.note_loss(using, timeout_id) for timeout_id in call.timeout_ids]

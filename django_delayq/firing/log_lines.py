@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Final
 
 from django_delayq.clock import brief, counted
-from django_delayq.firing.handler import Call
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Call
 from django_delayq.ledger.history import keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
 from django_delayq.policies import registry

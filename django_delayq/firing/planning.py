@@ -14,8 +14,9 @@ from django_delayq.clock import DatabaseNow
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
-from django_delayq.firing.report import Report, ReportBuilder, Work
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Report, Work
 from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.installation import check_name

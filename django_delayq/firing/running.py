@@ -25,13 +25,14 @@ from django_delayq.firing.failures import (
     record_deaths,
     record_error,
 )
-from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
+from django_delayq.firing.handler import call_handler, caught, firing_transaction, reach, tracked
 from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
-from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
+from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, event, moment
 from django_delayq.ledger.left_open import close_left_open

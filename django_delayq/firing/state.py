@@ -18,7 +18,7 @@ from django_delayq import clock
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
-    from django_delayq.firing.handler import RunningWork
+    from django_delayq.firing.work import RunningWork
 
 logger = logging.getLogger("django_delayq.firing")
 

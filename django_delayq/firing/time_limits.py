@@ -35,10 +35,11 @@ from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import persistently, record_error
-from django_delayq.firing.handler import Abandoned, Call, RunningWork, caught, run_callbacks, tracked
+from django_delayq.firing.handler import caught, run_callbacks, tracked
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Abandoned, Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
 from django_delayq.ledger.history import PACKAGE, is_user_code
@@ -232,7 +233,7 @@ def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, us
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
     """
     running, rest = loan.running, loan.running.callbacks
-    assert running.committed is not None
+    assert isinstance(running.committed, ReportBuilder)
     report.add(running.committed)
     after = RunningWork(running.work)
 

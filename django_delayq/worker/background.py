@@ -27,8 +27,7 @@ from django_delayq.arming.sync import TableSync
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull, suggestion
-from django_delayq.firing import extend_firing
-from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections

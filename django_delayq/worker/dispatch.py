@@ -16,10 +16,9 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
-from django_delayq.firing import Report, Work, plan
-from django_delayq.firing.planning import Pacing
-from django_delayq.firing.report import suits_use_tz
+from django_delayq.firing.planning import Pacing, plan
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Report, Work, suits_use_tz
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry

@@ -44,7 +44,7 @@ from django_delayq.engine.engine import Engine, understood
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
-from django_delayq.firing import settle_expired
+from django_delayq.firing.failures import settle_expired
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state

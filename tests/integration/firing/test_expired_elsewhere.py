@@ -12,7 +12,8 @@ from django.utils import timezone
 from django_delayq import get_policy, timeout_failed
 from django_delayq.firing import settle_expired
 from django_delayq.firing.failures import WorkerDied, record_error
-from django_delayq.firing.handler import Call, set_hook
+from django_delayq.firing.handler import set_hook
+from django_delayq.firing.work import Call
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order
