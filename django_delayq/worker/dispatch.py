@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import counted
@@ -22,11 +22,9 @@ from django_delayq.firing.work import Report, Work, suits_use_tz
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
+from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.sources.ledger import Batch, SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
-
-if TYPE_CHECKING:
-    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
@@ -85,7 +83,7 @@ class _InFlight(NamedTuple):
 class Dispatch:
     """Between the sources of a worker and its executor. For the worker's own thread."""
 
-    def __init__(self, worker: Worker, executor: Executor) -> None:
+    def __init__(self, worker: WorkerParts, executor: Executor) -> None:
         self._worker, self._sources, self._skew = worker, worker.sources, worker.skew
         self._executor = executor
         self._early_seconds = getattr(executor, "early_seconds", 0.0)

@@ -202,7 +202,7 @@ def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_l
         raise OperationalError("the server closed the connection")
 
     monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", fail)
-    quick, _ = Background(Worker()).threads(MagicMock())
+    quick, _ = Background(Worker()).threads(MagicMock(), MagicMock())
     [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
     for _ in range(8):
         job.run()
