@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_delayq.arming.receivers import arming_later
+from django_delayq.arming.later import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.firing.failures import reason_to_repeat, record_error

@@ -38,7 +38,7 @@ from django_delayq.policy_rules import tables_of_other_rows
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from django_delayq.arming.receivers import ArmingLater
+    from django_delayq.arming.later import ArmingLater
     from django_delayq.firing.members import Member
 
 _REPLACES = re.compile(r"O(?:N\s+(?:CONFLICT|DUPLICATE)|R\s+REPLACE)", re.IGNORECASE)
