@@ -13,7 +13,7 @@ from django_delayq import clock
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.handler import firing_transaction, reach
+from django_delayq.firing.handler import checkpoint, firing_transaction
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
@@ -101,7 +101,7 @@ def record_error(
         superseded: a newer round has just taken the slot, as an IntegrityError has shown.
     """
     report, verdict, [timeout_id] = ReportBuilder(), None, call.timeout_ids
-    reach("undone")
+    checkpoint("undone")
     try:
         with firing_transaction(using):
             row, now = report.lock_row(timeout_id, using)
@@ -118,7 +118,7 @@ def record_error(
         if superseded:
             raise
         return record_error(policy, error, using, call, superseded=True)
-    reach("recorded")
+    checkpoint("recorded")
     report.errors[timeout_id] = error
     report.calls.append(call)
     if verdict is not None and (row.is_settled or verdict.error is not None):

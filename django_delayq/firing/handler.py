@@ -50,7 +50,7 @@ CHECKPOINTS = (
     "handled", "committed", "settled", "undone", "recorded", "reported",
 )  # fmt: skip
 
-_hook: Callable[[str], None] | None = None
+_checkpoint_hook: Callable[[str], None] | None = None
 
 
 @contextmanager
@@ -68,21 +68,21 @@ def tracked(running: RunningWork) -> Iterator[None]:
             firing_state.running[thread] = outer
 
 
-def reach(checkpoint: str) -> None:
-    """Note that the firing in this thread has reached `checkpoint`, and call the hook of a test."""
+def checkpoint(name: str) -> None:
+    """Note that the firing in this thread has reached the checkpoint `name`, and call the hook of a test."""
     if (running := firing_state.current) is not None:
-        running.checkpoint = checkpoint
-    if _hook is not None:
-        _hook(checkpoint)
+        running.checkpoint = name
+    if _checkpoint_hook is not None:
+        _checkpoint_hook(name)
 
 
-def set_hook(hook: Callable[[str], None] | None) -> None:
+def set_checkpoint_hook(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of every checkpoint that a firing of this process reaches. None removes it."""
-    global _hook  # noqa: PLW0603 - one hook per process, for tests
-    _hook = hook
+    global _checkpoint_hook  # noqa: PLW0603 - one hook per process, for tests
+    _checkpoint_hook = hook
 
 
-def caught(act: Callable[[], object]) -> BaseException | None:
+def raised_by(act: Callable[[], object]) -> BaseException | None:
     """Call `act`, and return the exception that it raised; None: it raised none.
 
     Only Abandoned passes, and KeyboardInterrupt in the main thread: elsewhere no key was pressed, but the code itself
@@ -188,7 +188,7 @@ def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
     running = firing_state.running[threading.get_ident()]
     close_changed()
     while callbacks:
-        error = caught(partial(_call, running, Call(), callbacks.popleft()))
+        error = raised_by(partial(_call, running, Call(), callbacks.popleft()))
         if error is not None:
             logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
         del error  # its traceback refers to this frame

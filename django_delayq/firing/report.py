@@ -12,7 +12,7 @@ from typing import Final
 from django.dispatch import Signal
 
 from django_delayq import signals
-from django_delayq.firing.handler import caught
+from django_delayq.firing.handler import raised_by
 from django_delayq.firing.log_lines import log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.work import Call, Report
@@ -129,7 +129,7 @@ class ReportBuilder:
             policy,
             transient or message_of(error),
             exc_info=None if transient else shown(error),
-            extra={"event": "timeouts_put_back", "policy": policy},
+            extra={"event": "timeouts_released", "policy": policy},
         )
         self.release(rest, using, transient or f"{type(error).__name__}: {message_of(error)}", longest_wait(error))
 
@@ -149,7 +149,7 @@ class ReportBuilder:
         """Log what has fired, and send the collected signals. What fails here is logged and undoes nothing."""
         log_settled((row for _, row in self.signals), self.calls)
         for signal, row in self.signals:
-            error = caught(partial(announce, signal, row, using))
+            error = raised_by(partial(announce, signal, row, using))
             if error is not None:
                 logger.error(
                     "The signal for timeout %s (%s) was not sent", row.pk, row.state, exc_info=shown(error, row)

@@ -250,26 +250,26 @@ def use_after_commit(act: Callable[[], object], using: str) -> None:
     transaction.on_commit(run, using=using, robust=True)
 
 
-def lend(lent: Sequence[BaseDatabaseWrapper]) -> None:
-    """Allow another thread to use the connections `lent` of this one, which must not use them meanwhile."""
-    for connection in lent:
+def share_with_thread(shared: Sequence[BaseDatabaseWrapper]) -> None:
+    """Allow another thread to use the connections `shared` of this one, which must not use them meanwhile."""
+    for connection in shared:
         connection.inc_thread_sharing()
         if connection.connection is not None:
             _note_session(connection=connection)
 
 
-def take_back(lent: Sequence[BaseDatabaseWrapper]) -> None:
-    """End what `lend` began, after the other thread has ended."""
-    for connection in lent:
+def unshare(shared: Sequence[BaseDatabaseWrapper]) -> None:
+    """End what `share_with_thread` began, after the other thread has ended."""
+    for connection in shared:
         connection.dec_thread_sharing()
 
 
-def take_away(lent: Sequence[BaseDatabaseWrapper]) -> None:
-    """Make the connections `lent` useless for the other thread. This thread opens new ones.
+def revoke(shared: Sequence[BaseDatabaseWrapper]) -> None:
+    """Make the connections `shared` useless for the other thread. This thread opens new ones.
 
     They execute no further statement, commit nothing, and do not reconnect.
     """
-    for connection in lent:
+    for connection in shared:
         for name in ("connect", "cursor", "validate_no_broken_transaction", "_commit"):
             setattr(connection, name, _refuse)
         # The other thread closes it, if it ends, but not while this one cuts it: the driver would free what is in use.
@@ -287,9 +287,9 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise InterfaceError("This thread may not use the database any more: its handler took longer than its time limit.")
 
 
-def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
+def cut(shared: Sequence[BaseDatabaseWrapper]) -> None:
     """End the transactions of connections that were taken away. May be repeated; what fails is logged."""
-    for connection in lent:
+    for connection in shared:
         state = vars(connection)
         try:
             with state["delayq_lock"]:

@@ -222,7 +222,7 @@ def run_action(
         logger.info(
             "%s by %s: %d changed, %d unchanged",
             *(action.name, by, total.changed, total.unchanged),
-            extra={"event": "timeouts_steered", "verb": action.name, "by": by, "reason": reason},
+            extra={"event": "timeouts_operated", "verb": action.name, "by": by, "reason": reason},
         )
     return total
 

@@ -49,7 +49,7 @@ FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 30.0
 SLOW_SECONDS: Final = 30.0
 """A quick job, or a page of the sweep, that waits for the database for longer opens another connection."""
-HEARTBEAT: Final = timedelta(seconds=5)
+HEARTBEAT_INTERVAL: Final = timedelta(seconds=5)
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
 FORGET_SECONDS: Final = 60.0
@@ -57,7 +57,7 @@ PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
 MAX_QUEUE_ROWS: Final = 10_000
 """Read in one search for queues. Behind a longer backlog a forgotten queue is found when the backlog is gone."""
-LOOK_BACK: Final = timedelta(seconds=10)
+RESUMED_WITHIN: Final = timedelta(seconds=10)
 Between: TypeAlias = Callable[[], object]
 """What a long job calls between two pages."""
 
@@ -81,7 +81,7 @@ class Job:
         self.name = f"delayq-{name}"
         self._work = work
         self._backoff = Backoff(FIRST_RETRY_SECONDS, longest)
-        self._log = StateLog(logger, "duty_failed", "duty_back", duty=self.name)
+        self._log = StateLog(logger, "background_failed", "background_recovered", job=self.name)
         self._due_at = time.monotonic() + begins_in
 
     @classmethod
@@ -265,7 +265,7 @@ class Background:
             return min(get_settings().sweep_interval.total_seconds(), self._redis.probe_seconds)
 
         heartbeat = Heartbeat(self._worker)
-        beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(in_flight()))
+        beat = Job.every(HEARTBEAT_INTERVAL, "heartbeat", lambda: heartbeat.beat(in_flight()))
         # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep. What `follow` does may
         # fail for long without stopping that.
         longest = LONGEST_PAUSE_SECONDS
@@ -335,7 +335,7 @@ class Background:
         before, news = self._news, stop_cache.read_news(self._using)
         self._news = news
         self._worker.skew.note_answer(news.now, news.asked_at)
-        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - LOOK_BACK):
+        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - RESUMED_WITHIN):
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
                 self._worker.wake()

@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 RETRY_SECONDS: Final = 1.0
 MAX_LOST: Final = 10_000
-AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
+PLANNED_AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
 PREFETCH_SECONDS: Final = 0.5
 MAX_PREFETCH: Final = 1000
 """How many timeouts a worker reserves in advance at most."""
 FIRST_PREFETCH: Final = 25
 """For each thread, before anything has been measured."""
-WEIGHT: Final = 0.5
+PREFETCH_WEIGHT: Final = 0.5
 RELEASE_SHARE: Final = 0.1
 """The part of the time after which works are released that passes between two checks."""
 
@@ -60,7 +60,7 @@ class Prefetch:
     def completed(self, in_flight: int, seconds: float) -> None:
         """Note that a timeout took `seconds`, and that `in_flight` were in flight when it came, itself included."""
         wanted = in_flight * self._seconds / max(seconds, 0.001)
-        self._size += WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
+        self._size += PREFETCH_WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
 
     def was_too_large(self) -> None:
         """Note that a timeout was released because no thread has begun it: take only what can run at once."""
@@ -152,7 +152,9 @@ class Dispatch:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            works, report = plan(fresh, self._worker.using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+            works, report = plan(
+                fresh, self._worker.using, PLANNED_AHEAD, Pacing(batch.slots, self._sources.paced.note_due)
+            )
         except Exception:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
@@ -164,7 +166,7 @@ class Dispatch:
         for work in works:
             if due_at := report.early.get(work.ids[-1]):
                 # A clock that jumps cannot make the wait longer.
-                wait = min(due_at - now, AHEAD).total_seconds()
+                wait = min(due_at - now, PLANNED_AHEAD).total_seconds()
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
             self.in_flight_by_policy[work.policy] += len(work.ids)

@@ -184,7 +184,7 @@ class Worker(WorkerParts):
                 with self.progress.step():
                     if failure := installation.check(self.using, self.redis.engine):
                         self.redis.lost(failure)
-                    self.redis.reach(self.queues)
+                    self.redis.probe_at_start(self.queues)
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:

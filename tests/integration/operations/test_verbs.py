@@ -342,7 +342,7 @@ def test_the_log_tells_who_did_what(order: Order, caplog: pytest.LogCaptureFixtu
     pause("testapp.order.linger", by=BY)
     cancel(Timeout.objects.all(), by=BY, reason="a call")
     told = [vars(record) for record in caplog.records if record.name == "django_delayq.steering"]
-    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_steered", BY)]
+    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_operated", BY)]
     assert (told[1]["verb"], told[1]["reason"]) == ("cancel", "a call")
     assert told[1]["message"] == "cancel by admin:alice: 1 changed, 0 unchanged"
 
