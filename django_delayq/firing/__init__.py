@@ -11,9 +11,9 @@ In reading order:
     handler      the call of a handler, what this thread runs meanwhile, and checkpoints for tests
     failures     the second transaction, after a handler raised
 
-Beside them: `time_limits` logs slow handlers, and abandons those that take too long, `overlap` monitors the statements
-of handlers, `state` is what the process has learned, `work` the input and output, `report` collects the outcomes, and
-`log_lines` writes them to the log.
+Beside them: `work` is what these steps pass to each other, `time_limits` logs slow handlers, and abandons those that
+take too long, `monitor` watches their statements, `overlap` those of a group, `state` is what the process has learned,
+`report` collects the outcomes, and `log_lines` writes them to the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One transaction that fires: lock, check, mark, call the handler, commit. Everything else is built on it."""
+"""Fire timeouts in one transaction: lock, check, mark, call the handler, commit.
+
+Everything else is built on it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
-from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
+from django_delayq.firing.monitor import StatementMonitor
+from django_delayq.firing.overlap import OverlapDetector
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, settle_unwanted
 from django_delayq.firing.report import ReportBuilder, longest_wait
 from django_delayq.firing.state import Cost, firing_state

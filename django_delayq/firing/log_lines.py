@@ -1,4 +1,4 @@
-"""The log of firings: a line for each timeout that fires, is skipped, snoozes or fails; at DEBUG also why one waits.
+"""Log each timeout that fires, is skipped, snoozes or fails; at DEBUG also why one waits.
 
 Each record names the policy and the object. Its `extra` has them, and the times in seconds, for filters and for JSON.
 """

@@ -1,4 +1,7 @@
-"""Lock the objects of timeouts and check their conditions. Waits for no lock."""
+"""Lock the objects of the timeouts of a transaction, without waiting for a lock.
+
+Their conditions are checked on the locked rows.
+"""
 
 from __future__ import annotations
 

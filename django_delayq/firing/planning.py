@@ -1,4 +1,7 @@
-"""Read the rows that Redis reports as due in one query, and divide them into works of one policy each."""
+"""Divide the rows that Redis reports as due into works of one policy each.
+
+One query reads them.
+"""
 
 from __future__ import annotations
 

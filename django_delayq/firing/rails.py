@@ -1,4 +1,6 @@
-"""What guard rails do in a firing: settle what is too late or in shadow mode instead, and count for the brake.
+"""Do in a firing what guard rails require.
+
+Timeouts that are too late or in shadow mode are settled, and their handler is not called.
 
 The brake counts what a policy fires, over all workers, and pauses it when that is too much. Its period is divided into
 `SLICES` slices. The count is that of the present slice and of the complete ones before it, so it never covers more than

@@ -1,4 +1,7 @@
-"""Collect the outcomes of a firing, log them, and send their signals."""
+"""Collect the outcomes of a firing.
+
+`ReportBuilder.publish` logs them, and sends their signals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What this process learns while it fires: group sizes, backoff, unknown policies. Losing it costs time only."""
+"""What this process learns while it fires: group sizes, backoff, unknown policies.
+
+Losing it costs time only.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Log what the threads of slow works are doing, and abandon handlers that take longer than their limit.
+"""Abandon handlers that take longer than their limit.
 
 A thread cannot be ended from outside, and what it does may be right. But it occupies one of the worker's threads, and
 locks its object (unless `atomic=False`). So works that take longer than a second, or than a lease, are logged.
 
 The limit is `Limits(run=...)` or the setting `HANDLER_LIMIT`. The works of a policy with a limit run in a thread of
 their own, which borrows the database connections of the thread that called `firing.run`. If a call of a handler takes
-too long, the caller takes the connections away and cuts them, records the failed attempt, and continues with new ones.
+too long, the caller revokes the connections, cuts them, records the failed attempt, and continues with new ones.
 The other thread is asked to end, and can change nothing any more.
 
 One lock decides whether a call has returned or is abandoned, so a limit never strikes during COMMIT. If an `on_commit`

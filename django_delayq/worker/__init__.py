@@ -1,4 +1,4 @@
-"""Wait for due timeouts and fire them.
+"""Fire timeouts when they are due.
 
 loop        the worker: start, main loop, stop
 parts       what its main loop shares with the other threads

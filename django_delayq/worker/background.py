@@ -1,6 +1,7 @@
-"""The jobs of a worker beside firing: leases, heartbeat, sweep, sync, pruning, and what operators have begun.
+"""Run the jobs of a worker beside firing.
 
-Several jobs share a thread and its database connection.
+They are leases, heartbeat, sweep, sync, pruning, and what operators have begun. Several jobs share a thread and
+its database connection.
 """
 
 from __future__ import annotations

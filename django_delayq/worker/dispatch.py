@@ -1,4 +1,7 @@
-"""Between the sources and the executor: load rows, group them into works, submit these, and report their results."""
+"""Pass due timeouts from the sources of a worker to its executor.
+
+Load their rows, group them into works, submit these, and report their results to the sources.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What a worker finds out about its servers: whether Redis and the database work, and how far their clocks differ.
+"""Find out in which state the servers of a worker are.
 
-Redis wakes a worker by its own clock, but only the database clock decides which timeouts are due. Where the two
-differ, entries would be early or late. So a worker measures both, and sends each deadline to Redis by the clock of
-Redis. An error of some milliseconds costs an extra check or a little delay, never correctness.
+It is whether Redis and the database work, and how far their clocks differ.
+
+Redis wakes a worker by its own clock, but only the database clock decides which timeouts are due. Where the two differ,
+entries would be early or late. So a worker measures both, and sends each deadline to Redis by the clock of Redis. An
+error of some milliseconds costs an extra check or a little delay, never correctness.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The sweep: ensure that Redis contains every timeout that is overdue or due soon. And `prune`: delete old rows.
+"""Ensure that Redis contains every timeout that is overdue or due soon.
 
-It loads timeouts from beyond the horizon, restores entries that Redis has lost, and finds rows that were never pushed.
-One mechanism does all three, so that none of them is code that runs once a year. Every `SWEEP_INTERVAL` it reads the
-rows that are due from a minute ago to two intervals ahead. Once a minute, and when a policy is resumed, it reads all
-overdue rows, for those that were committed after their deadline and for a backlog. `settle_all_expired` settles
-`firing` rows whose worker has died.
+The sweep loads timeouts from beyond the horizon, restores entries that Redis has lost, and finds rows that were never
+pushed. One mechanism does all three, so that none of them is code that runs once a year. Every `SWEEP_INTERVAL` it
+reads the rows that are due from a minute ago to two intervals ahead. Once a minute, and when a policy is resumed, it
+reads all overdue rows, for those that were committed after their deadline and for a backlog. `settle_all_expired`
+settles `firing` rows whose worker has died, and `prune` deletes old rows.
 
 Of many workers, one sweeps at a time: it has the turn. Turns only save work; two workers at once do no harm. A turn is
 never trusted for long: an attacker who can write to Redis can take every turn, and without sweeps timeouts beyond the

@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     "code lines of the core": (13_100, 9_500),
     "code lines of the edges": (6_450, 4_900),
-    "modules": (147, 120),
-    "longest chain of imports": (26, 18),
-    "circles of imports": (5, 0),
+    "modules": (151, 120),
+    "longest chain of imports": (21, 18),
+    "circles of imports": (3, 0),
     "imports in functions": (14, 14),
     "numeric constants": (261, 90),
     "numeric constants without a reason": (126, 0),
@@ -51,7 +51,7 @@ ROOMS = {
     ("admin", "contrib", "management", "templatetags"): (4_400, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
-ENTERED = {"firing": (38, 18), "schedule_timeout": (16, 12), "cancel_timeout": (16, 10)}
+ENTERED = {"firing": (40, 18), "schedule_timeout": (16, 12), "cancel_timeout": (16, 10)}
 
 SAMPLE = '''"""A module
 of the sample."""
