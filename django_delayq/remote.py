@@ -22,10 +22,10 @@ from django_delayq.backoff import StateLog
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_ID
 from django_delayq.executors import Done, Executor
-from django_delayq.firing import Report, Work, extend_firing, plan, run
-from django_delayq.firing.report import MAX_IDS, VERSION
-from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
+from django_delayq.firing.planning import plan
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import MAX_IDS, VERSION, Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
@@ -39,7 +39,7 @@ MAX_LABEL: Final = 200
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 0.5
 """Between two reads of the ledger: the first after progress, the second while nothing changes."""
 JOIN_SECONDS: Final = 5.0
-SOON: Final = timedelta(seconds=1)
+REPEATED_WITHIN: Final = timedelta(seconds=1)
 EXTEND_RETRY_SECONDS: Final = 5.0
 MAX_TRIES_SECONDS: Final = 5.0
 """How long `fire` repeats timeouts that cannot be tried, for example because another transaction locks their object."""
@@ -249,7 +249,7 @@ def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspe
         work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, is_suspect)
         report = run(work, using)
         now, monotonic = report.now or firing_state.database_now(), time.monotonic()
-        soon = {id: at for id, at in report.again.items() if at <= now + SOON}
+        soon = {id: at for id, at in report.again.items() if at <= now + REPEATED_WITHIN}
         if len(soon) < len(work.ids) or not soon.keys() <= set(report.untried):
             tried_at = monotonic
         if not soon or monotonic - tried_at > MAX_TRIES_SECONDS or monotonic - began_at > lease:

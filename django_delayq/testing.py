@@ -19,9 +19,10 @@ from django.dispatch import Signal
 
 from django_delayq import clock
 from django_delayq.clock import Span, shifted
-from django_delayq.firing import Report, Work, run, settle_expired
-from django_delayq.firing.failures import TransientFailure, WorkerDied
+from django_delayq.firing.failures import TransientFailure, WorkerDied, settle_expired
+from django_delayq.firing.running import run
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Report, Work
 from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of

@@ -6,8 +6,7 @@ methods call its `bulk_create` and `update`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -16,10 +15,9 @@ from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
-from django_delayq.arming.reconcile import arm_many, arm_one
+from django_delayq.arming.later import noted_in
+from django_delayq.arming.reconcile import arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
-from django_delayq.conf import get_settings
-from django_delayq.key_types import root_of_key
 from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, transaction_of
 from django_delayq.ledger.routing import database_of, has_ledger, writer_of
 from django_delayq.ledger.statements import chunks
@@ -31,11 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.db.models import Model
-
-    from django_delayq.policies import TimeoutPolicy
-
-FEWEST_TOGETHER = 5
-"""Fewer objects are armed one by one, because those queries are compiled once."""
 
 
 def connect() -> None:
@@ -110,68 +103,10 @@ def arm_saved(
         if not has_timeouts(sender, instance, using):
             return
         pk = policies[0].pk_of(instance)
-        if (later := _later.get(connections[using])) is not None:  # in a group of firings
+        if (later := noted_in(using)) is not None:  # in a group of firings
             later.note(policies, pk)
         else:
             arm_one(policies, pk, using, is_new=created)
-
-
-class ArmingLater:
-    """Objects that handlers have saved in the transaction in which a worker fires a group of timeouts.
-
-    They are armed together at its end.
-
-    To read the states of fifty objects costs little more than to read that of one. Only the state at the end of the
-    transaction matters, and `arm` is called before any other statement that concerns the ledger.
-    """
-
-    def __init__(self, using: str) -> None:
-        self.is_arming = False
-        self._using = using
-        self._noted: dict[tuple[TimeoutPolicy[Any], ...], set[Any]] = {}
-        self._armed: dict[tuple[TimeoutPolicy[Any], ...], set[Any]] = {}
-
-    def note(self, policies: tuple[TimeoutPolicy[Any], ...], pk: Any) -> None:
-        """Have the object armed by the next `arm`, as `arm_one` does."""
-        self._noted.setdefault(policies, set()).add(pk)
-
-    def arm(self) -> None:
-        """Arm, move or cancel for the noted objects. Raises what a callable of a policy raises, or the database."""
-        noted, self._noted = self._noted, {}
-        self.is_arming = True
-        try:
-            for policies, found in noted.items():
-                self._armed.setdefault(policies, set()).update(found)
-                pks = sorted(set(map(root_of_key(policies[0].concrete_model).to_python, found)))
-                if len(pks) >= FEWEST_TOGETHER:
-                    arm_many(policies, pks, self._using, get_settings().catch_up, signals=True)
-                else:
-                    for pk in pks:  # a savepoint that was rolled back has released its locks
-                        arm_one(policies, pk, self._using, is_locked=False)
-        finally:
-            self.is_arming = False
-
-    def arm_again(self) -> None:
-        """Note all objects again: a savepoint was rolled back, and with it perhaps what `arm` has written."""
-        for policies, found in self._armed.items():
-            self._noted.setdefault(policies, set()).update(found)
-        self._armed.clear()
-
-
-_later: WeakKeyDictionary[Any, ArmingLater] = WeakKeyDictionary()
-
-
-@contextmanager
-def arming_later(using: str) -> Iterator[ArmingLater]:
-    """Note what this thread saves in database `using` instead of arming it, until the block ends.
-
-    The caller calls `arm`, or rolls the transaction back.
-    """
-    _later[connections[using]] = later = ArmingLater(using)
-    try:
-        yield later
-    finally:
-        _later.pop(connections[using], None)
 
 
 def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:

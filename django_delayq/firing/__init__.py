@@ -11,17 +11,17 @@ In reading order:
     handler      the call of a handler, what this thread runs meanwhile, and checkpoints for tests
     failures     the second transaction, after a handler raised
 
-Beside them: `time_limits` logs slow handlers, and abandons those that take too long, `overlap` monitors the statements
-of handlers, `state` is what the process has learned, `report` the input and output, and `log_lines` writes the outcomes
-to the log.
+Beside them: `work` is what these steps pass to each other, `time_limits` logs slow handlers, and abandons those that
+take too long, `monitor` watches their statements, `overlap` those of a group, `state` is what the process has learned,
+`report` collects the outcomes, and `log_lines` writes them to the log.
 """
 
 from __future__ import annotations
 
 from django_delayq.firing.failures import settle_expired
 from django_delayq.firing.planning import plan
-from django_delayq.firing.report import Report, Work
 from django_delayq.firing.running import extend_firing, run
 from django_delayq.firing.time_limits import log_long_runs
+from django_delayq.firing.work import Report, Work
 
 __all__ = ["Report", "Work", "extend_firing", "log_long_runs", "plan", "run", "settle_expired"]

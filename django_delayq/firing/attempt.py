@@ -1,4 +1,7 @@
-"""One transaction that fires: lock, check, mark, call the handler, commit. Everything else is built on it."""
+"""Fire timeouts in one transaction: lock, check, mark, call the handler, commit.
+
+Everything else is built on it.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ from typing import Any
 
 from django.db import connections
 
-from django_delayq.arming.receivers import arming_later
+from django_delayq.arming.later import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.firing.failures import reason_to_repeat, record_error
-from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
-from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, withhold
-from django_delayq.firing.report import Candidate, ReportBuilder, longest_wait
+from django_delayq.firing.monitor import StatementMonitor
+from django_delayq.firing.overlap import OverlapDetector
+from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, settle_unwanted
+from django_delayq.firing.report import ReportBuilder, longest_wait
 from django_delayq.firing.state import Cost, firing_state
+from django_delayq.firing.work import Call, Candidate
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
@@ -88,7 +93,7 @@ class Attempt:
         back, is recorded as a failed attempt of one timeout. Of several none is reported: fire each of them alone.
         If the connection was lost during COMMIT, the outcome is unknown: the next attempt finds it in the row.
         """
-        error = caught(self._run)
+        error = raised_by(self._run)
         try:
             if error is not None:
                 self.report, self.left = ReportBuilder(now=firing_state.database_now()), set()
@@ -111,7 +116,7 @@ class Attempt:
         running = firing_state.running[threading.get_ident()]
         self.guards = stop_cache.guards(self.policy, self.using)
         with firing_transaction(self.using):
-            reach("begun")
+            checkpoint("begun")
             self.ready = self._mark_at_once()
             if self.ready:
                 self.report.now = self.ready[0].row.settled_at
@@ -119,7 +124,7 @@ class Attempt:
                 self._mark_step_by_step()
             if self.report.now:
                 firing_state.note_database(self.report.now)
-            reach("marked")
+            checkpoint("marked")
             if self.ready and not running.begin():
                 raise SlotOver
             if self.ready and self.policy.atomic:
@@ -127,7 +132,7 @@ class Attempt:
                 self._call()
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
-        reach("committed")
+        checkpoint("committed")
         log_late(self.policy.label, (row for _, row in self.report.signals))
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
         sizes = firing_state.group_size(self.policy.label)
@@ -165,7 +170,7 @@ class Attempt:
         candidates = [candidate for candidate in self.candidates if candidate.id not in marked]
         policy, using, report = self.policy, self.using, self.report
         objects, locked_elsewhere = lock_objects_of(policy, candidates, using)
-        reach("locked")
+        checkpoint("locked")
         free = [candidate for candidate in candidates if candidate.id not in locked_elsewhere]
         rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
         report.now = now
@@ -182,14 +187,16 @@ class Attempt:
             if skipped:
                 settling.mark_settled(skipped, cause, now, using)
                 report.add_outcomes(skipped)
-        report.add_outcomes(withhold([each.row for each in members], self.guards, now, using, counted=self.is_counted))
+        report.add_outcomes(
+            settle_unwanted([each.row for each in members], self.guards, now, using, counted=self.is_counted)
+        )
         members = [member for member in members if not member.row.is_settled]
         if self.checks_only:
             self.left, members = {member.row.pk for member in members}, []
         hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
         report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
         report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
-        reach("checked")
+        checkpoint("checked")
         if members:
             self._mark(members, now)
             ids = objects if policy.batch else [candidate.id for candidate in self.candidates]
@@ -260,7 +267,7 @@ class Attempt:
             finally:
                 handlers, cpu = time.monotonic() - began, time.thread_time() - cpu
                 self.cost = Cost(began - self.began, handlers, cpu, self.monitor.seconds)
-        reach("handled")
+        checkpoint("handled")
 
     def _call_batch(self) -> None:
         """Call the handler once with `(queryset, timeouts)`, both in the order of keys. Then sync the objects.
@@ -302,7 +309,8 @@ class Attempt:
         elif isinstance(error, LostRace):
             report.release(ids, self.using, reason := "the database clock went back")
         elif not isinstance(error, Outcome):
-            reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, self.monitor)
+            errors = self.monitor.errors if self.monitor else ()
+            reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, errors)
             if reason is not None:
                 report.release(ids, self.using, reason, longest_wait(error))
         if reason is None or len(ids) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import IntegrityError, connections
 
@@ -13,19 +13,17 @@ from django_delayq import clock
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.handler import Call, firing_transaction, reach
+from django_delayq.firing.handler import checkpoint, firing_transaction
 from django_delayq.firing.log_lines import log_failure, log_snooze
-from django_delayq.firing.report import Report, ReportBuilder
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
-
-if TYPE_CHECKING:
-    from django_delayq.firing.overlap import StatementMonitor
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -103,7 +101,7 @@ def record_error(
         superseded: a newer round has just taken the slot, as an IntegrityError has shown.
     """
     report, verdict, [timeout_id] = ReportBuilder(), None, call.timeout_ids
-    reach("undone")
+    checkpoint("undone")
     try:
         with firing_transaction(using):
             row, now = report.lock_row(timeout_id, using)
@@ -120,7 +118,7 @@ def record_error(
         if superseded:
             raise
         return record_error(policy, error, using, call, superseded=True)
-    reach("recorded")
+    checkpoint("recorded")
     report.errors[timeout_id] = error
     report.calls.append(call)
     if verdict is not None and (row.is_settled or verdict.error is not None):
@@ -203,7 +201,7 @@ def reason_to_repeat(
     using: str,
     call: Call | None,
     driver_connection: object,
-    monitor: StatementMonitor | None = None,
+    errors: Sequence[BaseException] = (),
 ) -> str | None:
     """Describe the transient database error by which `call` failed, so that it does not count; None: it counts.
 
@@ -211,7 +209,7 @@ def reason_to_repeat(
     the cause: it is silent for longer than the server or a firewall waits, or crashes the server. It would be called
     again and again without end, with its effects outside the database.
     """
-    reason = transient_reason(error, using, monitor, driver_connection)
+    reason = transient_reason(error, using, errors, driver_connection)
     if reason is None or call is None or driver_connection is connections[using].connection:  # not lost
         return reason
     losses = [firing_state.backoff.note_loss(using, timeout_id) for timeout_id in call.timeout_ids]

@@ -1,4 +1,4 @@
-"""Call a handler, sync or async, note what this thread runs meanwhile, and contain what it raises.
+"""Run the code of the project in a firing: a handler, or an `on_commit` callback.
 
 A firing passes checkpoints, where tests stop it or kill its process, and long runs are located:
 
@@ -24,14 +24,11 @@ import asyncio
 import inspect
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
@@ -39,14 +36,12 @@ from django.db import connections, transaction
 from django_delayq.clock import plural
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Abandoned, Call, RunningWork
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
-
-if TYPE_CHECKING:
-    from django_delayq.firing.report import ReportBuilder, Work
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -55,122 +50,7 @@ CHECKPOINTS = (
     "handled", "committed", "settled", "undone", "recorded", "reported",
 )  # fmt: skip
 
-_hook: Callable[[str], None] | None = None
-
-
-class Abandoned(BaseException):
-    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
-
-    Not an `Exception`, so that a handler does not catch it by mistake.
-    """
-
-
-@dataclass(slots=True)
-class Call:
-    """A call of a handler, or of an `on_commit` callback."""
-
-    timeout_ids: tuple[int, ...] = ()
-    """Its timeouts; empty for a callback, whose transaction is committed."""
-    seen: dict[str, Any] | None = None
-    """Columns of the row if the transaction of the handler rolls back. None: it was not read, and must still be due."""
-    is_counted: bool = False
-    """The attempt is among the row's `attempts` already."""
-    began: float = field(default_factory=time.monotonic)
-    at: datetime | None = None
-    """When it began, by the database clock; None: it has not returned."""
-    took: float | None = None
-    """Seconds; None: it has not ended, or it ran in a process that died."""
-    could_begin_at: datetime | None = None
-    """Since when its first timeout could fire: after a failure the row has the time of the next attempt."""
-    obj: Any = None
-    """The locked object of its first timeout, by which the log names it."""
-
-
-@dataclass(slots=True)
-class RunningWork:
-    """A piece of work that a thread of this process runs now."""
-
-    work: Work
-    began: float = field(default_factory=time.monotonic)
-    checkpoint: str = "planned"
-    call: Call | None = None
-    """What may take only as long as the time limit; None: nothing that does is running."""
-    committed: ReportBuilder | None = None
-    """The report of the transaction whose `on_commit` callbacks are running."""
-    callbacks: deque[Callable[[], object]] = field(default_factory=deque)
-    """Those of them that have not begun."""
-    awaited: Any = None
-    """The awaitable that an async handler returned."""
-    cancel: Callable[[], object] | None = None
-    """Cancel it, from any thread."""
-    thread_ids: set[int] = field(default_factory=set)
-    """The threads that run the work: its own, and the one of the event loop."""
-    is_abandoned: bool = False
-    logged_after: float = 0.0
-    """After how many seconds it was last logged as slow or longer than a lease; 0: never."""
-    has_begun: bool = False
-    """Whether a handler was called."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def begin(self) -> bool:
-        """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
-        self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
-        return self.has_begun
-
-    @property
-    def timeout_ids(self) -> tuple[int, ...]:
-        """The timeouts of the handler call that is running; empty: none is."""
-        return () if (call := self.call) is None else call.timeout_ids
-
-    def make(self, call: Call, act: Callable[[], object]) -> None:
-        """Run the user code `act`, note that `call` runs meanwhile, and undo what it leaves behind.
-
-        Raise Abandoned if it was abandoned, in place of what `act` raises: a connection that was cut makes handlers
-        raise errors of the database. Raise BrokenTransaction if it returns, but has left writes behind that nothing
-        will commit.
-        """
-        check, has_returned = SessionCheck(), False
-        outer, self.call = self.call, call
-        try:
-            check.run(act)
-            has_returned = True
-        finally:
-            call.took = time.monotonic() - call.began
-            with self._lock:
-                self.call = outer
-                is_abandoned = self.is_abandoned
-            if is_abandoned:
-                raise Abandoned
-            left, policy = check.end(), self.work.policy
-            if left.lost and has_returned:
-                lost = " and ".join(left.lost)
-                raise BrokenTransaction(f"It {lost}: what it wrote there and did not commit is rolled back.")
-            left.log(f"{'The handler' if call.timeout_ids else 'An on_commit() callback'} of {policy}", policy)
-
-    def abandon(self, limit_seconds: float) -> Call | None:
-        """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
-        with self._lock:
-            if self.call is None or time.monotonic() - self.call.began < limit_seconds:
-                return None
-            self.is_abandoned = True
-            return self.call
-
-    @contextmanager
-    def run_by_this_thread(self) -> Iterator[None]:
-        """Let `interrupt` reach this thread until the block ends. Its number may belong to another one afterwards."""
-        thread = threading.get_ident()
-        self.thread_ids.add(thread)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.thread_ids.discard(thread)
-
-    def interrupt(self, interrupt: Callable[[int], None]) -> None:
-        """Call `interrupt` with the number of each thread that runs the work."""
-        with self._lock:
-            for thread in self.thread_ids:
-                interrupt(thread)
+_checkpoint_hook: Callable[[str], None] | None = None
 
 
 @contextmanager
@@ -188,21 +68,21 @@ def tracked(running: RunningWork) -> Iterator[None]:
             firing_state.running[thread] = outer
 
 
-def reach(checkpoint: str) -> None:
-    """Note that the firing in this thread has reached `checkpoint`, and call the hook of a test."""
+def checkpoint(name: str) -> None:
+    """Note that the firing in this thread has reached the checkpoint `name`, and call the hook of a test."""
     if (running := firing_state.current) is not None:
-        running.checkpoint = checkpoint
-    if _hook is not None:
-        _hook(checkpoint)
+        running.checkpoint = name
+    if _checkpoint_hook is not None:
+        _checkpoint_hook(name)
 
 
-def set_hook(hook: Callable[[str], None] | None) -> None:
+def set_checkpoint_hook(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of every checkpoint that a firing of this process reaches. None removes it."""
-    global _hook  # noqa: PLW0603 - one hook per process, for tests
-    _hook = hook
+    global _checkpoint_hook  # noqa: PLW0603 - one hook per process, for tests
+    _checkpoint_hook = hook
 
 
-def caught(act: Callable[[], object]) -> BaseException | None:
+def raised_by(act: Callable[[], object]) -> BaseException | None:
     """Call `act`, and return the exception that it raised; None: it raised none.
 
     Only Abandoned passes, and KeyboardInterrupt in the main thread: elsewhere no key was pressed, but the code itself
@@ -236,7 +116,7 @@ def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | li
             async_to_sync(_awaited)(result, running, policy.label)
 
     try:
-        running.make(call, act)
+        _call(running, call, act)
     finally:
         running.awaited = running.cancel = None
 
@@ -283,12 +163,32 @@ def firing_transaction(using: str) -> Iterator[None]:
         raise
 
 
+def _call(running: RunningWork, call: Call, act: Callable[[], object]) -> None:
+    """Run the user code `act`, note that `call` runs meanwhile, and undo what it leaves behind.
+
+    Raise Abandoned if it was abandoned, in place of what `act` raises: a connection that was cut makes handlers raise
+    errors of the database. Raise BrokenTransaction if it returns, but has left writes behind that nothing will commit.
+    """
+    check, has_returned = SessionCheck(), False
+    outer = running.enter(call)
+    try:
+        check.run(act)
+        has_returned = True
+    finally:
+        running.leave(call, outer)
+        left, policy = check.end(), running.work.policy
+        if left.lost and has_returned:
+            lost = " and ".join(left.lost)
+            raise BrokenTransaction(f"It {lost}: what it wrote there and did not commit is rolled back.")
+        left.log(f"{'The handler' if call.timeout_ids else 'An on_commit() callback'} of {policy}", policy)
+
+
 def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
     """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises."""
     running = firing_state.running[threading.get_ident()]
     close_changed()
     while callbacks:
-        error = caught(partial(running.make, Call(), callbacks.popleft()))
+        error = raised_by(partial(_call, running, Call(), callbacks.popleft()))
         if error is not None:
             logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
         del error  # its traceback refers to this frame

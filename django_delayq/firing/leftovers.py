@@ -1,4 +1,4 @@
-"""Find what user code leaves behind in its thread, and undo it before it reaches other timeouts.
+"""Undo what user code leaves behind in its thread, before it reaches other timeouts.
 
 A worker keeps its threads and their connections. If a handler ends with autocommit off, in an open transaction or in
 an `atomic()` block, the transactions of later firings would commit nothing, without an error. If it changes a setting

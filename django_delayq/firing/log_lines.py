@@ -1,4 +1,4 @@
-"""The log of firings: a line for each timeout that fires, is skipped, snoozes or fails; at DEBUG also why one waits.
+"""Log each timeout that fires, is skipped, snoozes or fails; at DEBUG also why one waits.
 
 Each record names the policy and the object. Its `extra` has them, and the times in seconds, for filters and for JSON.
 """
@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Final
 
 from django_delayq.clock import brief, plural
-from django_delayq.firing.handler import Call
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Call
 from django_delayq.ledger.history import keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
 from django_delayq.policies import registry

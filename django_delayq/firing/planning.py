@@ -1,4 +1,7 @@
-"""Read the rows that Redis reports as due in one query, and divide them into works of one policy each."""
+"""Divide the rows that Redis reports as due into works of one policy each.
+
+One query reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from django.db.models import Subquery
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.engine.records import MAX_ID
-from django_delayq.firing.handler import reach
+from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import STOPPED, log_waiting
-from django_delayq.firing.report import Report, ReportBuilder, Work
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Report, Work
 from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.installation import check_name
@@ -26,7 +30,7 @@ from django_delayq.policies import registry
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-NEAR: Final = timedelta(milliseconds=1)
+TOGETHER_WITHIN: Final = timedelta(milliseconds=1)
 """How long the first of a work that is planned before its deadline may wait for the last one."""
 
 
@@ -105,10 +109,10 @@ def plan(
             begin = None
             if row.run_at > now:  # in the order of `run_at`: it joins the first row of a work, or begins the next work
                 begin = begins.get((policy.label, row.queue), row.run_at)
-                begin = begins[policy.label, row.queue] = begin if row.run_at <= begin + NEAR else row.run_at
+                begin = begins[policy.label, row.queue] = begin if row.run_at <= begin + TOGETHER_WITHIN else row.run_at
                 early[row.id] = row.run_at
             due[policy.label, row.queue, begin, ANY_TIME].append(row)
-    reach("planned")
+    checkpoint("planned")
     works = [work for (label, *_, slot), rows in due.items() for work in _works(label, rows, deliveries, slot)]
     return works, report.report(early)
 

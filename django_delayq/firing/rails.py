@@ -1,4 +1,6 @@
-"""What guard rails do in a firing: withhold timeouts that are too late or in shadow mode, and count for the brake.
+"""Do in a firing what guard rails require.
+
+Timeouts that are too late or in shadow mode are settled, and their handler is not called.
 
 The brake counts what a policy fires, over all workers, and pauses it when that is too much. Its period is divided into
 `SLICES` slices. The count is that of the present slice and of the complete ones before it, so it never covers more than
@@ -44,7 +46,9 @@ REQUESTED: Final = frozenset(("fire_requested", "retried", "refires"))
 MOVED_WITH_ALL: Final = frozenset(("replanned", "hold_ended"))
 
 
-def withhold(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str, *, counted: bool) -> list[Timeout]:
+def settle_unwanted(
+    rows: Sequence[Timeout], guards: Guards, now: datetime, using: str, *, counted: bool
+) -> list[Timeout]:
     """Settle those of the due, locked `rows` that are too late or in shadow mode; return them.
 
     A statement reads the histories of those that seem too late: an operator may have asked to fire them.

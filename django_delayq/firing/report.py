@@ -1,25 +1,24 @@
-"""The input and output of a firing: `Work` and `Report`, plain data that can be sent as JSON."""
+"""Collect the outcomes of a firing.
+
+`ReportBuilder.publish` logs them, and sends their signals.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from django.conf import settings
 from django.dispatch import Signal
-from django.utils import timezone
 
 from django_delayq import signals
-from django_delayq.clock import check_moment
-from django_delayq.engine.records import MAX_ID
-from django_delayq.firing.handler import Call, caught
+from django_delayq.firing.handler import raised_by
 from django_delayq.firing.log_lines import log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missing, transient_reason
 from django_delayq.ledger.history import message_of, shown
@@ -28,10 +27,6 @@ from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")
 
-VERSION: Final = 1
-"""The version of all messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
-MAX_IDS: Final = 1_000
-_ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
 _SIGNALS: Final[dict[str, Signal]] = {
     Timeout.State.PENDING: signals.timeout_failed,
     Timeout.State.FIRED: signals.timeout_fired,
@@ -40,108 +35,6 @@ _SIGNALS: Final[dict[str, Signal]] = {
     Timeout.State.DEAD: signals.timeout_dead,
 }
 """What is sent for a row that an attempt has left in this state."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a work. Ids that it does not name count as `lost`."""
-
-    done: tuple[int, ...] = ()
-    """To be acknowledged: settled now or before, or without a row."""
-    again: Mapping[int, datetime] = field(default_factory=dict)
-    """To be checked again at this datetime: retried, snoozed, moved, not yet due, locked, parked."""
-    fired: tuple[int, ...] = ()
-    """Those of `done` whose handler ran now and succeeded."""
-    now: datetime | None = None
-    """The time by the database clock that `again` counts from; None: unknown."""
-    early: Mapping[int, datetime] = field(default_factory=dict)
-    """Of a plan with `ahead`: the deadlines of the timeouts in its works that are not due yet."""
-    lost: tuple[int, ...] = ()
-    """From an executor: their outcome is not known. They are delivered again after a lease."""
-    refused: tuple[int, ...] = ()
-    """From an executor: these were not run. They are delivered again soon, and no attempt is counted."""
-    untried: tuple[int, ...] = ()
-    """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
-    before: tuple[int, ...] = ()
-    """Those of `done` that were settled before this work, such as by a commit whose answer was lost. Not part of a
-    message."""
-    missed: bool = False
-    """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
-    signals: Sequence[tuple[Signal, Timeout]] = field(default=(), compare=False, repr=False)
-    """What happened to which rows, as the signals that were sent. Not part of a message."""
-    errors: Mapping[int, BaseException] = field(default_factory=dict, compare=False, repr=False)
-    """What was raised in attempts of these timeouts that did not succeed, also outcomes. Not part of a message."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain types for JSON; datetimes are strings in ISO format."""
-        again = [[id, at.isoformat()] for id, at in self.again.items()]
-        ids = {name: list(getattr(self, name)) for name in _ID_FIELDS}
-        return {"version": VERSION, "again": again, "now": self.now and self.now.isoformat(), **ids}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Return the report of `as_dict`; unknown keys are ignored. Raises ValueError if `data` is not a report."""
-        try:
-            again = {_id(id): _datetime(at) for id, at in data.get("again", ())}
-            now = None if data.get("now") is None else _datetime(data["now"])
-            ids: dict[str, Any] = {name: _ids(data.get(name, ())) for name in _ID_FIELDS}
-            return cls(again=again, now=now, **ids)
-        except (AttributeError, TypeError, ValueError) as error:
-            problem = str(error).removesuffix(".")
-            raise ValueError(f"This is not a report: {problem}. Pass what Report.as_dict() returned.") from error
-
-
-class Candidate(NamedTuple):
-    """A timeout to be fired: its id and that of its object, because no transaction may read before it locks."""
-
-    id: int
-    object_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Timeouts of one policy that are fired by one call of `run`, in due order.
-
-    A work is not trusted: `run` fires only rows that are due, of this policy and of these objects.
-    """
-
-    policy: str
-    ids: tuple[int, ...]
-    object_ids: tuple[str, ...]
-    queue: str = "default"
-    suspect: bool = False
-    """A process may have died while it ran: it is fired alone, after its attempt has been counted. If it is still
-    `firing`, the attempt that died is recorded first."""
-    begin_at: float = 0.0
-    """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
-    begin_by: float = inf
-    """Later its first handler is not called: the slot of a policy with a rate is over. Not part of a message."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the work as plain types for JSON: ids and labels only."""
-        data = {**asdict(self), "ids": list(self.ids), "object_ids": list(self.object_ids)}
-        del data["begin_at"], data["begin_by"]
-        return {"version": VERSION, **data}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Work:
-        """Return the work of `as_dict`; unknown keys are ignored. Raises ValueError if `data` is not a work."""
-        try:
-            work = cls(
-                policy=_text(data["policy"]),
-                ids=_ids(data["ids"]),
-                object_ids=tuple(_text(id) for id in data["object_ids"]),
-                queue=_text(data.get("queue", "default")),
-                suspect=bool(data.get("suspect", False)),
-            )
-            if not 0 < len(work.ids) == len(work.object_ids) <= MAX_IDS or len(set(work.ids)) < len(work.ids):
-                raise ValueError(f"it has {len(work.ids)} ids and {len(work.object_ids)} object ids")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"This is not a work: {error!r}. Pass what Work.as_dict() returned.") from error
-        return work
-
-    def candidates(self) -> list[Candidate]:
-        return [Candidate(*pair) for pair in zip(self.ids, self.object_ids, strict=True)]
 
 
 def longest_wait(error: BaseException) -> float:
@@ -239,7 +132,7 @@ class ReportBuilder:
             policy,
             transient or message_of(error),
             exc_info=None if transient else shown(error),
-            extra={"event": "timeouts_put_back", "policy": policy},
+            extra={"event": "timeouts_released", "policy": policy},
         )
         self.release(rest, using, transient or f"{type(error).__name__}: {message_of(error)}", longest_wait(error))
 
@@ -259,7 +152,7 @@ class ReportBuilder:
         """Log what has fired, and send the collected signals. What fails here is logged and undoes nothing."""
         log_settled((row for _, row in self.signals), self.calls)
         for signal, row in self.signals:
-            error = caught(partial(announce, signal, row, using))
+            error = raised_by(partial(announce, signal, row, using))
             if error is not None:
                 logger.error(
                     "The signal for timeout %s (%s) was not sent", row.pk, row.state, exc_info=shown(error, row)
@@ -280,28 +173,3 @@ class ReportBuilder:
             signals=self.signals,
             errors=self.errors,
         )
-
-
-def _id(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
-        raise ValueError(f"{value!r} is not the id of a timeout")
-    return value
-
-
-def _ids(values: Any) -> tuple[int, ...]:
-    return tuple(_id(value) for value in values)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _datetime(value: Any) -> datetime:
-    return check_moment(datetime.fromisoformat(value), repr(value))
-
-
-def suits_use_tz(value: Any) -> bool:
-    """Return whether `value` is a datetime that suits `USE_TZ`: aware if it is True, else naive."""
-    return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ

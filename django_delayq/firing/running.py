@@ -25,13 +25,14 @@ from django_delayq.firing.failures import (
     record_deaths,
     record_error,
 )
-from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
 from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
-from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
+from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.history import appended, event, moment
 from django_delayq.ledger.left_open import close_left_open
@@ -62,7 +63,7 @@ def run(work: Work, using: str) -> Report:
         with tracked(running):
             _fire(work, using, report)
 
-    error = caught(lambda: run_within_limit(fire, running, report, using))
+    error = raised_by(lambda: run_within_limit(fire, running, report, using))
     if error is not None:
         report.release_unknown(work.policy, work.ids, error, using)
     for timeout_id in work.ids:
@@ -71,7 +72,7 @@ def run(work: Work, using: str) -> Report:
     check = SessionCheck()
     check.run(partial(report.publish, using))
     check.end().log(f"A signal receiver of {work.policy}", work.policy)
-    reach("reported")
+    checkpoint("reported")
     return report.report()
 
 
@@ -161,7 +162,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
         return
     if is_counted:
         log_suspect(row)  # before it runs: this process may be the next to die
-    reach("charged")
+    checkpoint("charged")
     Attempt(policy, [candidate], using, is_counted).fire(report)
     if is_counted and timeout_id in report.uncounted:
         _uncount(timeout_id, using)
@@ -199,7 +200,7 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
     call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True)
     call.obj, call.could_begin_at = member.obj, row.could_fire_at()
     try:
-        failure = caught(lambda: call_handler(policy, member.obj, row, call))
+        failure = raised_by(lambda: call_handler(policy, member.obj, row, call))
         if failure is not None:
             report.add(_record_failure(policy, failure, call, driver_connection, using))
             return
@@ -207,10 +208,10 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
         with suppress(Exception):
             record_error(policy, TransientFailure("interrupted", timedelta(0)), using, call)
         raise
-    reach("handled")
+    checkpoint("handled")
     report.note_call(call)
     found = persistently(lambda: _settle_fired(row, using), row.pk, using)
-    reach("settled")
+    checkpoint("settled")
     report.add(found)
     count_fired(policy, len(found.fired), attempt.guards, using)
 

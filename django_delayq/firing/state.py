@@ -1,4 +1,7 @@
-"""What this process learns while it fires: group sizes, backoff, unknown policies. Losing it costs time only."""
+"""What this process learns while it fires: group sizes, backoff, unknown policies.
+
+Losing it costs time only.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from django_delayq import clock
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
-    from django_delayq.firing.handler import RunningWork
+    from django_delayq.firing.work import RunningWork
 
 logger = logging.getLogger("django_delayq.firing")
 

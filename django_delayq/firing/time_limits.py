@@ -1,11 +1,11 @@
-"""Log what the threads of slow works are doing, and abandon handlers that take longer than their limit.
+"""Abandon handlers that take longer than their limit.
 
 A thread cannot be ended from outside, and what it does may be right. But it occupies one of the worker's threads, and
 locks its object (unless `atomic=False`). So works that take longer than a second, or than a lease, are logged.
 
 The limit is `Limits(run=...)` or the setting `HANDLER_LIMIT`. The works of a policy with a limit run in a thread of
 their own, which borrows the database connections of the thread that called `firing.run`. If a call of a handler takes
-too long, the caller takes the connections away and cuts them, records the failed attempt, and continues with new ones.
+too long, the caller revokes the connections, cuts them, records the failed attempt, and continues with new ones.
 The other thread is asked to end, and can change nothing any more.
 
 One lock decides whether a call has returned or is abandoned, so a limit never strikes during COMMIT. If an `on_commit`
@@ -35,12 +35,13 @@ from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import persistently, record_error
-from django_delayq.firing.handler import Abandoned, Call, RunningWork, caught, run_callbacks, tracked
+from django_delayq.firing.handler import raised_by, run_callbacks, tracked
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Abandoned, Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
+from django_delayq.ledger.db_connections import cut, revoke, share_with_thread, unshare
 from django_delayq.ledger.history import PACKAGE, is_user_code
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -74,20 +75,20 @@ def run_within_limit(act: Callable[[], None], running: RunningWork, report: Repo
     ):
         act()
         return
-    loan = _Loan(running, limit.total_seconds())
-    call = loan.run(act)
+    limited = _LimitedThread(running, limit.total_seconds())
+    call = limited.run(act)
     if call is None:
         return
     if call.timeout_ids:
-        _record(policy, call, loan, report, using)
+        _record(policy, call, limited, report, using)
     else:
-        _complete(policy, loan, report, using)
+        _complete(policy, limited, report, using)
     rest = [id for id in running.work.ids if id not in report.done and id not in report.again]
     report.release_rest(rest, report.current_time())
 
 
 @dataclass(slots=True)
-class _Loan:
+class _LimitedThread:
     """Another thread that runs a work with the connections of this one.
 
     Attributes:
@@ -96,7 +97,7 @@ class _Loan:
         error: what the work has raised in the other thread.
         interruption: what a signal handler has raised in this thread meanwhile.
         place: where the call was when it was abandoned.
-        lent: the connections.
+        shared: the connections.
 
     The first to acquire the lock `_begun` decides: the other thread, which begins, or this one, to prevent that.
     """
@@ -106,7 +107,7 @@ class _Loan:
     error: BaseException | None = None
     interruption: BaseException | None = None
     place: str = ""
-    lent: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
+    shared: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
     _begun: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
@@ -118,9 +119,9 @@ class _Loan:
         """
         self._ended.acquire()
         # A copy of the context, so that tracing, for example, continues.
-        target = partial(contextvars.copy_context().run, self._borrow, act)
+        target = partial(contextvars.copy_context().run, self._act_with_shared, act)
         thread = threading.Thread(target=target, name=f"{threading.current_thread().name}-limited", daemon=True)
-        lend(self.lent)
+        share_with_thread(self.shared)
         try:
             thread.start()
             call = self._watch(self.limit)
@@ -130,7 +131,7 @@ class _Loan:
         if call is not None:
             self._abandon(thread)
         else:
-            take_back(self.lent)
+            unshare(self.shared)
         try:
             if self.interruption is not None and (call is None or isinstance(self.interruption, KeyboardInterrupt)):
                 raise self.interruption
@@ -147,17 +148,17 @@ class _Loan:
             return f"took longer than {self.limit:g} s"
         return f"was interrupted by {type(self.interruption).__name__}"
 
-    def _borrow(self, act: Callable[[], None]) -> None:
+    def _act_with_shared(self, act: Callable[[], None]) -> None:
         if not self._begun.acquire(blocking=False):
             return
         with suppress(Abandoned):
             try:
-                for connection in self.lent:
+                for connection in self.shared:
                     connections[connection.alias] = connection
-                self.error = caught(act)
+                self.error = raised_by(act)
             finally:
                 self._ended.release()
-        for connection in self.lent if self.running.is_abandoned else ():
+        for connection in self.shared if self.running.is_abandoned else ():
             with suppress(Exception):
                 connection.close()
 
@@ -175,8 +176,8 @@ class _Loan:
     def _abandon(self, thread: threading.Thread) -> None:
         """Take the connections away, cut them, and ask the thread to end: at the latest it ends with the process."""
         self.place = activity(thread.ident or 0, self.running)
-        take_away(self.lent)
-        cut(self.lent)
+        revoke(self.shared)
+        cut(self.shared)
         firing_state.abandoned.append(thread)
         if (cancel := self.running.cancel) is not None:  # read once: a coroutine that has just ended removes it
             with suppress(RuntimeError):  # its event loop has just been closed
@@ -201,11 +202,11 @@ def _interrupt(thread_id: int) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Abandoned))
 
 
-def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
+def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, report: ReportBuilder, using: str) -> None:
     """Record the failed attempt of the timeout whose handler hangs. A batch is released, to be fired one by one."""
-    if len(loan.running.work.ids) > 1:
-        firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * loan.limit))
-    error = loan.interruption or TimeLimitExceeded(f"It {loan.end}, and was abandoned: {loan.place}")
+    if len(limited.running.work.ids) > 1:
+        firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * limited.limit))
+    error = limited.interruption or TimeLimitExceeded(f"It {limited.end}, and was abandoned: {limited.place}")
     if len(call.timeout_ids) > 1:
         logger.warning(
             "A handler of %s is called again with each of its %d timeouts alone. %s",
@@ -220,19 +221,19 @@ def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportB
     def settle() -> ReportBuilder:
         found = record_error(policy, error, using, call)
         if timeout_id in found.uncounted:  # its row is still locked
-            cut(loan.lent)
+            cut(limited.shared)
         return found
 
     report.add(persistently(settle, timeout_id, using))
 
 
-def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, using: str) -> None:
+def _complete(policy: TimeoutPolicy[Any], limited: _LimitedThread, report: ReportBuilder, using: str) -> None:
     """Report the transaction whose `on_commit` callback hangs as fired, and run the callbacks behind it.
 
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
     """
-    running, rest = loan.running, loan.running.callbacks
-    assert running.committed is not None
+    running, rest = limited.running, limited.running.callbacks
+    assert isinstance(running.committed, ReportBuilder)
     report.add(running.committed)
     after = RunningWork(running.work)
 
@@ -241,12 +242,12 @@ def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, us
             run_callbacks(rest)
 
     if rest:
-        _Loan(after, loan.limit).run(act)
+        _LimitedThread(after, limited.limit).run(act)
     logger.error(
         "An on_commit() callback of %s %s and was abandoned; its transaction is committed: %s%s",
         policy.label,
-        loan.end,
-        loan.place,
+        limited.end,
+        limited.place,
         f"; {plural(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},
     )

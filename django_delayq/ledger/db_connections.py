@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from django.conf import settings
 from django.db import connections, transaction
@@ -28,9 +28,6 @@ from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated
 from django_delayq.ledger.left_open import close_left_open
-
-if TYPE_CHECKING:
-    from django_delayq.firing.overlap import StatementMonitor
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -253,26 +250,26 @@ def use_after_commit(act: Callable[[], object], using: str) -> None:
     transaction.on_commit(run, using=using, robust=True)
 
 
-def lend(lent: Sequence[BaseDatabaseWrapper]) -> None:
-    """Allow another thread to use the connections `lent` of this one, which must not use them meanwhile."""
-    for connection in lent:
+def share_with_thread(shared: Sequence[BaseDatabaseWrapper]) -> None:
+    """Allow another thread to use the connections `shared` of this one, which must not use them meanwhile."""
+    for connection in shared:
         connection.inc_thread_sharing()
         if connection.connection is not None:
             _note_session(connection=connection)
 
 
-def take_back(lent: Sequence[BaseDatabaseWrapper]) -> None:
-    """End what `lend` began, after the other thread has ended."""
-    for connection in lent:
+def unshare(shared: Sequence[BaseDatabaseWrapper]) -> None:
+    """End what `share_with_thread` began, after the other thread has ended."""
+    for connection in shared:
         connection.dec_thread_sharing()
 
 
-def take_away(lent: Sequence[BaseDatabaseWrapper]) -> None:
-    """Make the connections `lent` useless for the other thread. This thread opens new ones.
+def revoke(shared: Sequence[BaseDatabaseWrapper]) -> None:
+    """Make the connections `shared` useless for the other thread. This thread opens new ones.
 
     They execute no further statement, commit nothing, and do not reconnect.
     """
-    for connection in lent:
+    for connection in shared:
         for name in ("connect", "cursor", "validate_no_broken_transaction", "_commit"):
             setattr(connection, name, _refuse)
         # The other thread closes it, if it ends, but not while this one cuts it: the driver would free what is in use.
@@ -290,9 +287,9 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise InterfaceError("This thread may not use the database any more: its handler took longer than its time limit.")
 
 
-def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
+def cut(shared: Sequence[BaseDatabaseWrapper]) -> None:
     """End the transactions of connections that were taken away. May be repeated; what fails is logged."""
-    for connection in lent:
+    for connection in shared:
         state = vars(connection)
         try:
             with state["delayq_lock"]:
@@ -356,7 +353,7 @@ def error_code(error: BaseException) -> str | int | None:
 
 
 def transient_reason(
-    error: BaseException, using: str, monitor: StatementMonitor | None = None, driver_connection: object = None
+    error: BaseException, using: str, errors: Sequence[BaseException] = (), driver_connection: object = None
 ) -> str | None:
     """Describe the transient database error that caused `error`; return None if the handler caused it.
 
@@ -365,7 +362,7 @@ def transient_reason(
     Args:
         error: the exception.
         using: the database.
-        monitor: saw the handler's statements: the handler may have caught the database error and raised another one.
+        errors: those of the handler's statements: it may have caught the database error and raised another one.
         driver_connection: `connections[using].connection` from before the handler ran. A handler may use other
             databases, so a lost connection counts only if this one is lost, or replaced: leaving a transaction may have
             opened another one. None: no handler has run.
@@ -374,7 +371,7 @@ def transient_reason(
     # created a table without the permissions for the user of the worker.
     if driver_connection is None and is_missing(error):
         return f"the database lacks a table, a column or a permission ({_summary(error)})"
-    causes = [error, *(monitor.errors if monitor else ())]
+    causes = [error, *errors]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
     is_lost = any(map(_is_connection_error, causes)) and (
         driver_connection is None

@@ -1,6 +1,7 @@
-"""Wait for due timeouts and fire them.
+"""Fire timeouts when they are due.
 
 loop        the worker: start, main loop, stop
+parts       what its main loop shares with the other threads
 sources     due entries in Redis or due rows of the ledger -> leased or claimed for this worker
 dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
 servers     whether Redis and the database work, and how far their clocks differ

@@ -1,6 +1,7 @@
-"""The jobs of a worker beside firing: leases, heartbeat, sweep, sync, pruning, and what operators have begun.
+"""Run the jobs of a worker beside firing.
 
-Several jobs share a thread and its database connection.
+They are leases, heartbeat, sweep, sync, pruning, and what operators have begun. Several jobs share a thread and
+its database connection.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
 from django.db import connections
@@ -27,8 +28,7 @@ from django_delayq.arming.sync import TableSync
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull, suggestion
-from django_delayq.firing import extend_firing
-from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import StopChanges, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
@@ -38,14 +38,11 @@ from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.operations.policies import end_holds
 from django_delayq.policies import declared_queues, registry
-from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 from django_delayq.worker.watchdog import Progress
-
-if TYPE_CHECKING:
-    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -53,7 +50,7 @@ FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 30.0
 SLOW_SECONDS: Final = 30.0
 """A quick job, or a page of the sweep, that waits for the database for longer opens another connection."""
-HEARTBEAT: Final = timedelta(seconds=5)
+HEARTBEAT_INTERVAL: Final = timedelta(seconds=5)
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
 FORGET_SECONDS: Final = 60.0
@@ -61,7 +58,7 @@ PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
 MAX_QUEUE_ROWS: Final = 10_000
 """Read in one search for queues. Behind a longer backlog a forgotten queue is found when the backlog is gone."""
-LOOK_BACK: Final = timedelta(seconds=10)
+RESUMED_WITHIN: Final = timedelta(seconds=10)
 Between: TypeAlias = Callable[[], object]
 """What a long job calls between two pages."""
 
@@ -85,7 +82,7 @@ class Job:
         self.name = f"delayq-{name}"
         self._work = work
         self._backoff = Backoff(FIRST_RETRY_SECONDS, longest)
-        self._log = StateLog(logger, "duty_failed", "duty_back", duty=self.name)
+        self._log = StateLog(logger, "background_failed", "background_recovered", job=self.name)
         self._due_at = time.monotonic() + begins_in
 
     @classmethod
@@ -137,12 +134,12 @@ class Job:
         return None
 
 
-def leases_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
+def leases_job(sources: Sources, firing_non_atomic: Callable[[], list[int]], using: str) -> Job:
     """Return the job that extends all leases of the worker, and those of locked rows soon again."""
 
     def extend() -> float:
         sources.extend()
-        are_extended = extend_firing(dispatch.firing_non_atomic(), using)
+        are_extended = extend_firing(firing_non_atomic(), using)
         return third_of_a_lease() if are_extended else min(third_of_a_lease(), EXTEND_LOCKED_SECONDS)
 
     # Leases must not expire after an outage that is shorter than they are.
@@ -205,7 +202,7 @@ class PeriodicThread(threading.Thread):
 class Heartbeat:
     """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerParts) -> None:
         self._worker = worker
         self._rows = WorkerSeen.objects.using(worker.using)
         self._forgotten_at = -FORGET_SECONDS
@@ -244,7 +241,7 @@ class Heartbeat:
 class Background:
     """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerParts) -> None:
         self._worker, self._redis, self._using = worker, worker.redis, worker.using
         self.progress = Progress("thread for leases and sweeps", worker.using, SLOW_SECONDS)
         self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
@@ -253,14 +250,14 @@ class Background:
         self._news = StopChanges(0.0, clock.now(), False, Stopped(), {}, {})
         self._tables = TableSync(worker.using)
 
-    def threads(self, dispatch: Dispatch) -> list[PeriodicThread]:
+    def threads(self, firing_non_atomic: Callable[[], list[int]], in_flight: Callable[[], int]) -> list[PeriodicThread]:
         """Return the thread that extends the leases, which ends last, and the others. Each has one connection.
 
-        In a burst the leases are the only job.
+        In a burst the leases are the only job. The arguments are those of `Dispatch`.
         """
         # A process that is suspended for longer than its lease continues. The ledger decides whether it may commit.
         quick = PeriodicThread("quick-jobs", self.progress)
-        quick.jobs.append(leases_job(self._worker.sources, dispatch, self._using))
+        quick.jobs.append(leases_job(self._worker.sources, firing_non_atomic, self._using))
         if self._worker.is_burst:
             return [quick]
 
@@ -269,7 +266,7 @@ class Background:
             return min(get_settings().sweep_interval.total_seconds(), self._redis.probe_seconds)
 
         heartbeat = Heartbeat(self._worker)
-        beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight))
+        beat = Job.every(HEARTBEAT_INTERVAL, "heartbeat", lambda: heartbeat.beat(in_flight()))
         # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep. What `follow` does may
         # fail for long without stopping that.
         longest = LONGEST_PAUSE_SECONDS
@@ -339,7 +336,7 @@ class Background:
         before, news = self._news, stop_cache.read_stop_changes(self._using)
         self._news = news
         self._worker.skew.note_answer(news.now, news.asked_at)
-        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - LOOK_BACK):
+        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - RESUMED_WITHIN):
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
                 self._worker.wake()

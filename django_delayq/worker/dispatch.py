@@ -1,4 +1,7 @@
-"""Between the sources and the executor: load rows, group them into works, submit these, and report their results."""
+"""Pass due timeouts from the sources of a worker to its executor.
+
+Load their rows, group them into works, submit these, and report their results to the sources.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,34 @@ from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
-from django_delayq.firing import Report, Work, plan
-from django_delayq.firing.planning import Pacing
-from django_delayq.firing.report import suits_use_tz
+from django_delayq.firing.planning import Pacing, plan
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Report, Work, suits_use_tz
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
+from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.sources.ledger import Batch, SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
-
-if TYPE_CHECKING:
-    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
 
 RETRY_SECONDS: Final = 1.0
 MAX_LOST: Final = 10_000
-AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
+PLANNED_AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
 PREFETCH_SECONDS: Final = 0.5
 MAX_PREFETCH: Final = 1000
 """How many timeouts a worker reserves in advance at most."""
 FIRST_PREFETCH: Final = 25
 """For each thread, before anything has been measured."""
-WEIGHT: Final = 0.5
+PREFETCH_WEIGHT: Final = 0.5
 RELEASE_SHARE: Final = 0.1
 """The part of the time after which works are released that passes between two checks."""
 
@@ -63,7 +63,7 @@ class Prefetch:
     def completed(self, in_flight: int, seconds: float) -> None:
         """Note that a timeout took `seconds`, and that `in_flight` were in flight when it came, itself included."""
         wanted = in_flight * self._seconds / max(seconds, 0.001)
-        self._size += WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
+        self._size += PREFETCH_WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
 
     def was_too_large(self) -> None:
         """Note that a timeout was released because no thread has begun it: take only what can run at once."""
@@ -86,7 +86,7 @@ class _InFlight(NamedTuple):
 class Dispatch:
     """Between the sources of a worker and its executor. For the worker's own thread."""
 
-    def __init__(self, worker: Worker, executor: Executor) -> None:
+    def __init__(self, worker: WorkerParts, executor: Executor) -> None:
         self._worker, self._sources, self._skew = worker, worker.sources, worker.skew
         self._executor = executor
         self._early_seconds = getattr(executor, "early_seconds", 0.0)
@@ -155,7 +155,9 @@ class Dispatch:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            works, report = plan(fresh, self._worker.using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+            works, report = plan(
+                fresh, self._worker.using, PLANNED_AHEAD, Pacing(batch.slots, self._sources.paced.note_due)
+            )
         except Exception:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
@@ -167,7 +169,7 @@ class Dispatch:
         for work in works:
             if due_at := report.early.get(work.ids[-1]):
                 # A clock that jumps cannot make the wait longer.
-                wait = min(due_at - now, AHEAD).total_seconds()
+                wait = min(due_at - now, PLANNED_AHEAD).total_seconds()
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
             self.in_flight_by_policy[work.policy] += len(work.ids)

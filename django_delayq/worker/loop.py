@@ -11,24 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from django.db import Error as DatabaseError
-from django.db import connections, router
+from django.db import connections
 
 from django_delayq import __version__
 from django_delayq.clock import brief, plural
 from django_delayq.conf import get_settings
-from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
 from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import (
-    Limit,
     check_connections,
     not_migrated,
     open_connection,
@@ -36,14 +33,14 @@ from django_delayq.ledger.db_connections import (
     server_limit,
 )
 from django_delayq.models import Timeout
-from django_delayq.policies import declared_queues, get_policies
-from django_delayq.redis_clients import get_worker_engine
+from django_delayq.policies import get_policies
 from django_delayq.signals import worker_started
 from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
+from django_delayq.worker.parts import WorkerParts
+from django_delayq.worker.servers import DatabaseHealth
 from django_delayq.worker.sources.ledger import slot_seconds
-from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
+from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
 from django_delayq.worker.watchdog import Progress, Watchdog
 
 logger = logging.getLogger("django_delayq.worker")
@@ -64,7 +61,7 @@ MAX_SLOT_SECONDS: Final = 60.0
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Worker:
+class Worker(WorkerParts):
     """Fires due timeouts until it is stopped. Call `run` once, in one thread, and `stop` from any.
 
     Args:
@@ -87,35 +84,21 @@ class Worker:
         max_timeouts: int | None = None,
         using: str | None = None,
     ) -> None:
-        self.using = using or router.db_for_write(Timeout)
-        self.queues = list(dict.fromkeys(queues)) if queues else declared_queues()
-        self.concurrency = concurrency or get_settings().concurrency
-        self.only = self.queues if queues else None
-        """The queues to which it is restricted; None: it serves all."""
+        super().__init__(queues=queues, concurrency=concurrency, burst=burst, using=using)
         self.abandoned = 0
         """After a hard stop: how many timeouts were running then, and are left to other workers."""
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
         self.gave_up = False
         """Whether it is a burst that has ended because the database failed for too long."""
-        self.is_burst = burst
         self._max_timeouts = sys.maxsize if max_timeouts is None else max_timeouts
-        self.passed_at = time.monotonic()
-        """When the last pass of the main loop began, by `time.monotonic()`."""
         self.exits: Callable[[int], object] | None = None
         """What ends the process if the main loop hangs, by its exit code; None: the process has other work, too."""
         self.progress = Progress("main loop", self.using, SLOW_SECONDS)
-        self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
-        """For `Background`: queues to serve, too, that only rows name."""
-        self.skew = ClockSkew(self.using)
         self._stopping = self._hard = False
         self._began_at = self.passed_at
         self._progress = 0, self.passed_at
         self._database = DatabaseHealth(self.using)
-        self._limit_concurrency(pool_limit(self.using))
-        self.redis = RedisHealth(get_worker_engine(self.using))
-        self.sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
-        self._wakeup = self._new_wakeup()
 
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self.only else "all queues"
@@ -141,14 +124,6 @@ class Worker:
             self._hard = True
         self._stopping = True
         self.wake()
-
-    def wake(self) -> None:
-        """Make the worker check its sources now. For any thread, and for signal handlers."""
-        self._wakeup.wake()
-
-    def interrupt(self) -> None:
-        """Make the worker resolve what has completed; it checks its sources only if it is time. For any thread."""
-        self._wakeup.interrupt()
 
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
@@ -177,10 +152,10 @@ class Worker:
     def _fire(self) -> None:
         if open_connection(self.using) and pool_limit(self.using) is None:
             with suppress(DatabaseError):
-                self._limit_concurrency(server_limit(self.using))
+                self.limit_concurrency(server_limit(self.using))
         dispatch = Dispatch(self, make_executor(self.using, self.concurrency, self.only))
         background = self._background
-        threads = background.threads(dispatch)
+        threads = background.threads(dispatch.firing_non_atomic, lambda: dispatch.in_flight)
         try:
             for thread in threads:
                 thread.start()
@@ -209,7 +184,7 @@ class Worker:
                 with self.progress.step():
                     if failure := installation.check(self.using, self.redis.engine):
                         self.redis.lost(failure)
-                    self.redis.reach(self.queues)
+                    self.redis.probe_at_start(self.queues)
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:
@@ -226,19 +201,6 @@ class Worker:
             finally:
                 check_connections()
         return not must_wait and not self.gave_up
-
-    def _limit_concurrency(self, limit: Limit | None) -> None:
-        """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
-        if limit is None or get_settings().executor is not None:  # another executor has connections of its own
-            return
-        wanted, self.concurrency = self.concurrency, limit.threads(self.concurrency)
-        if self.concurrency < wanted:
-            logger.warning(
-                "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
-                limit.shortage(wanted),
-                self.concurrency,
-                extra={"event": "too_few_connections"},
-            )
 
     def _prepare(self, background: Background) -> None:
         self.skew.ask_database()
@@ -259,7 +221,7 @@ class Worker:
         dispatch.collect()
         dispatch.release(after_seconds=third_of_a_lease())
         self.sources.flush()
-        self._serve_found_queues()
+        self.serve_found_queues()
         if wait := self._database.seconds_left or dispatch.refused_for:
             return wait
         if dispatch.worked_on >= self._max_timeouts:
@@ -376,20 +338,6 @@ class Worker:
             words or ("nothing was fired" if self.gave_up else "nothing was due"),
             extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
         )
-
-    def _serve_found_queues(self) -> None:
-        while not self.found_queues.empty():
-            self.queues += self.found_queues.get()
-            self.sources.redis.serve(self.queues)
-            former, self._wakeup = self._wakeup, self._new_wakeup()
-            self._wakeup.start()
-            former.close()
-            self._wakeup.wake()  # a call of the former one may have been missed
-
-    def _new_wakeup(self) -> Wakeup:
-        engine = self.redis.engine
-        # Without channels only this process wakes the worker.
-        return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:

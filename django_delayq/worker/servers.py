@@ -1,8 +1,10 @@
-"""What a worker finds out about its servers: whether Redis and the database work, and how far their clocks differ.
+"""Find out in which state the servers of a worker are.
 
-Redis wakes a worker by its own clock, but only the database clock decides which timeouts are due. Where the two
-differ, entries would be early or late. So a worker measures both, and sends each deadline to Redis by the clock of
-Redis. An error of some milliseconds costs an extra check or a little delay, never correctness.
+It is whether Redis and the database work, and how far their clocks differ.
+
+Redis wakes a worker by its own clock, but only the database clock decides which timeouts are due. Where the two differ,
+entries would be early or late. So a worker measures both, and sends each deadline to Redis by the clock of Redis. An
+error of some milliseconds costs an extra check or a little delay, never correctness.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ WINDOW_SECONDS: Final = 60.0
 TOLERATED_MS: Final = 5.0
 """A smaller difference counts as none: it is within the error of the measurement."""
 MIN_SAMPLES: Final = 3
-QUERIES: Final = 3
+CLOCK_QUERIES: Final = 3
 STEP_MS: Final = 1000.0
 """A clock that falls back by more than this, and by more than an answer can be late, was set."""
 REDIS_LATE_MS: Final = 2000.0
@@ -87,7 +89,7 @@ class RedisHealth:
         """Return how long to wait before the next `probe`; infinite if none is needed."""
         return math.inf if self.is_up or self.engine is None else self._backoff.delay
 
-    def reach(self, queues: Iterable[str]) -> None:
+    def probe_at_start(self, queues: Iterable[str]) -> None:
         """Probe Redis for these queues, so that the start shows whether the worker may use it.
 
         A ping would also succeed for a user that may not run scripts.
@@ -219,7 +221,7 @@ class ClockSkew:
 
         One answer will be fast.
         """
-        for _ in range(QUERIES):
+        for _ in range(CLOCK_QUERIES):
             asked_at = self._monotonic()
             now_ms = _ms(database_now(self._using))
             self._database.note(now_ms, late_ms=1000 * (self._monotonic() - asked_at))

@@ -1,4 +1,7 @@
-"""Several worker processes under one supervisor, which passes signals on and starts processes again that died."""
+"""Run several worker processes under one supervisor.
+
+It passes signals on, and starts processes again that died.
+"""
 
 from __future__ import annotations
 

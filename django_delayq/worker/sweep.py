@@ -1,10 +1,10 @@
-"""The sweep: ensure that Redis contains every timeout that is overdue or due soon. And `prune`: delete old rows.
+"""Ensure that Redis contains every timeout that is overdue or due soon.
 
-It loads timeouts from beyond the horizon, restores entries that Redis has lost, and finds rows that were never pushed.
-One mechanism does all three, so that none of them is code that runs once a year. Every `SWEEP_INTERVAL` it reads the
-rows that are due from a minute ago to two intervals ahead. Once a minute, and when a policy is resumed, it reads all
-overdue rows, for those that were committed after their deadline and for a backlog. `settle_all_expired` settles
-`firing` rows whose worker has died.
+The sweep loads timeouts from beyond the horizon, restores entries that Redis has lost, and finds rows that were never
+pushed. One mechanism does all three, so that none of them is code that runs once a year. Every `SWEEP_INTERVAL` it
+reads the rows that are due from a minute ago to two intervals ahead. Once a minute, and when a policy is resumed, it
+reads all overdue rows, for those that were committed after their deadline and for a backlog. `settle_all_expired`
+settles `firing` rows whose worker has died, and `prune` deletes old rows.
 
 Of many workers, one sweeps at a time: it has the turn. Turns only save work; two workers at once do no harm. A turn is
 never trusted for long: an attacker who can write to Redis can take every turn, and without sweeps timeouts beyond the
@@ -44,7 +44,7 @@ from django_delayq.engine.engine import Engine, understood
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
-from django_delayq.firing import settle_expired
+from django_delayq.firing.failures import settle_expired
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 
-PAGE: Final = 1_000
-PASS: Final = 10_000
-BEHIND: Final = timedelta(seconds=60)
+PAGE_ROWS: Final = 1_000
+PASS_ROWS: Final = 10_000
+OVERDUE_BY: Final = timedelta(seconds=60)
 FULL_INTERVAL: Final = timedelta(seconds=60)
-DEFERRED: Final = timedelta(minutes=1)
+DEFERRED_FOR: Final = timedelta(minutes=1)
 """How far the entry of a stopped policy is deferred."""
-EXPIRED_PAGE: Final = 1_000
+EXPIRED_PAGE_ROWS: Final = 1_000
 RESTORED_LIMIT: Final = 10
 """So many restored entries in one sweep are not logged: single pushes fail, and rows fire between two reads."""
 TURN_SHARE: Final = 0.9
@@ -90,12 +90,12 @@ class Row(NamedTuple):
 
 
 def page_of(using: str, start: datetime | None, place: Row | None, end: datetime) -> list[Row]:
-    """Return the next `PAGE` pending rows after `place` whose `run_at` is from `start` (None: no bound) to `end`."""
+    """Return the next page of pending rows after `place`, whose `run_at` is from `start` (None: no bound) to `end`."""
     if place is None:
-        found = _first_page.rows(using, PAGE, start is not None, start=start, end=end)
+        found = _first_page.rows(using, PAGE_ROWS, start is not None, start=start, end=end)
     else:
         rows = in_state(Timeout.objects.using(using).filter(run_at__lte=end), Timeout.State.PENDING)
-        found = Cursor(SOONEST, (place.run_at, place.id)).after(rows).values_list(*Row._fields)[:PAGE]
+        found = Cursor(SOONEST, (place.run_at, place.id)).after(rows).values_list(*Row._fields)[:PAGE_ROWS]
     return [Row(*values) for values in found]
 
 
@@ -158,9 +158,9 @@ class Sweep:
         interval = get_settings().sweep_interval
         with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
             self._now, end = now, now + 2 * interval
-            kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
+            kind, start = ("full", None) if is_full else ("behind", now - OVERDUE_BY)
             page = page_of(self._using, start, None, end)
-            if len(page) < min(PAGE, PASS):  # all of them, as nearly always
+            if len(page) < min(PAGE_ROWS, PASS_ROWS):  # all of them, as nearly always
                 self._places |= {"ahead": None, kind: None}
                 swept = self._ensure(page)
                 self._report_restored(swept.restored)
@@ -187,7 +187,7 @@ class Sweep:
             )
 
     def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
-        """Sweep page after page until the end of the range, or until `PASS` rows in a row needed no change.
+        """Sweep page after page until the end of the range, or until `PASS_ROWS` rows in a row needed no change.
 
         Then Redis most likely contains the rest, too, and a backlog of 100,000 rows is not read every few seconds.
         The next sweep continues at that place, so that every row is read in the end.
@@ -195,12 +195,12 @@ class Sweep:
         total, unchanged, place = Swept(), 0, self._places.get(kind)
         if place is not None and start is not None and place.run_at < start:
             place = None
-        while unchanged < PASS:
+        while unchanged < PASS_ROWS:
             page = page_of(self._using, start, place, end)
             swept = self._ensure(page)
             self._between()
             total = total.plus(swept)
-            place = page[-1] if len(page) == PAGE else None
+            place = page[-1] if len(page) == PAGE_ROWS else None
             if place is None:
                 break
             unchanged = 0 if swept.changed else unchanged + len(page)
@@ -224,7 +224,7 @@ class Sweep:
             if policy is None:
                 due_at = firing_state.unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
-                due_at = max(due_at, self._now + DEFERRED)
+                due_at = max(due_at, self._now + DEFERRED_FOR)
             # Workers remove entries of policies with a rate shortly before they are due, and defer those of others.
             is_kept = policy is not None and not has_rate and row.run_at > self._now
             was_pushed = is_kept and row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
@@ -279,10 +279,10 @@ def settle_all_expired(using: str) -> int:
     """Settle or retry every `firing` row whose worker has died; return how many. Needs no Redis."""
     settled = 0
     while True:
-        report = settle_expired(using, EXPIRED_PAGE)
+        report = settle_expired(using, EXPIRED_PAGE_ROWS)
         found = len(report.done) + len(report.again)
         settled += (count := found - len(report.untried))
-        if found < EXPIRED_PAGE or not count:  # else a page of locked rows would be read without end
+        if found < EXPIRED_PAGE_ROWS or not count:  # else a page of locked rows would be read without end
             return settled
 
 

@@ -1,4 +1,4 @@
-"""Notice a thread of the worker that waits for the database without end, and a process that cannot end itself.
+"""Notice a thread of the worker that waits for the database without end.
 
 A proxy, a firewall or a frozen server may swallow what a connection sends, and a lock on a table may be held for hours.
 No driver has a time limit for that, and a thread that waits in one neither fires anything nor notices a signal.

@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (13_100, 9_500),
+    "code lines of the core": (13_150, 9_500),
     "code lines of the edges": (6_450, 4_900),
-    "modules": (153, 120),
-    "longest chain of imports": (22, 18),
-    "circles of imports": (2, 0),
+    "modules": (157, 120),
+    "longest chain of imports": (17, 18),
+    "circles of imports": (0, 0),
     "imports in functions": (14, 14),
     "numeric constants": (261, 90),
     "numeric constants without a reason": (126, 0),
@@ -51,7 +51,7 @@ ROOMS = {
     ("admin", "contrib", "management", "templatetags"): (4_400, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
-ENTERED = {"firing": (39, 18), "schedule_timeout": (17, 12), "cancel_timeout": (17, 10)}
+ENTERED = {"firing": (41, 18), "schedule_timeout": (17, 12), "cancel_timeout": (17, 10)}
 
 SAMPLE = '''"""A module
 of the sample."""

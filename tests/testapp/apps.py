@@ -14,7 +14,7 @@ class TestappConfig(AppConfig):
 
         With `DELAYQ_TEST_STOP_AT=<step>` it is stopped there, once, until a test continues it.
         """
-        from django_delayq.firing.handler import set_hook
+        from django_delayq.firing.handler import set_checkpoint_hook
 
         deadly, pausing = os.environ.get("DELAYQ_TEST_KILL_AT"), os.environ.get("DELAYQ_TEST_STOP_AT")
         left = [pausing]
@@ -27,4 +27,4 @@ class TestappConfig(AppConfig):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
         if deadly or pausing:
-            set_hook(reached)
+            set_checkpoint_hook(reached)

@@ -61,7 +61,7 @@ def test_a_failure_soon_after_a_recovery_continues_the_outage() -> None:
 
 def test_a_failure_is_logged_once_of_each_kind_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "django_delayq")
-    log = StateLog(LOGGER, "away", "back", duty="sweep")
+    log = StateLog(LOGGER, "away", "back", job="sweep")
     log.recovered("it works")
     log.failed("it failed: %s", "refused", kind=OSError)
     log.failed("it failed: %s", "refused again", kind=OSError)
@@ -76,5 +76,5 @@ def test_a_failure_is_logged_once_of_each_kind_and_its_end_once(caplog: pytest.L
         ("back", "INFO", "it works"),
         ("away", "WARNING", "it failed: timeout"),
     ]
-    assert {vars(record)["duty"] for record in caplog.records} == {"sweep"}
+    assert {vars(record)["job"] for record in caplog.records} == {"sweep"}
     assert {record.filename for record in caplog.records} == {"test_backoff.py"}, "of the caller, not of the mechanism"

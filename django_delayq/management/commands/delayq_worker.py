@@ -32,10 +32,9 @@ from django_delayq.management.operating import TextCommand
 from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
-from django_delayq.worker import REFUSED, Supervisor, Worker
-from django_delayq.worker.loop import signal_handlers
+from django_delayq.worker.loop import Worker, signal_handlers
 from django_delayq.worker.servers import RedisHealth
-from django_delayq.worker.supervisor import NUMBER_VARIABLE
+from django_delayq.worker.supervisor import NUMBER_VARIABLE, REFUSED, Supervisor
 from django_delayq.worker.watchdog import exit_at_once
 
 logger = logging.getLogger("django_delayq.worker")

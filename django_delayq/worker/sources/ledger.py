@@ -19,8 +19,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.conf import get_settings
-from django_delayq.firing import Work
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Work
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.ledger.statements import chunks

@@ -1,4 +1,7 @@
-"""Lease due entries from Redis, a fair share from each queue; `Sources` turns to the ledger while it does not work."""
+"""Lease due entries from Redis, a fair share from each queue.
+
+`Sources` turns to the ledger while Redis does not work.
+"""
 
 from __future__ import annotations
 

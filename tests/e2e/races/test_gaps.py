@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 import django_delayq as dq
 from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session, deadlocks, needs_row_locks, transaction_with
 from tests.testapp.models import Order
@@ -108,11 +108,11 @@ def test_a_firing_waits_for_nobody_in_a_gap() -> None:
             sessions[0].wait_until_it_waits()
 
     works, _ = plan({due.pk: 1}, "default")
-    set_hook(look)
+    set_checkpoint_hook(look)
     try:
         run(works[0], "default")
     finally:
-        set_hook(None)
+        set_checkpoint_hook(None)
     sessions[0].end()
     assert deadlocks() == before
     due.refresh_from_db()

@@ -17,7 +17,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
-from django_delayq.arming.receivers import arm_saved, arming_later
+from django_delayq.arming.later import arming_later
+from django_delayq.arming.receivers import arm_saved
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
 from django_delayq.ledger.statements import CHUNK

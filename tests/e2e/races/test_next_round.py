@@ -13,7 +13,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.e2e.races.stage import PATIENCE
@@ -35,7 +35,7 @@ def test_a_failed_attempt_waits_for_no_transaction_that_has_scheduled_the_next_r
 
     policy, order = declare(Order, fail, name="outside", atomic=False), Order.objects.create()
     works, _ = plan({dq.schedule_timeout(order, policy, seconds=0).pk: 1}, "default")
-    set_hook(lambda step: tried.release() if step == "undone" else None)
+    set_checkpoint_hook(lambda step: tried.release() if step == "undone" else None)
     try:
         worker = Session(lambda: run(works[0], "default"))
         assert began.wait(PATIENCE)
@@ -47,7 +47,7 @@ def test_a_failed_attempt_waits_for_no_transaction_that_has_scheduled_the_next_r
             assert dq.cancel_timeouts(order.timeouts.all()) == 1
         worker.end()
     finally:
-        set_hook(None)
+        set_checkpoint_hook(None)
     rows = Timeout.objects.order_by("pk").values_list("state", "cause", "attempts")
     assert list(rows) == [("cancelled", "hand", 1), ("cancelled", "hand", 0)]
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_delayq import TimeoutPolicy, schedule_timeout
 from django_delayq.firing import Report, plan, run, running
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import GroupSize, firing_state
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
@@ -38,7 +38,7 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(running, "WORK_SECONDS", 600.0)
     firing_state.forget()
     yield
-    set_hook(None)
+    set_checkpoint_hook(None)
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def die_at(row: Timeout, step: str) -> None:
             raise KeyboardInterrupt
 
     [work], _ = plan({row.pk: 1}, "default")
-    set_hook(look)
+    set_checkpoint_hook(look)
     with pytest.raises(KeyboardInterrupt):
         run(work, "default")
-    set_hook(None)
+    set_checkpoint_hook(None)
 
 
 def expire(row: Timeout) -> None:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, locking, needs_row_locks, state
 from tests.testapp.models import Effect, Order, Parcel, Voucher
@@ -65,7 +65,7 @@ def test_one_call_for_the_batch_and_one_commit(orders: list[Order], declare: Dec
     calls: list[int] = []
     begun: list[str] = []
     policy = declare(Order, lambda queryset, timeouts: calls.append(len(timeouts)), name="once", batch=500)
-    set_hook(lambda step: begun.append(step) if step == "begun" else None)
+    set_checkpoint_hook(lambda step: begun.append(step) if step == "begun" else None)
     fire(*[due(order, policy) for order in orders])
     assert (calls, begun) == ([5], ["begun"])
 
@@ -121,7 +121,7 @@ def test_what_a_batch_did_by_update_arms_and_cancels_in_the_same_transaction(dec
     orders = [Order.objects.create(created_at=timezone.now()) for _ in range(3)]
     assert Timeout.objects.pending().of_labels(["testapp.order.cancel_unpaid"]).count() == 3
     seen: list[int] = []
-    set_hook(lambda step: seen.append(Timeout.objects.pending().count()) if step == "handled" else None)
+    set_checkpoint_hook(lambda step: seen.append(Timeout.objects.pending().count()) if step == "handled" else None)
     fire(*[due(order, policy) for order in orders])
     assert Timeout.objects.pending().of_labels(["testapp.order.next_step"]).count() == 3
     assert Timeout.objects.filter(policy="testapp.order.cancel_unpaid", state="cancelled").count() == 3

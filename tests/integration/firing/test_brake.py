@@ -17,7 +17,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import Brake, clock
 from django_delayq.firing import rails
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume
@@ -158,7 +158,7 @@ def test_a_brake_does_not_overwrite_what_an_operator_has_just_stopped(
         if step == "committed" and fired(policy) == 4:  # and not counted yet
             in_another_thread(lambda: act(policy, by=BY, reason="mine"))
 
-    set_hook(hook)
+    set_checkpoint_hook(hook)
     fire(*rows)
     state = policy_state(policy, "default")
     assert (state.stop, state.by, state.reason) == ("held" if act is hold else "paused", BY, "mine")

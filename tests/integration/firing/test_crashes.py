@@ -12,7 +12,7 @@ from django.db import connections
 from django.utils import timezone
 
 from django_delayq.firing import handler, settle_expired
-from django_delayq.firing.handler import CHECKPOINTS, set_hook
+from django_delayq.firing.handler import CHECKPOINTS, set_checkpoint_hook
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.integration.firing.conftest import due, fire, make_due, state
@@ -35,7 +35,7 @@ def killed_at(step: str, row: Timeout, deliveries: int = 1) -> None:
 
 def fire_until(step: str, row: Timeout, deliveries: int) -> None:
     """Fire `row` in this process, which is killed when it reaches `step`."""
-    set_hook(lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == step else None)
+    set_checkpoint_hook(lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == step else None)
     fire(row, deliveries=deliveries)
 
 
@@ -98,5 +98,5 @@ def test_a_process_killed_while_it_fires_outside_leaves_at_least_one_effect_with
 
 
 def test_nothing_in_the_environment_stops_a_firing_unless_a_test_installs_it(order: Order) -> None:
-    assert handler._hook is None
+    assert handler._checkpoint_hook is None
     assert fire(due(order)).fired

@@ -12,7 +12,8 @@ from django.utils import timezone
 from django_delayq import get_policy, timeout_failed
 from django_delayq.firing import settle_expired
 from django_delayq.firing.failures import WorkerDied, record_error
-from django_delayq.firing.handler import Call, set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.work import Call
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order
@@ -64,7 +65,7 @@ def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeyp
     def note(timeout: Timeout, **_: Any) -> None:
         announced.append(timeout.pk)
 
-    set_hook(fail)
+    set_checkpoint_hook(fail)
     timeout_failed.connect(note, sender=Order)
     try:
         with pytest.raises(OperationalError):

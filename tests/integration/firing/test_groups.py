@@ -16,7 +16,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan, run, running
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import outbox
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
@@ -34,7 +34,7 @@ FIRED = ("fired", "due")
 def transactions_of(*rows: Timeout) -> int:
     """Fire `rows`; return in how many transactions."""
     steps: list[str] = []
-    set_hook(steps.append)
+    set_checkpoint_hook(steps.append)
     fire(*rows)
     return steps.count("begun")
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.arming.reconcile import arm_one
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger.claiming import claim
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session
@@ -171,7 +171,7 @@ def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
             left.pop()
             in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid"))
 
-    set_hook(pay)
+    set_checkpoint_hook(pay)
     fire(row)
     assert state(row) == ("skipped", "condition")
 

@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq import Late, clock
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.settling import can_mark_at_once
@@ -305,5 +305,5 @@ def test_those_in_time_behind_many_that_are_too_late_keep_their_own_groups(decla
 def counted_transactions() -> list[str]:
     """Return a list that grows with each transaction that fires."""
     begun: list[str] = []
-    set_hook(lambda step: begun.append(step) if step == "begun" else None)
+    set_checkpoint_hook(lambda step: begun.append(step) if step == "begun" else None)
     return begun

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import (
     WAIT,
@@ -137,9 +137,9 @@ def test_a_payment_that_comes_while_a_firing_holds_the_row_learns_that_it_is_too
             payment.start()
             began.set()
 
-    set_hook(look)
+    set_checkpoint_hook(look)
     fire(row)
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert began.is_set()
     payment.join(WAIT)
     assert answers == [False]
@@ -350,7 +350,7 @@ def test_under_repeatable_read_too_the_condition_is_asked_after_the_lock(order: 
         if step == "begun":
             in_another_thread(lambda: Order.objects.update(status="paid"))
 
-    set_hook(pay)
+    set_checkpoint_hook(pay)
     try:
         fire(row)
     finally:

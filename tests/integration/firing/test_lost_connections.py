@@ -16,7 +16,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
 from django_delayq.firing.failures import MAX_LOSSES
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
@@ -56,7 +56,7 @@ def at(step: str, act: Callable[[], object]) -> None:
             left.pop()
             act()
 
-    set_hook(look)
+    set_checkpoint_hook(look)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_timeout_whose_connection_is_lost_waits_by_the_database_clock_if_that_
     with monkeypatch.context() as patch:
         patch.setattr(timezone, "now", lambda: now() + ahead)
         report = fire(row)
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert now() - SOON < report.again[row.pk] < now() + SOON
 
 
@@ -92,7 +92,7 @@ def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(or
     rows = [due(order, policy) for order in orders[:2]]
     at(step, kill_own_connection)
     report = fire(rows[0])
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert list(report.again) == [rows[0].pk]
     assert report.again[rows[0].pk] - timezone.now() < SOON
     assert (state(rows[0]), rows[0].attempts) == (("pending", ""), 0)
@@ -176,7 +176,7 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     row = due(order, "cancel_unpaid")
     at("handled", proxy.lose_next_reply)
     report = fire(row)
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert proxy.lost == 1
     assert (list(report.again), report.done) == ([row.pk], ())
     assert state(row) == ("fired", "due"), "the server had committed"
@@ -255,7 +255,7 @@ def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Or
     row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([60])))
     at("undone", kill_own_connection)
     assert list(fire(row).again) == [row.pk]
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert (state(row), row.attempts) == (("pending", ""), 0)
     fire(row)
     assert (state(row), row.attempts) == (("pending", ""), 1)

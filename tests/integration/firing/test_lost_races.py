@@ -15,7 +15,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.firing import plan, run
 from django_delayq.firing.attempt import LostRace
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
@@ -116,9 +116,9 @@ def test_checks_that_are_rolled_back_release_what_could_be_fired(orders: list[Or
     policy = declare(Order, name="checked")
     firing_state.group_size(policy.label).uncalled_size = len(orders)
     rows = [due(order, policy) for order in orders]
-    set_hook(lose)
+    set_checkpoint_hook(lose)
     report = fire(*rows)
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert report.again.keys() == {row.pk for row in rows}
     assert {(*state(row), row.attempts) for row in rows} == {("pending", "", 0)}
     assert set(fire(*rows).fired) == {row.pk for row in rows}

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, in_another_thread, locking, make_due, state
 from tests.testapp.models import Customer, Effect, Order
@@ -195,9 +195,9 @@ def test_a_failure_loses_against_whoever_changed_the_row_meanwhile(
             return dq.cancel_timeout(order, policy)
         return dq.schedule_timeout(order, policy, hours=5)
 
-    set_hook(lambda step: in_another_thread(change) if step == "undone" else None)
+    set_checkpoint_hook(lambda step: in_another_thread(change) if step == "undone" else None)
     report = fire(row)
-    set_hook(None)
+    set_checkpoint_hook(None)
     if meanwhile == "cancelled":
         assert (state(row), report.done) == (("cancelled", "hand"), (row.pk,))
     else:
@@ -217,7 +217,7 @@ def test_a_row_that_is_held_while_its_failure_is_recorded_comes_again(order: Ord
             held.append(locking(row))
             held[0].__enter__()
 
-    set_hook(hold)
+    set_checkpoint_hook(hold)
     report = fire(row)
     held[0].__exit__(None, None, None)
     assert set(report.again) == {row.pk}
@@ -371,7 +371,7 @@ def test_a_condition_that_failed_is_not_counted_against_a_row_that_was_moved_mea
     row = due(order, policy)
     object.__setattr__(policy, "when", Q(no_such_field=1))
     move = functools.partial(dq.reschedule_timeout, row, hours=5)
-    set_hook(lambda step: in_another_thread(move) if step == "undone" else None)
+    set_checkpoint_hook(lambda step: in_another_thread(move) if step == "undone" else None)
     report = fire(row)
     assert (state(row), row.attempts) == (PENDING, 0)
     assert report.again == {row.pk: row.run_at}

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import extend_firing, plan, run, settle_expired
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import impatient
@@ -373,7 +373,7 @@ def test_keyboard_interrupt_before_the_failure_is_recorded_gives_the_row_back(or
             raise KeyboardInterrupt
 
     row = due(order, declare(Order, handler, name="outside", atomic=False))
-    set_hook(interrupt)
+    set_checkpoint_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         fire(row)
     assert (state(row), row.attempts) == (("pending", ""), 0)

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan, run, running
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, locking, make_due, needs_row_locks, state
 from tests.testapp.models import Effect, Order
@@ -30,11 +30,11 @@ def die_in_handler(*rows: Timeout, deliveries: int) -> None:
             raise KeyboardInterrupt
 
     works, _ = plan({row.pk: deliveries for row in rows}, "default")
-    set_hook(look)
+    set_checkpoint_hook(look)
     for work in works:
         with pytest.raises(KeyboardInterrupt):
             run(work, "default")
-    set_hook(None)
+    set_checkpoint_hook(None)
     for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):  # and its lease has ended
         for event in row.history:
             event["at"] = "2020-01-01T00:00:00+00:00"
@@ -54,7 +54,7 @@ def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(
         name="watched",
     )
     rows = [due(order, policy) for order in orders]
-    set_hook(lambda step: begun.append(step) if step in {"charged", "begun"} else None)
+    set_checkpoint_hook(lambda step: begun.append(step) if step in {"charged", "begun"} else None)
     fire(*rows, deliveries=2)
     assert seen == [(1, 1)] * 5
     assert begun == ["charged", "begun"] * 5
@@ -159,7 +159,7 @@ def test_an_attempt_that_stays_counted_because_its_row_is_locked_is_logged(
     monkeypatch.setattr(running, "_UNCOUNT_PAUSE_SECONDS", 0)
     row = due(order)
     with ExitStack() as stack, locking(order):
-        set_hook(lambda step: stack.enter_context(locking(row)) if step == "charged" else None)
+        set_checkpoint_hook(lambda step: stack.enter_context(locking(row)) if step == "charged" else None)
         fire(row, deliveries=2)
     words = f"Timeout {row.pk} keeps an attempt counted that did not run: another transaction has locked its row"
     assert words in caplog.text
@@ -205,9 +205,9 @@ def test_a_round_that_begins_between_charge_and_attempt_has_all_its_attempts(ord
             due(order, "fails", payload="newer")
 
     row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0, 3600])))
-    set_hook(begin_anew)
+    set_checkpoint_hook(begin_anew)
     report = fire(row, deliveries=2)
-    set_hook(None)
+    set_checkpoint_hook(None)
     assert list(report.again) == [row.pk]
     fire(row)
     assert (state(row), row.payload, row.attempts) == (("pending", ""), "newer", 1)

@@ -137,7 +137,7 @@ TRACED = """
 import socket, sys, threading, django
 
 django.setup()
-from django_delayq.firing.handler import RunningWork
+from django_delayq.firing.work import RunningWork
 from django_delayq.firing.time_limits import _interrupt
 
 ours, theirs = socket.socketpair()
@@ -343,7 +343,7 @@ def test_an_error_outside_of_handlers_releases_the_work_with_and_without_a_limit
     report = fire(row)
     assert list(report.again) == [row.pk]
     assert (*state(row), row.attempts) == ("pending", "", 0)
-    [record] = [each for each in caplog.records if getattr(each, "event", "") == "timeouts_put_back"]
+    [record] = [each for each in caplog.records if getattr(each, "event", "") == "timeouts_released"]
     assert "division by zero" in record.getMessage()
     assert connection.allow_thread_sharing is False
 

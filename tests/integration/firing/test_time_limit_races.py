@@ -17,8 +17,9 @@ from django.db import Error, connection, transaction
 
 import django_delayq as dq
 from django_delayq.firing import time_limits
-from django_delayq.firing.handler import Abandoned, set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Abandoned
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import WAIT, due, fire, grouping, state
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun
@@ -117,7 +118,7 @@ def test_a_handler_that_has_returned_is_not_abandoned(
 ) -> None:
     """However long the commit takes: exactly one of fired and failed is true."""
     row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **options))
-    set_hook(lambda reached: time.sleep(2 * LIMIT.total_seconds()) if reached == step else None)
+    set_checkpoint_hook(lambda reached: time.sleep(2 * LIMIT.total_seconds()) if reached == step else None)
     assert fire(row).fired == (row.pk,)
     assert (state(row), row.attempts, row.errors) == (("fired", "due"), 1, [])
 

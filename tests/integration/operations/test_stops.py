@@ -30,7 +30,7 @@ from django_delayq.operations import (
 )
 from django_delayq.operations import changes as policy_changes
 from django_delayq.operations.changes import ABANDONED_AFTER
-from django_delayq.worker.sweep import DEFERRED
+from django_delayq.worker.sweep import DEFERRED_FOR
 from tests.integration.operations.conftest import BY, pending
 from tests.testapp.models import Order
 
@@ -63,7 +63,7 @@ def test_a_paused_policy_is_planned_for_later_and_the_others_are_not(order: Orde
     works, report = plan({paused.pk: 1, other.pk: 1}, "default")
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
-    assert DEFERRED / 2 <= report.again[paused.pk] - report.now <= DEFERRED * 1.5
+    assert DEFERRED_FOR / 2 <= report.again[paused.pk] - report.now <= DEFERRED_FOR * 1.5
     assert resume(REMIND, by=BY) is not None
     works, _ = plan({paused.pk: 1}, "default")
     assert [work.ids for work in works] == [(paused.pk,)]

@@ -17,12 +17,12 @@ from django.utils import timezone
 
 from django_delayq import Retry, clock, get_policy
 from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import claiming, controls
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.worker.sweep import DEFERRED
+from django_delayq.worker.sweep import DEFERRED_FOR
 from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
@@ -38,7 +38,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture(autouse=True)
 def nobody_looks_on() -> Iterator[None]:
     yield
-    set_hook(None)
+    set_checkpoint_hook(None)
 
 
 def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
@@ -50,7 +50,7 @@ def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
         if reached == step and coming[0] == time:
             in_another_thread(act)
 
-    set_hook(look)
+    set_checkpoint_hook(look)
 
 
 def waits(row: Timeout) -> bool:
@@ -87,7 +87,7 @@ def test_what_is_put_aside_so_comes_again_when_its_pause_ends() -> None:
         report = run(works[0], "default")
         assert report.now is not None
         if until is None:
-            assert DEFERRED / 2 <= report.again[target.pk] - report.now <= DEFERRED * 1.5
+            assert DEFERRED_FOR / 2 <= report.again[target.pk] - report.now <= DEFERRED_FOR * 1.5
             resume(REMIND, by=BY)
         else:
             assert report.again[target.pk] <= until

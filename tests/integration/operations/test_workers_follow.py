@@ -38,7 +38,7 @@ REMIND = "testapp.order.remind"
 def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
     """A worker that rechecks a stopped policy once an hour: timeouts that fire earlier were requeued."""
     monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
-    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED", timedelta(hours=1))
+    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED_FOR", timedelta(hours=1))
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
     running = RunningWorker(concurrency=2)
     yield running

@@ -14,7 +14,7 @@ from django.db import OperationalError
 
 from django_delayq import Retry, TimeoutPolicy
 from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_hook
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.models import Effect, Order
@@ -27,7 +27,7 @@ Declare = Callable[..., TimeoutPolicy[Any]]
 @pytest.fixture(autouse=True)
 def no_observer() -> Iterator[None]:
     yield
-    set_hook(None)
+    set_checkpoint_hook(None)
 
 
 def count(order: Order, timeout: Timeout) -> None:
@@ -42,7 +42,7 @@ def meanwhile(step: str, act: Callable[[], object]) -> None:
         if name == step and left:
             left.pop()()
 
-    set_hook(reached)
+    set_checkpoint_hook(reached)
 
 
 def deliver(row: Timeout) -> None:

@@ -168,7 +168,7 @@ def test_what_is_resumed_is_fired_at_once(
 ) -> None:
     """And not when it would be checked again, a minute later: a worker does it if the operator's process has died."""
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
-    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED", timedelta(hours=1))
+    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED_FOR", timedelta(hours=1))
     monkeypatch.setattr("django_delayq.ledger.controls.RECHECK_AFTER", timedelta(hours=1))
     start_worker()
     operations.pause("testapp.order.remind", by="script:test")

@@ -234,7 +234,7 @@ def test_an_attempt_that_died_expires_although_its_timeout_waits_for_a_thread(de
     executor = Silent()
     dispatches.append(dispatch_to(executor))
     dispatches[0].add(Batch({row.pk: 2}))
-    leases_job(dispatches[0]._sources, dispatches[0], "default").run()
+    leases_job(dispatches[0]._sources, dispatches[0].firing_non_atomic, "default").run()
     assert list(settle_expired("default").again) == [row.pk]
     [(work, _)] = executor.works
     assert run(work, "default").fired == (row.pk,)

@@ -270,7 +270,7 @@ def test_what_is_committed_minutes_after_its_own_deadline_and_is_never_pushed_is
     start_worker: StartWorker, own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row is older than the quick sweep reads, and its push was lost, for example in a process that died."""
-    monkeypatch.setattr(sweep, "BEHIND", timedelta(milliseconds=100))
+    monkeypatch.setattr(sweep, "OVERDUE_BY", timedelta(milliseconds=100))
     monkeypatch.setattr(sweep, "FULL_INTERVAL", timedelta(seconds=1))
     monkeypatch.setattr(outbox, "_send", lambda *_: None)
     start_worker()

@@ -158,7 +158,7 @@ def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pyt
     for _ in range(5):
         job.run()
     assert 30 - 5 < job.seconds_left <= 60, "and never more often than its own interval in the end"
-    assert events(caplog) == ["duty_failed"]
+    assert events(caplog) == ["background_failed"]
 
 
 def test_a_job_in_which_code_of_the_project_exits_is_retried(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +166,7 @@ def test_a_job_in_which_code_of_the_project_exits_is_retried(caplog: pytest.LogC
     job = Job.every(MINUTE, "test", sys.exit)
     job.run()
     assert 0 < job.seconds_left <= 1
-    assert events(caplog) == ["duty_failed"]
+    assert events(caplog) == ["background_failed"]
 
 
 @pytest.mark.parametrize("lease", [6, 60])
@@ -202,7 +202,7 @@ def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_l
         raise OperationalError("the server closed the connection")
 
     monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", fail)
-    quick, _ = Background(Worker()).threads(MagicMock())
+    quick, _ = Background(Worker()).threads(MagicMock(), MagicMock())
     [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
     for _ in range(8):
         job.run()

@@ -22,7 +22,7 @@ from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
 from django_delayq.monitoring import doctor
 from django_delayq.worker.background import forgotten_queues
-from django_delayq.worker.sweep import PAGE, Row, page_of
+from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
 
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
@@ -144,7 +144,7 @@ def test_a_page_of_the_sweep_begins_where_the_last_one_ended() -> None:
     plan = plans_of(lambda: page.extend(page_of("default", None, place, now())))
     check(plan, "delayq_unsettled")
     assert connection.vendor != "mysql" or " range " in plan, "a page must not read the rows before it"
-    assert len(page) == PAGE
+    assert len(page) == PAGE_ROWS
     assert all((row.run_at, row.id) > (place.run_at, place.id) for row in page)
     assert page == sorted(page)
 

@@ -169,7 +169,7 @@ def test_what_was_restored_is_reported_although_the_sweep_of_the_backlog_fails(
     engine: Engine, counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later sweep finds these entries in Redis, and reports nothing."""
-    monkeypatch.setattr(sweep, "PAGE", 5)
+    monkeypatch.setattr(sweep, "PAGE_ROWS", 5)
     due_orders("remind", 10, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
     lost = scheduled_earlier(3, timedelta(minutes=1), seconds=9)
@@ -246,8 +246,8 @@ def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_re
 def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "PAGE", 5)
-    monkeypatch.setattr(sweep, "PASS", 10)
+    monkeypatch.setattr(sweep, "PAGE_ROWS", 5)
+    monkeypatch.setattr(sweep, "PASS_ROWS", 10)
     due_orders("remind", 34, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
     made = Sweep(engine, "default", ClockSkew("default"))
@@ -332,7 +332,7 @@ def test_after_a_policy_was_resumed_everything_is_swept_also_if_the_first_sweep_
 def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     due_orders("send_outside", 5)
     Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(minutes=1))
-    monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
+    monkeypatch.setattr(sweep, "EXPIRED_PAGE_ROWS", 2)
     assert sweep.settle_all_expired("default") == 5
     assert not Timeout.objects.filter(state="firing").exists()
 
@@ -340,7 +340,7 @@ def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypa
 def test_a_page_of_which_no_row_could_be_settled_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     again = dict.fromkeys((1, 2), clock.now())
     pages = iter([Report((), again, untried=(1, 2))])  # a second read would find nothing to return
-    monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
+    monkeypatch.setattr(sweep, "EXPIRED_PAGE_ROWS", 2)
     monkeypatch.setattr(sweep, "settle_expired", lambda using, limit: next(pages))
     assert sweep.settle_all_expired("default") == 0
 
@@ -356,7 +356,7 @@ def test_expired_rows_that_are_locked_do_not_keep_the_sweep_busy(monkeypatch: py
         assert len(reads) < 10, "it repeats without end"
         return settle_expired(using, limit)
 
-    monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
+    monkeypatch.setattr(sweep, "EXPIRED_PAGE_ROWS", 2)
     monkeypatch.setattr(sweep, "settle_expired", settle)
     with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=[rows[0].pk, rows[1].pk]))):
         assert sweep.settle_all_expired("default") == 0

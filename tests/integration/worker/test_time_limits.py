@@ -98,7 +98,7 @@ def test_stuck_threads_are_counted_and_too_many_end_the_worker(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background, "HEARTBEAT", timedelta(seconds=0.1))
+    monkeypatch.setattr(background, "HEARTBEAT_INTERVAL", timedelta(seconds=0.1))
     policy = declare(Order, hang, name="hangs", atomic=False, **OPTIONS)
     due_orders(policy)
     running = start_worker(concurrency=1)

@@ -12,8 +12,8 @@ from django.utils import timezone
 from django_delayq import TimeoutPolicy
 from django_delayq.firing import plan, run
 from django_delayq.firing import state as module
-from django_delayq.firing.report import Work
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.work import Work
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.redis_clients import get_worker_engine

@@ -1,0 +1,260 @@
+"""What the steps of a firing pass to each other: plain data.
+
+`Work` and `Report`, its input and output, can be sent as JSON.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from django.conf import settings
+from django.dispatch import Signal
+from django.utils import timezone
+
+from django_delayq.clock import check_moment
+from django_delayq.engine.records import MAX_ID
+from django_delayq.models import Timeout
+
+VERSION: Final = 1
+"""The version of all messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
+MAX_IDS: Final = 1_000
+_ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
+
+
+class Candidate(NamedTuple):
+    """A timeout to be fired: its id and that of its object, because no transaction may read before it locks."""
+
+    id: int
+    object_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Timeouts of one policy that are fired by one call of `run`, in due order.
+
+    A work is not trusted: `run` fires only rows that are due, of this policy and of these objects.
+    """
+
+    policy: str
+    ids: tuple[int, ...]
+    object_ids: tuple[str, ...]
+    queue: str = "default"
+    suspect: bool = False
+    """A process may have died while it ran: it is fired alone, after its attempt has been counted. If it is still
+    `firing`, the attempt that died is recorded first."""
+    begin_at: float = 0.0
+    """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
+    begin_by: float = inf
+    """Later its first handler is not called: the slot of a policy with a rate is over. Not part of a message."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the work as plain types for JSON: ids and labels only."""
+        data = {**asdict(self), "ids": list(self.ids), "object_ids": list(self.object_ids)}
+        del data["begin_at"], data["begin_by"]
+        return {"version": VERSION, **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Work:
+        """Return the work of `as_dict`; unknown keys are ignored. Raises ValueError if `data` is not a work."""
+        try:
+            work = cls(
+                policy=_text(data["policy"]),
+                ids=_ids(data["ids"]),
+                object_ids=tuple(_text(id) for id in data["object_ids"]),
+                queue=_text(data.get("queue", "default")),
+                suspect=bool(data.get("suspect", False)),
+            )
+            if not 0 < len(work.ids) == len(work.object_ids) <= MAX_IDS or len(set(work.ids)) < len(work.ids):
+                raise ValueError(f"it has {len(work.ids)} ids and {len(work.object_ids)} object ids")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"This is not a work: {error!r}. Pass what Work.as_dict() returned.") from error
+        return work
+
+    def candidates(self) -> list[Candidate]:
+        return [Candidate(*pair) for pair in zip(self.ids, self.object_ids, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a work. Ids that it does not name count as `lost`."""
+
+    done: tuple[int, ...] = ()
+    """To be acknowledged: settled now or before, or without a row."""
+    again: Mapping[int, datetime] = field(default_factory=dict)
+    """To be checked again at this datetime: retried, snoozed, moved, not yet due, locked, parked."""
+    fired: tuple[int, ...] = ()
+    """Those of `done` whose handler ran now and succeeded."""
+    now: datetime | None = None
+    """The time by the database clock that `again` counts from; None: unknown."""
+    early: Mapping[int, datetime] = field(default_factory=dict)
+    """Of a plan with `ahead`: the deadlines of the timeouts in its works that are not due yet."""
+    lost: tuple[int, ...] = ()
+    """From an executor: their outcome is not known. They are delivered again after a lease."""
+    refused: tuple[int, ...] = ()
+    """From an executor: these were not run. They are delivered again soon, and no attempt is counted."""
+    untried: tuple[int, ...] = ()
+    """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
+    before: tuple[int, ...] = ()
+    """Those of `done` that were settled before this work, such as by a commit whose answer was lost. Not part of a
+    message."""
+    missed: bool = False
+    """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
+    signals: Sequence[tuple[Signal, Timeout]] = field(default=(), compare=False, repr=False)
+    """What happened to which rows, as the signals that were sent. Not part of a message."""
+    errors: Mapping[int, BaseException] = field(default_factory=dict, compare=False, repr=False)
+    """What was raised in attempts of these timeouts that did not succeed, also outcomes. Not part of a message."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain types for JSON; datetimes are strings in ISO format."""
+        again = [[id, at.isoformat()] for id, at in self.again.items()]
+        ids = {name: list(getattr(self, name)) for name in _ID_FIELDS}
+        return {"version": VERSION, "again": again, "now": self.now and self.now.isoformat(), **ids}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Return the report of `as_dict`; unknown keys are ignored. Raises ValueError if `data` is not a report."""
+        try:
+            again = {_id(id): _datetime(at) for id, at in data.get("again", ())}
+            now = None if data.get("now") is None else _datetime(data["now"])
+            ids: dict[str, Any] = {name: _ids(data.get(name, ())) for name in _ID_FIELDS}
+            return cls(again=again, now=now, **ids)
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = str(error).removesuffix(".")
+            raise ValueError(f"This is not a report: {problem}. Pass what Report.as_dict() returned.") from error
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
+        raise ValueError(f"{value!r} is not the id of a timeout")
+    return value
+
+
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(_id(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _datetime(value: Any) -> datetime:
+    return check_moment(datetime.fromisoformat(value), repr(value))
+
+
+def suits_use_tz(value: Any) -> bool:
+    """Return whether `value` is a datetime that suits `USE_TZ`: aware if it is True, else naive."""
+    return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ
+
+
+class Abandoned(BaseException):
+    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
+
+    Not an `Exception`, so that a handler does not catch it by mistake.
+    """
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a handler, or of an `on_commit` callback."""
+
+    timeout_ids: tuple[int, ...] = ()
+    """Its timeouts; empty for a callback, whose transaction is committed."""
+    seen: dict[str, Any] | None = None
+    """Columns of the row if the transaction of the handler rolls back. None: it was not read, and must still be due."""
+    is_counted: bool = False
+    """The attempt is among the row's `attempts` already."""
+    began: float = field(default_factory=time.monotonic)
+    at: datetime | None = None
+    """When it began, by the database clock; None: it has not returned."""
+    took: float | None = None
+    """Seconds; None: it has not ended, or it ran in a process that died."""
+    could_begin_at: datetime | None = None
+    """Since when its first timeout could fire: after a failure the row has the time of the next attempt."""
+    obj: Any = None
+    """The locked object of its first timeout, by which the log names it."""
+
+
+@dataclass(slots=True)
+class RunningWork:
+    """A piece of work that a thread of this process runs now."""
+
+    work: Work
+    began: float = field(default_factory=time.monotonic)
+    checkpoint: str = "planned"
+    call: Call | None = None
+    """What may take only as long as the time limit; None: nothing that does is running."""
+    committed: object = None
+    """The `ReportBuilder` of the transaction whose `on_commit` callbacks are running."""
+    callbacks: deque[Callable[[], object]] = field(default_factory=deque)
+    """Those of them that have not begun."""
+    awaited: Any = None
+    """The awaitable that an async handler returned."""
+    cancel: Callable[[], object] | None = None
+    """Cancel it, from any thread."""
+    thread_ids: set[int] = field(default_factory=set)
+    """The threads that run the work: its own, and the one of the event loop."""
+    is_abandoned: bool = False
+    logged_after: float = 0.0
+    """After how many seconds it was last logged as slow or longer than a lease; 0: never."""
+    has_begun: bool = False
+    """Whether a handler was called."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def begin(self) -> bool:
+        """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
+        self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
+        return self.has_begun
+
+    @property
+    def timeout_ids(self) -> tuple[int, ...]:
+        """The timeouts of the handler call that is running; empty: none is."""
+        return () if (call := self.call) is None else call.timeout_ids
+
+    def enter(self, call: Call) -> Call | None:
+        """Note that `call` runs; return the one around it, for `leave`."""
+        outer, self.call = self.call, call
+        return outer
+
+    def leave(self, call: Call, outer: Call | None) -> None:
+        """Note that `call` has ended. Raise Abandoned if it was abandoned."""
+        call.took = time.monotonic() - call.began
+        with self._lock:
+            self.call = outer
+            is_abandoned = self.is_abandoned
+        if is_abandoned:
+            raise Abandoned
+
+    def abandon(self, limit_seconds: float) -> Call | None:
+        """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
+        with self._lock:
+            if self.call is None or time.monotonic() - self.call.began < limit_seconds:
+                return None
+            self.is_abandoned = True
+            return self.call
+
+    @contextmanager
+    def run_by_this_thread(self) -> Iterator[None]:
+        """Let `interrupt` reach this thread until the block ends. Its number may belong to another one afterwards."""
+        thread = threading.get_ident()
+        self.thread_ids.add(thread)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.thread_ids.discard(thread)
+
+    def interrupt(self, interrupt: Callable[[int], None]) -> None:
+        """Call `interrupt` with the number of each thread that runs the work."""
+        with self._lock:
+            for thread in self.thread_ids:
+                interrupt(thread)
