@@ -316,7 +316,7 @@ class TableSync:
     def _log_failure(self, label: str, words: str, error: BaseException, **facts: str) -> None:
         is_known = label in self._reported
         self._reported.add(label)
-        is_transient = transient_reason(error, self._using) is not None  # a busy database, for which the policy is not to blame
+        is_transient = transient_reason(error, self._using) is not None  # not the policy, but a busy database
         level = logging.DEBUG if is_known else logging.WARNING if is_transient else logging.ERROR
         cause = None if is_known or is_transient else shown(error)
         logger.log(level, "%s", words, exc_info=cause, extra={"event": "sync_failed", "policy": label, **facts})
