@@ -317,6 +317,12 @@ NO_KIND = 2**31 - 1
 class _KindDescriptor(ForwardManyToOneDescriptor):  # type: ignore[type-arg]
     """Return a content type also for a row whose model was removed, with its content type."""
 
+    def get_queryset(self, **hints: Any) -> Any:
+        """Read it from the database of the row: a replica may lack it, and the row would seem to have none."""
+        rows = super().get_queryset(**hints)
+        database = getattr(hints.get("instance"), "_state", None)
+        return rows.using(database.db) if database and database.db else rows
+
     def get_object(self, instance: Any) -> Any:
         try:
             return super().get_object(instance)

@@ -180,6 +180,7 @@ def test_a_filter_with_a_nul_leads_to_the_whole_list(viewer: Client, name: str) 
     assert viewer.get(f"{reverse(LIST)}?{name}=%00").headers["Location"].endswith("?e=1")
 
 
+@pytest.mark.usefixtures("own_kinds")
 def test_the_filter_by_object_also_finds_rows_of_a_removed_model_and_nothing_for_what_is_no_key(viewer: Client) -> None:
     order = Order.objects.create(status="new")
     row = dq.schedule_timeout(order, "remind", hours=1)

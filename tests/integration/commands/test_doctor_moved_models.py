@@ -21,6 +21,7 @@ def moved() -> list[CheckMessage]:
     return [finding for finding in examine() if finding.id == "moved_models"]
 
 
+@pytest.mark.usefixtures("own_kinds")
 def test_rows_with_the_content_type_of_a_model_that_was_moved_are_found(declare: Callable[..., Any]) -> None:
     row = pending(Order.objects.create())
     declare(Order, name="renamed", aliases=["former", "shop.order.moved"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,7 @@ from django_delayq.key_types import NO_KIND
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def no_content_types_in_the_cache() -> Iterator[None]:
-    ContentType.objects.clear_cache()
-    yield
-    ContentType.objects.clear_cache()
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_kinds")]
 
 
 def move_to_a_database_with_other_content_types(file: Path) -> None:
