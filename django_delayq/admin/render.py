@@ -153,6 +153,7 @@ def badge(row: Timeout) -> SafeString:
 
 
 def state_label(row: Timeout) -> str:
+    """Return the word of the badge."""
     return _("failing") if is_failing(row) else str(Timeout.State(row.state).label)
 
 
