@@ -66,6 +66,19 @@ WorkerSeen.objects.create(  # otherwise each page would say that no worker is ru
 """
 MOVED = "Order.objects.latest('pk').timeouts.get().pk"
 ORDER = "Order.objects.latest('pk').pk"
+FAILING = """
+from datetime import timedelta
+from django_delayq import clock
+from django_delayq.models import WorkerSeen
+
+WorkerSeen.objects.all().delete()
+row = Timeout.objects.filter(policy="shop.order.cancel_unaccepted", state="pending").latest("pk")
+history = [
+    {"at": (clock.now() - timedelta(seconds=before)).isoformat(), "what": "failed", "error": "ConnectionError",
+     "message": "no answer from payments.example.com", "traceback": "ConnectionError: no answer"} for before in (20, 19)
+]
+Timeout.objects.filter(pk=row.pk).update(attempts=2, history=history, run_at=clock.now() + timedelta(minutes=2))
+"""
 SOON = """
 from datetime import timedelta
 from django_delayq import clock
@@ -134,6 +147,9 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
         chrome.execute_script(CLOSED)  # each server is a site of its own
         chrome.get(f"{url}{LIST}")
         admin.save_picture(IMAGES / "admin-timeouts-zh.png", 800)
+    admin.open(f"{LIST}{shop.ask('row.pk', FAILING)}/change/")
+    admin.wait_for("in ")
+    admin.save_picture(IMAGES / "admin-failing.png", 640)
     shop.ask("1", SOON)
     shop.environment["DJANGO_SETTINGS_MODULE"] = "tests.e2e.admin.provider"
     for name, arguments, end, times in (
