@@ -74,7 +74,7 @@ class ReasonForm(forms.Form):
         return {name: value for name, value in self.cleaned_data.items() if name != "reason"}
 
     def entered(self) -> list[tuple[Any, Any]]:
-        """Return what a preview repeats of the valid form: labels and texts."""
+        """Return what a preview repeats of the valid form: labels and values."""
         return [(self.fields["reason"].label, self.cleaned_data["reason"])]
 
 

@@ -150,6 +150,10 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
     admin.open(f"{LIST}{shop.ask('row.pk', FAILING)}/change/")
     admin.wait_for("in ")
     admin.save_picture(IMAGES / "admin-failing.png", 640)
+    take_terminal(shop, admin, order, tmp_path_factory)
+
+
+def take_terminal(shop: Shop, admin: Admin, order: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     shop.ask("1", SOON)
     shop.environment["DJANGO_SETTINGS_MODULE"] = "tests.e2e.admin.provider"
     for name, arguments, end, times in (
@@ -161,8 +165,8 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
             shop.start_worker()
         written = on_terminal(shop, arguments, end, times)
         (page := tmp_path_factory.mktemp(name) / "page.html").write_text(as_page(shop, arguments, written))
-        chrome.get(page.as_uri())
-        width, height = chrome.execute_script(SIZE)
+        admin.browser.get(page.as_uri())
+        width, height = admin.browser.execute_script(SIZE)
         admin.show_on(width)
         admin.save_picture(IMAGES / f"{name}.png", height)
 
