@@ -330,7 +330,7 @@ class PolicyOperationView(OperationView):
     def change(self, state: PolicyState, using: str, form: forms.ReasonForm, **more: Any) -> None:
         """Run the operation on one policy, and add a message with the result."""
         change: PolicyChange | None = self.call(state.policy, form, **more)
-        label = f"“{state.label}”"  # without quotes the admin would capitalize the first letter of the label
+        label = _("“{name}”").format(name=state.label)  # without quotes the admin would capitalize its first letter
         if change is None:
             is_resume = self.operation.name == "resume"
             unchanged = _("{policy} is not stopped.") if is_resume else _("Nothing was changed.")
@@ -405,7 +405,7 @@ class PoliciesOperationView(PolicyOperationView):
         for state in self.states:
             if "until" in more and outlasts(state, more["until"]):
                 text = _("{policy} is left as it is, because it is stopped for longer.")
-                messages.warning(self.request, text.format(policy=f"“{state.label}”"))
+                messages.warning(self.request, text.format(policy=_("“{name}”").format(name=state.label)))
                 continue
             try:
                 self.change(state, database_of(state.policy.concrete_model), form, **more)

@@ -10,6 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
+from django_delayq.admin import render
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
@@ -72,6 +73,10 @@ class ReasonForm(forms.Form):
         """Return the keyword arguments of the operation: all fields but the reason."""
         return {name: value for name, value in self.cleaned_data.items() if name != "reason"}
 
+    def entered(self) -> list[tuple[Any, Any]]:
+        """Return what a preview repeats of the valid form: labels and values."""
+        return [(self.fields["reason"].label, self.cleaned_data["reason"])]
+
 
 class PostponeForm(ReasonForm):
     """A duration or a datetime."""
@@ -113,6 +118,15 @@ class RescheduleForm(ReasonForm):
             return {"at": at}
         shift = duration_of(self.cleaned_data)
         return {"shift": shift if self.cleaned_data["direction"] == "later" else -shift}
+
+    def entered(self) -> list[tuple[Any, Any]]:
+        given = self.cleaned_data
+        if at := given["at"]:
+            change = render.time_tag(at)
+        else:
+            direction = dict(self.DIRECTIONS)[given["direction"] or "earlier"]
+            change = f"{render.delay(duration_of(given))}, {direction}"
+        return [(_("deadline"), change), *super().entered()]
 
 
 class RefireForm(ReasonForm):
@@ -174,8 +188,8 @@ class DelayForm(ReasonForm):
         if has_amount and abs(duration_of(self.cleaned_data)) > MAX_DELAY:
             self.add_error("amount", _("This delay is too long."))
 
-    def mode_label(self) -> str:
-        return str(dict(self.MODES)[self.cleaned_data["mode"]])
+    def entered(self) -> list[tuple[Any, Any]]:
+        return [(self.fields["mode"].label, dict(self.MODES)[self.cleaned_data["mode"]]), *super().entered()]
 
     def parameters(self) -> dict[str, Any]:
         """Return `mode`, and `after` (None: the declared delay)."""

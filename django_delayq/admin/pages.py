@@ -149,7 +149,7 @@ class TimeoutAdmin(LedgerAdmin):
             if row.delayq_name:  # type: ignore[attr-defined]
                 about = selection.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
                 text = gettext("{policy} of {object}: {state}")
-                context["subtitle"] = text.format(policy=row.policy, object=about, state=row.get_state_display())
+                context["subtitle"] = text.format(policy=row.policy, object=about, state=render.state_label(row))
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:

@@ -147,12 +147,19 @@ def reason(stored: str) -> SafeString | str:
 
 def badge(row: Timeout) -> SafeString:
     """Render the state as a sign, a colour and a word. A pending row of which an attempt has failed is failing."""
-    state: Any = row.state
-    label = str(Timeout.State(state).label)
-    if state == Timeout.State.PENDING and row.attempts:
-        state, label = "failing", _("failing")
+    state: Any = "failing" if is_failing(row) else row.state
     text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
-    return format_html(text, state, SIGNS[state], label)
+    return format_html(text, state, SIGNS[state], state_label(row))
+
+
+def state_label(row: Timeout) -> str:
+    """Return the word of the badge."""
+    return _("failing") if is_failing(row) else str(Timeout.State(row.state).label)
+
+
+def is_failing(row: Timeout) -> bool:
+    """Return whether the row is pending after a failed attempt."""
+    return row.state == Timeout.State.PENDING and bool(row.attempts)
 
 
 def attempts(row: Timeout) -> SafeString:

@@ -35,21 +35,21 @@ MAX_ACTOR_LENGTH: Final = 150
 class Refusal(TextChoices):
     """The reason why an operation leaves a row unchanged."""
 
-    MISSING = "missing", _("it no longer exists")
-    SETTLED = "settled", _("it is already settled")
-    FIRING = "firing", _("it is firing now")
-    NO_RETRY = "no_retry", _("it is firing now, and gets no further attempt")
-    DEAD = "dead", _("it is dead: retry it")
-    NOT_DEAD = "not_dead", _("it is not dead")
-    OBJECT_GONE = "object_gone", _("its object is gone")
-    NOT_SETTLED = "not_settled", _("it is not settled yet")
+    MISSING = "missing", _("no longer in the database")
+    SETTLED = "settled", _("already settled")
+    FIRING = "firing", _("firing now")
+    NO_RETRY = "no_retry", _("firing now, without a further attempt")
+    DEAD = "dead", _("dead: retry instead")
+    NOT_DEAD = "not_dead", _("not dead")
+    OBJECT_GONE = "object_gone", _("the object is gone")
+    NOT_SETTLED = "not_settled", _("not settled yet")
     SLOT_TAKEN = "slot_taken", _("a newer round is pending")
     SUPERSEDED = "superseded", _("there is a newer round: fire that one again")
-    POLICY_UNKNOWN = "policy_unknown", _("its policy is no longer declared")
-    POLICY_STOPPED = "policy_stopped", _("its policy is stopped: resume it first")
-    NOT_LATER = "not_later", _("the new time is not later than its deadline")
+    POLICY_UNKNOWN = "policy_unknown", _("the policy is no longer declared")
+    POLICY_STOPPED = "policy_stopped", _("the policy is stopped: resume it first")
+    NOT_LATER = "not_later", _("the new time is not later than the deadline")
     TOO_FAR = "too_far", _("the new deadline is too far in the future")
-    SAME_DEADLINE = "same_deadline", _("this is its deadline already")
+    SAME_DEADLINE = "same_deadline", _("the deadline is this one already")
 
 
 class Refused(NamedTuple):

@@ -58,6 +58,12 @@ REASON_LABELS = {
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
 _NUMBERS_OF_BRAKE = re.compile(BRAKED.replace(".", r"\.").replace("{", "(?P<").replace("}", ">.+)"))
+_UNITS = {
+    "d": gettext_lazy("{n} d"),
+    "h": gettext_lazy("{n} h"),
+    "min": gettext_lazy("{n} min"),
+    "s": gettext_lazy("{n} s"),
+}
 ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a save of its object")}
 """Actors that are not operators."""
 
@@ -133,7 +139,9 @@ def reason_label(reason: str) -> str:
     """Return the reason, translated if the library gave it."""
     if numbers := _NUMBERS_OF_BRAKE.fullmatch(reason):
         words = _("{count} timeouts fired within {per}; the brake allows {most}.")
-        return words.format(**numbers.groupdict())
+        units = re.findall(r"([\d.]+) (d|h|min|s)", numbers["per"])
+        per = " ".join(str(_UNITS[unit]).format(n=number) for number, unit in units)
+        return words.format(**{**numbers.groupdict(), "per": per})
     return str(REASON_LABELS.get(reason, reason))
 
 

@@ -278,7 +278,7 @@ class PostponeSerializer(VerbSerializer):
     at = Moment(required=False)
 
     def get_fields(self) -> dict[str, Any]:
-        example = {"hours": 1.0}
+        example = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
         units = {
             unit: serializers.FloatField(
                 required=False, min_value=0, max_value=MAX_UNITS, initial=example.get(unit, serializers.empty)

@@ -66,6 +66,19 @@ WorkerSeen.objects.create(  # otherwise each page would say that no worker is ru
 """
 MOVED = "Order.objects.latest('pk').timeouts.get().pk"
 ORDER = "Order.objects.latest('pk').pk"
+FAILING = """
+from datetime import timedelta
+from django_delayq import clock
+from django_delayq.models import WorkerSeen
+
+WorkerSeen.objects.all().delete()
+row = Timeout.objects.filter(policy="shop.order.cancel_unaccepted", state="pending").latest("pk")
+history = [
+    {"at": (clock.now() - timedelta(seconds=before)).isoformat(), "what": "failed", "error": "ConnectionError",
+     "message": "no answer from payments.example.com", "traceback": "ConnectionError: no answer"} for before in (20, 19)
+]
+Timeout.objects.filter(pk=row.pk).update(attempts=2, history=history, run_at=clock.now() + timedelta(minutes=2))
+"""
 SOON = """
 from datetime import timedelta
 from django_delayq import clock
@@ -134,6 +147,13 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
         chrome.execute_script(CLOSED)  # each server is a site of its own
         chrome.get(f"{url}{LIST}")
         admin.save_picture(IMAGES / "admin-timeouts-zh.png", 800)
+    admin.open(f"{LIST}{shop.ask('row.pk', FAILING)}/change/")
+    admin.wait_for("in ")
+    admin.save_picture(IMAGES / "admin-failing.png", 640)
+    take_terminal(shop, admin, order, tmp_path_factory)
+
+
+def take_terminal(shop: Shop, admin: Admin, order: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     shop.ask("1", SOON)
     shop.environment["DJANGO_SETTINGS_MODULE"] = "tests.e2e.admin.provider"
     for name, arguments, end, times in (
@@ -145,8 +165,8 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
             shop.start_worker()
         written = on_terminal(shop, arguments, end, times)
         (page := tmp_path_factory.mktemp(name) / "page.html").write_text(as_page(shop, arguments, written))
-        chrome.get(page.as_uri())
-        width, height = chrome.execute_script(SIZE)
+        admin.browser.get(page.as_uri())
+        width, height = admin.browser.execute_script(SIZE)
         admin.show_on(width)
         admin.save_picture(IMAGES / f"{name}.png", height)
 

@@ -397,6 +397,33 @@ def test_on_a_phone_state_attempts_and_deadline_are_not_beyond_the_edge(admin: A
     assert admin.browser.execute_script(BEYOND, [f".delayq-table .delayq-{name}" for name in confirmed]) == []
 
 
+BROKEN = "return [...document.querySelectorAll('time')].filter((each) => each.getClientRects().length > 1).length"
+HIDDEN_CELLS = """
+return [...document.querySelectorAll(".scroll")].map((frame) => frame.scrollWidth - frame.clientWidth);
+"""
+
+
+def test_on_a_phone_no_datetime_is_broken_over_two_lines(admin: Admin) -> None:
+    label, change = "shop.delivery.remind_late_delivery", "from django_delayq import operations; operations."
+    admin.shop.ask("1", f"{change}pause({label!r}, by='cli:ann', reason='an outage')")
+    admin.show_on(PHONE)
+    for path in (LIST, POLICIES, f"{POLICIES}{label}/resume/", f"{POLICIES}selected/hold/?all=1"):
+        admin.open(path)
+        admin.wait_for("Paused since")
+        assert admin.browser.execute_script(BROKEN) == 0, path
+    admin.shop.ask("1", f"{change}resume({label!r}, by='cli:ann', reason='over')")
+
+
+def test_on_a_phone_no_column_of_the_shop_is_beyond_the_edge(admin: Admin, stock: Stock) -> None:
+    admin.show_on(PHONE)
+    customer = admin.shop.ask("Customer.objects.get().get_absolute_url()")
+    for path in ("/", f"/orders/{stock.pending[0][2]}/", customer):
+        admin.open(path)
+        beyond = admin.browser.execute_script(HIDDEN_CELLS)
+        assert beyond and max(beyond) <= 0, (path, beyond)
+        assert admin.faults() == []
+
+
 LAGS = """
 return [...document.querySelectorAll(".delayq-lags")].map((lags) =>
   [...lags.querySelectorAll("dd")].map((each) => each.getBoundingClientRect().top));

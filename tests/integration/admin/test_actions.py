@@ -185,12 +185,12 @@ def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> No
     dq.cancel_timeout(settled)
     gone = Timeout(pk=10**9)
     page = admin_client.get(address("cancel"), {"ids": f"{pending.pk},{settled.pk}"}).content.decode()
-    assert "1 of them will be left unchanged: it is already settled" in page
+    assert "1 of them will be left unchanged: already settled" in page
     answer = admin_client.post(address("cancel"), form([pending, settled, gone]))
     assert told(answer) == [
         "1 timeout was cancelled.",
-        f"1 timeout was left unchanged: it is already settled ({settled.pk})",
-        "1 timeout was left unchanged: it no longer exists",
+        f"1 timeout was left unchanged: already settled ({settled.pk})",
+        "1 timeout was left unchanged: no longer in the database",
     ]
     assert LogEntry.objects.get().object_id == str(pending.pk)
 

@@ -56,6 +56,33 @@ def buttons(answer: Any) -> list[str]:
     return [html.unescape(value or text).strip() for value, text in found]
 
 
+def ambiguities(act: str, *others: str) -> list[str]:
+    """Return what makes a reader ask which button does it. The last of `others` goes back."""
+    *choose_again, back = (each.casefold() for each in others)
+    acting = [act.casefold(), *choose_again]
+    found = [f"{each} reads like leaving" for each in acting if each.strip(".!") in ABORT]
+    if not ABORT.isdisjoint(re.split(r"[\s,]+", back)):
+        found.append(f"{back} reads like the operation")
+    found += [f"{each} begins like {back}" for each in acting if each.startswith(back)]
+    return found + ["two are the same"] * (len({*acting, back}) < len(acting) + 1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("Abbrechen", "Nein, bitte abbrechen"),
+        ("Timeout aufheben", "Nein, bitte abbrechen"),
+        ("Отменить", "Нет, отменить и вернуться к выбору"),
+        ("Отменить 1 таймаут", "Вернуться и отменить"),
+        ("Volver a disparar el plazo", "Volver"),
+        ("Cancel", "Back"),
+    ],
+)
+def test_a_pair_of_which_both_may_mean_abort_is_noticed(said: tuple[str, str]) -> None:
+    assert ambiguities(*said)
+    assert ambiguities("Cancel the timeout", "Back") == []
+
+
 def words(answer: Any) -> str:
     return " ".join(html.unescape(strip_tags(answer.content.decode())).split())
 
@@ -78,11 +105,31 @@ def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: lis
         assert answer.status_code == 200 and answer.headers["content-language"] == code
         act, *choose_again, back = buttons(answer)
         assert len(choose_again) == (1 if address.endswith("preview") else 0), address
-        said = [act, *choose_again, back]
-        assert len({each.casefold() for each in said}) == len(said), (address, said)
-        for text in (act, *choose_again):
-            assert text.casefold().strip(".!") not in ABORT, (address, said)
-        assert re.split(r"[\s,]+", back.casefold())[0] not in ABORT, (address, said)
+        assert ambiguities(act, *choose_again, back) == [], address
+        assert ".." not in words(answer), "an abbreviation at the end of a sentence"
+        for label in re.findall(r'(?s)<label for="id_[^>]*>(.*?)</label>', answer.content.decode()):
+            assert label.endswith(translation.gettext(":")), "the colon of the language"
+
+
+def test_a_preview_repeats_what_was_entered_and_mentions_no_next_page(browser: Client, rows: list[Timeout]) -> None:
+    given = {"ids": str(rows[0].pk), "confirmed": "yes", "reason": "asked for"}
+    address = reverse(OPERATION, args=["reschedule"])
+    at = words(browser.post(address, given | {"at": "2099-01-01T00:00"}))
+    earlier = words(browser.post(address, given | {"amount": "90", "unit": "minutes", "direction": "earlier"}))
+    delay = reverse(OPERATE, args=[LABEL, "delay"])
+    other = words(browser.post(delay, {"amount": "5", "unit": "minutes", "mode": "shift", "reason": "asked for"}))
+    assert "Deadline2099-01-01 00:00:00Reasonasked for Consequences" in at
+    assert "Deadline1 h 30 min, earlierReasonasked for Consequences" in earlier
+    assert "Pending deadlinesshift: each moves by the differenceReasonasked for" in other
+    assert not any("next page" in text for text in (at, earlier, other))
+    assert "next page" in words(browser.get(delay))
+
+
+def test_a_policy_is_quoted_as_the_language_quotes(browser: Client) -> None:
+    resume = reverse(OPERATE, args=[LABEL, "resume"])
+    for code, quoted in (("de", f"„{LABEL}“"), ("ru", f"«{LABEL}»"), ("zh-hant", f"「{LABEL}」")):
+        said = browser.post(resume, {"reason": "x"}, headers={"accept-language": code}, follow=True)
+        assert quoted in words(said)
 
 
 def test_a_button_names_its_action_and_its_object(browser: Client, rows: list[Timeout]) -> None:

@@ -37,7 +37,7 @@ def test_the_consequences_come_first_and_then_the_deadlines_move(admin_client: C
     Timeout.objects.filter(pk=rows[1].pk).update(due_at=timezone.now() + timedelta(hours=9))
     text = shown(admin_client.post(address("reschedule"), form(rows, **MINUTES_90)))
     assert "2 deadlines will change." in text and "1 of them would be due immediately." in text
-    assert "1 of them will be left unchanged: it is dead: retry it" in text
+    assert "1 of them will be left unchanged: dead: retry instead" in text
     assert 'name="previewed"' in text and 'type="hidden" name="amount" value="90"' in text
     assert not any(row.history for row in Timeout.objects.all())
     text = shown(admin_client.post(address("reschedule"), form(rows, **MINUTES_90, again="x")))

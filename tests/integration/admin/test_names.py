@@ -70,6 +70,8 @@ def test_each_page_on_which_people_decide_has_the_number_beside_the_key(admin_cl
     ):
         assert shown in words(admin_client.get(address)), address
     assert "noted of A-2026-0050: pending" in words(admin_client.get(reverse(DETAIL, args=[row.pk])))
+    Timeout.objects.filter(pk=row.pk).update(attempts=1)  # the badge is the same
+    assert "noted of A-2026-0050: failing" in words(admin_client.get(reverse(DETAIL, args=[row.pk])))
 
 
 def test_an_owner_and_what_belongs_to_it_are_named(admin_client: Client, order: Order) -> None:

@@ -104,7 +104,7 @@ def test_the_findings_of_the_doctor_fit_eighty_columns(
 def test_a_stopped_policy_is_refused_in_words_that_fit_a_pause_and_a_hold(do: Do, stop: str) -> None:
     row = pending(Order.objects.create())
     do(stop, row.policy)
-    with pytest.raises(CommandError, match="its policy is stopped: resume it first"):
+    with pytest.raises(CommandError, match="the policy is stopped: resume it first"):
         do("delayq_fire", "--id", str(row.pk))
 
 

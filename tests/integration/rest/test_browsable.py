@@ -8,7 +8,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 from rest_framework.test import APIClient
 
 from django_delayq.models import PolicyControl, Timeout
@@ -99,3 +99,17 @@ def test_the_time_of_the_server_is_in_the_zone_of_the_other_times(
         assert operator.get("/api/status/").json()["at"].endswith("+05:30")
     settings.REST_FRAMEWORK = {"DATETIME_FORMAT": "%Y"}
     assert operator.get("/api/timeouts/").json()["server_time"] == str(timezone.now().year)
+
+
+def test_numbers_in_forms_are_written_as_the_browser_reads_them_in_each_language(
+    operator: APIClient, schedule: Schedule
+) -> None:
+    """A browser leaves a number field empty that contains the comma of the language."""
+    addresses = [url(ready_for(verb, schedule()), verb) for verb in VERBS]
+    numbers = []
+    with translation.override("de"):
+        for address in [*addresses, *(f"{POLICY}{verb}/" for verb in POLICY_VERBS)]:
+            fields = re.findall(r'<input\s[^>]*type="number"[^>]*>', page(operator, address))
+            numbers += [value for field in fields for value in re.findall(r'value="([^"]+)"', field)]
+    assert "1" in numbers
+    assert [each for each in numbers if "," in each] == []
