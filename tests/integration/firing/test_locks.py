@@ -255,9 +255,9 @@ def test_a_handler_that_waits_too_long_for_the_next_key_counts_no_attempt(order:
             cursor.execute(f"{columns} SELECT 'x', id, now(), GET_LOCK({name}, 60) FROM testapp_order", [order.pk])
 
     def handler(obj: Order, timeout: Timeout) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
-        Effect.objects.create(what="y", object_id=obj.pk)
+        with connection.cursor() as cursor:  # a setting of the session would cost the connection, which holds a lock
+            values = f"INSERT INTO {table} (what, object_id, at, idempotency_key) VALUES ('y', %s, now(), '')"
+            cursor.execute(f"SET STATEMENT innodb_lock_wait_timeout = 1 FOR {values}", [obj.pk])
 
     row = due(order, declare(Order, handler, name="impatient"))
     with connection.cursor() as cursor:

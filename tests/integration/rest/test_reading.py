@@ -390,9 +390,10 @@ def test_the_status_counts_rows_of_a_policy_that_is_not_declared_and_marks_it(
 @pytest.mark.parametrize("parameter", ["key", "search", "object"])
 def test_blanks_belong_to_a_key(viewer: APIClient, schedule: Schedule, parameter: str) -> None:
     """Without them it is the key of another timeout, which an operator would then cancel."""
-    trimmed, blank = (Voucher.objects.create(code=code) for code in ("A", "A "))
-    rows = [dq.schedule_timeout(each, "expire", key=f"k{each.code}", minutes=5) for each in (trimmed, blank)]
-    value = {"key": "kA ", "search": "kA ", "object": "testapp.voucher:A "}[parameter]
+    # In front: MariaDB takes keys that differ by blanks at their end for the same.
+    trimmed, blank = (Voucher.objects.create(code=code) for code in ("A", " A"))
+    rows = [dq.schedule_timeout(each, "expire", key=f"{each.code}k", minutes=5) for each in (trimmed, blank)]
+    value = {"key": " Ak", "search": " Ak", "object": "testapp.voucher: A"}[parameter]
     assert ids(viewer.get(LIST, {parameter: value})) == [rows[1].pk]
-    assert ids(viewer.get(LIST, {parameter: value.rstrip()})) == [rows[0].pk]
-    assert ids(viewer.get(LIST, {parameter: f"{value} "})) == []
+    assert ids(viewer.get(LIST, {parameter: value.replace(" ", "")})) == [rows[0].pk]
+    assert ids(viewer.get(LIST, {parameter: value.replace(" ", "  ")})) == []
