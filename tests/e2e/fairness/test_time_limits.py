@@ -32,8 +32,8 @@ machine none is later than 3 s; `pytest -s` shows the latest one."""
 QUICK = 200
 MAX_STUCK = 16
 """Four times the threads of the worker."""
-OWN_THREADS = 16
-"""Its handler threads, those beside them, and those that run limited works."""
+OWN_THREADS = 24
+"""Its handler threads, those beside them, those that run limited works, and the timer of each test of a connection."""
 
 
 @pytest.fixture
