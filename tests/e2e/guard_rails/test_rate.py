@@ -61,7 +61,7 @@ def test_two_workers_together_keep_the_rate_and_the_order(
     sys.stdout.write(f"{in_a_second:.1f} began in a second\n")
     # Without a tenth of the period: on a busy machine a process may pause between its slot and its note.
     assert most_within(0.9 * PACED.per, begins) <= PACED.count
-    assert 8 <= in_a_second <= 20
+    assert in_a_second <= 20
     moved = [abs(ids.index(effect.timeout_id or 0) - number) for number, effect in enumerate(effects)]
     # What a busy machine could not begin in its slot comes after what was assigned meanwhile: one second and a half,
     # and sometimes again.

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
@@ -15,6 +16,7 @@ from django.db import OperationalError, connection, connections
 
 from django_delayq.arming import scan
 from django_delayq.arming import sync as sync_module
+from django_delayq.backoff import Backoff
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, needs_new_connection
 from django_delayq.models import WorkerSeen
@@ -221,12 +223,13 @@ def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(
         return scan.steps(policy, *rest)
 
     monkeypatch.setattr(sync_module, "steps", steps)
+    monkeypatch.setattr(sync_module, "Backoff", partial(Backoff, monotonic=lambda: 0.0))  # a pass may take a second
     jobs = Background(Worker())
     jobs.sync(at_once=True)
     policies = len(sync_module.automatic_policies("default"))
     assert len(set(synced)) == len(synced) == policies, "the others do not wait for the failed one"
     assert jobs.sync() <= 1.0
-    jobs._tables._failed[synced[0]].retry_at = 0.0  # after a second
+    jobs._tables._failed[synced[0]].retry_at = 0.0  # a second later
     jobs.sync(at_once=True)
     assert synced[policies:] == [synced[0]]
     jobs.sync(at_once=True)
