@@ -278,7 +278,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         atomic: False: the handler runs outside a transaction, at least once, for slow external effects.
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
-        aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
+        aliases: former names or labels, the oldest first, so that rows scheduled before a rename are found and fired.
         limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze, how far the
             application may move a deadline.
         late: what happens to a timeout that would fire too long after its deadline.

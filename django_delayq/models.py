@@ -33,6 +33,7 @@ def new_idempotency_key() -> str:
 def slot_of(label: str, content_type_id: int, object_id: str, key: str) -> str:
     """Return the slot that at most one pending timeout may hold: a digest of policy, object and key.
 
+    `label`: the oldest one of the policy, see `TimeoutPolicy.oldest_label`, so that a rename changes no slot.
     A digest, because MySQL can neither index four long strings together nor compare them case-sensitively. A key that
     takes the slot of another object costs an attacker 2**128 attempts.
     """

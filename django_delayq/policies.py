@@ -86,9 +86,19 @@ class TimeoutPolicy(Generic[M]):
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the label and then all former labels; rows under any of them belong to this policy."""
-        prefix = self.label.rpartition(".")[0]
-        return (self.label, *(alias if "." in alias else f"{prefix}.{alias}" for alias in self.aliases))
+        """Return the label and then all former labels, each once; rows under any of them belong to this policy."""
+        return tuple(dict.fromkeys((self.label, *map(self._label_of, self.aliases))))
+
+    @functools.cached_property
+    def oldest_label(self) -> str:
+        """Return the label that this policy had first: that of the first of `aliases`, without any its own.
+
+        The slots of its rounds are digests of it, so that each release of the application computes the same ones.
+        """
+        return next(map(self._label_of, self.aliases), self.label)
+
+    def _label_of(self, alias: str) -> str:
+        return alias if "." in alias else f"{self.label.rpartition('.')[0]}.{alias}"
 
     @property
     def handler_path(self) -> str:

@@ -22,7 +22,7 @@ from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, trans
 from django_delayq.ledger.routing import database_of, has_ledger, writer_of
 from django_delayq.ledger.statements import chunks
 from django_delayq.models import Timeout, slot_of
-from django_delayq.policies import M, get_policies
+from django_delayq.policies import M, get_policies, registry
 from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def _connect_to(sender: type[Model], **_: Any) -> None:
 def renew_slot(sender: type[Timeout], instance: Timeout, *, raw: bool = False, **_: Any) -> None:
     """Compute the slot of a timeout that `loaddata` writes: its content type may have another id in this database."""
     if raw:
-        instance.slot = slot_of(instance.policy, instance.content_type_id, instance.object_id, instance.key)
+        policy = registry.get(instance.policy)
+        label = policy.oldest_label if policy else instance.policy
+        instance.slot = slot_of(label, instance.content_type_id, instance.object_id, instance.key)
 
 
 def lock_parents_first(

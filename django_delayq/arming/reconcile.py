@@ -420,7 +420,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     if not signals:
         for policy in {each.state.policy for each in changes.insert}:
             rounds = {each.state.pk: each for each in changes.insert if each.state.policy is policy and not each.kept}
-            slots = slots_of(policy, policy.label, rounds, "", using)
+            slots = slots_of(policy, rounds, "", using)
             given = [(slot, text, rounds[pk].since_at, rounds[pk].due_at) for pk, text, slot in slots]
             paging.insert_rounds(policy, given, using)
     if changes.move:

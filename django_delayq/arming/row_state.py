@@ -7,7 +7,6 @@ times the CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
@@ -173,10 +172,8 @@ def _rounds_of(
     These are in an order that no index has: PostgreSQL expects many pending rows in a slot that has very many rows. For
     EXISTS, or the first row by `id`, it would read the primary key from one end, and find the row at the other end.
     """
-    slots = iter(params("slot", sum(len(policy.labels) for policy in policies)))
-    for policy in policies:
-        rows = Timeout.objects.using(using).filter(slot__in=list(islice(slots, len(policy.labels))))
-        rounds = read_committed(rows, using)
+    for policy, slot in zip(policies, params("slot", len(policies)), strict=True):
+        rounds = read_committed(Timeout.objects.using(using).filter(slot=slot), using)
         yield policy, rounds, rounds.filter(slot_taken=1).order_by(NEWEST_FIRST)
 
 
@@ -211,20 +208,15 @@ def pending_rounds(
     slots = slots_by_object(policies, pks, using)
     # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
     rows = read_committed(Timeout.objects.using(using).filter(slot__in=list(slots), slot_taken=1), using)
-    found = sorted(rows.values_list("id", "slot", "since_at"))  # not by the database, which could lock in this order
-    return {slots[slot]: (row_id, since_at) for row_id, slot, since_at in found}  # the newest one of several
+    found = rows.values_list("id", "slot", "since_at")
+    return {slots[slot]: (row_id, since_at) for row_id, slot, since_at in found}
 
 
 def slots_by_object(
     policies: Iterable[TimeoutPolicy[Any]], pks: Collection[Any], using: str
 ) -> dict[str, tuple[str, Any]]:
-    """Return each slot of these policies and objects, also those of former labels, with its policy's label and key."""
-    return {
-        slot: (policy.label, pk)
-        for policy in policies
-        for label in policy.labels
-        for pk, _, slot in slots_of(policy, label, pks, "", using)
-    }
+    """Return the slot of each of these policies and objects, with the policy's label and the key."""
+    return {slot: (policy.label, pk) for policy in policies for pk, _, slot in slots_of(policy, pks, "", using)}
 
 
 def of_since(since: Iterable[datetime | None]) -> Q:

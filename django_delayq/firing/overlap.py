@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.ledger.locking import LOCKING
-from django_delayq.ledger.subjects import slots_of_row
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import tables_of_other_rows
@@ -73,11 +71,6 @@ class OverlapDetector:
         self._read = [_table(name) for name in tables_of_other_rows(policy)]
         self._rows = {member.row.pk: member.row for member in members}
 
-    @cached_property
-    def _slots(self) -> dict[int, set[str]]:
-        """The slots of each member's row. Most handlers never touch the ledger, so they are hashed when one does."""
-        return {row.pk: slots_of_row(row) for row in self._rows.values()}
-
     def overlaps(self, sql: str, params: Any, many: bool) -> bool:
         """Return whether the statement may concern a member other than the one whose handler is running."""
         values = list(params.values()) if isinstance(params, dict) else list(params or ())
@@ -104,7 +97,7 @@ class OverlapDetector:
         """Return whether the statement, which is on the ledger, may find the row of another member, or miss it."""
         turn = self.member.row
         others = [row for row in self._rows.values() if row is not turn]
-        slots = set[str]().union(*(self._slots[row.pk] for row in others))
+        slots = {row.slot for row in others}
         texts = {value for value in values if isinstance(value, str)}
         # The bulk functions pass many slots in one text.
         if slots & texts or any(slot in text for text in texts if text[:1] == "[" for slot in slots):

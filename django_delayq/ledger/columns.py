@@ -29,7 +29,7 @@ def waiting(run_at: datetime) -> dict[str, Any]:
 # The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
 # extend a cart three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
-ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
+ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until")
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""

@@ -37,7 +37,6 @@ MAX_TRACEBACK = 6000
 MAX_REASON = 255
 # The reasons that the library itself gives; `story.reason_label` translates them.
 SINCE_CHANGED = "what it counts from has changed"
-RENAMED = "the policy was renamed"
 BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
 

@@ -1,4 +1,4 @@
-"""Lock the object of a subject, its newest row, or its pending rows."""
+"""Lock the object of a subject, its newest row, or its pending row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from django_delayq.dialects import dialect_of
-from django_delayq.ledger.locking import for_update, lock_in_slot_order, lock_object, read_committed
-from django_delayq.ledger.statements import compiled, param, params
+from django_delayq.ledger.locking import for_update, lock_object, read_committed
+from django_delayq.ledger.statements import compiled, param
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -31,33 +31,22 @@ def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
     A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
     the ids alone, it reads them from the index of slots.
     """
-    using, slots, row_id = subject.using, subject.slots, subject.row_id
+    using, slot, row_id = subject.using, subject.slot, subject.row_id
     if row_id is None and dialect_of(connections[using]).locks_what_it_reads:
-        ids = _rounds.rows(using, len(slots), pending, True, slot=slots)
+        ids = _rounds.rows(using, False, pending, True, slot=slot)
         if not ids:
             return None
         row_id = max(row[0] for row in ids)
-    found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
+    found = _rounds.objects(using, row_id is not None, pending, False, slot=slot, id=row_id)
     if found and found[0].cause == Timeout.Cause.SUPERSEDED:
         for other in read_committed(subject.rounds().exclude(cause=found[0].cause), using)[:1]:
             return lock_newest(replace(subject, row_id=other.pk))
     return found[0] if found else None
 
 
-def lock_pending(subject: Subject) -> list[Timeout]:
-    """Wait for the pending rows of `subject` and lock them; return the one under its policy's present label first.
-
-    There are several only while a rename is deployed, if old and new code each arm a row.
-    """
-    if subject.row_id is not None or len(subject.slots) == 1:
-        return [row] if (row := lock_newest(subject, pending=True)) else []
-    rows = lock_in_slot_order(subject.pending(), subject.using)
-    return sorted(rows, key=lambda row: subject.slots.index(row.slot))
-
-
 @compiled
-def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
+def _rounds(using: str, by_id: bool, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
     rows: QuerySet[Any, Any] = Timeout.objects.using(using)
-    rows = rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id"))
+    rows = rows.filter(pk=param("id")) if by_id else rows.filter(slot=param("slot"))
     rows = for_update(rows.filter(slot_taken=1) if pending else rows, using)
     return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]

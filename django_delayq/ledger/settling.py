@@ -44,7 +44,7 @@ from django_delayq.ledger.statements import (
     update,
 )
 from django_delayq.ledger.stops import stop_in_force
-from django_delayq.ledger.subjects import object_id, slots_of_row
+from django_delayq.ledger.subjects import object_id
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
@@ -255,14 +255,14 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
 
 
 def is_superseded(row: Timeout, using: str) -> bool:
-    """Return whether a newer round than that of `row` was scheduled, under any label of its policy.
+    """Return whether a newer round than that of `row` was scheduled.
 
     Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. But not if it
     was superseded itself, because `since` came back to the value of `row`. An older row that an operator has retried is
     newer than the rounds before that.
     """
     newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
-    rounds = Timeout.objects.using(using).filter(slot__in=slots_of_row(row)).exclude(cause=Cause.SUPERSEDED)
+    rounds = Timeout.objects.using(using).filter(slot=row.slot).exclude(cause=Cause.SUPERSEDED)
     return bool(rounds.filter(newer).exists())
 
 

@@ -55,8 +55,8 @@ class Subject:
     object_id: str
     key: str
     using: str
-    slots: tuple[str, ...]
-    """The slots, see `slot_of`, under the present and all former labels of the policy; new rows get the first."""
+    slot: str
+    """The slot of its rounds: see `slot_of`."""
     row_id: int | None = None
 
     def rounds(self) -> TimeoutQuerySet:
@@ -66,7 +66,7 @@ class Subject:
         """
         pending_first = F("slot_taken").desc(nulls_last=True)
         rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by(pending_first, NEWEST_FIRST)
-        return rows.filter(slot__in=self.slots) if self.row_id is None else rows.filter(pk=self.row_id)
+        return rows.filter(slot=self.slot) if self.row_id is None else rows.filter(pk=self.row_id)
 
     def pending(self) -> TimeoutQuerySet:
         """Return the pending row, if there is one; it is found by its unique slot."""
@@ -138,8 +138,8 @@ def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Sub
     object_id = object_id_of(policy.concrete_model, pk)
     pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a string
     content_type_id = kind_of(policy.concrete_model, using)
-    slots = tuple(slot_of(label, content_type_id, object_id, key) for label in policy.labels)
-    return Subject(policy, policy.model, pk, policy.labels, content_type_id, object_id, key, using, slots)
+    slot = slot_of(policy.oldest_label, content_type_id, object_id, key)
+    return Subject(policy, policy.model, pk, policy.labels, content_type_id, object_id, key, using, slot)
 
 
 def check_key(key: str) -> None:
@@ -154,23 +154,14 @@ def check_key(key: str) -> None:
         raise ValueError(f"{rule}, not {key!r}.")
 
 
-def slots_of_row(row: Timeout) -> set[str]:
-    """Return the slots of `row`, under the present and all former labels of its policy."""
-    policy = registry.get(row.policy)
-    others = [label for label in (policy.labels if policy else ()) if label != row.policy]
-    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in others)}
-
-
-def slots_of(
-    policy: TimeoutPolicy[Any], label: str, pks: Iterable[Any], key: str, using: str
-) -> Iterator[tuple[Any, str, str]]:
-    """Yield each of `pks`, in the key's own type, with its text and its slot under `label`.
+def slots_of(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str) -> Iterator[tuple[Any, str, str]]:
+    """Yield each of `pks`, in the key's own type, with its text and its slot.
 
     As `subject_at` does for one object, which takes ten times as long.
     """
     table = policy.concrete_model
     field, text = root_of_key(table), key_type(table).text
-    common = blake2b(f"{label}\0{kind_of(table, using)}\0".encode(), digest_size=SLOT_BYTES)
+    common = blake2b(f"{policy.oldest_label}\0{kind_of(table, using)}\0".encode(), digest_size=SLOT_BYTES)
     for pk in map(field.to_python, pks):
         object_id, digest = text(field, pk), common.copy()
         digest.update("\0".join((object_id, key)).encode())
@@ -184,8 +175,7 @@ def _subject_of_row(row: Timeout) -> Subject:
     using = database_of(Timeout, row)
     model, pk = model_and_pk_of(row, using)
     labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
-    slots = tuple(slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels)
-    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, slots, row.pk)
+    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.slot, row.pk)
 
 
 def instances(target: Any) -> list[Model]:

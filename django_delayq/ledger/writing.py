@@ -14,11 +14,11 @@ from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
 from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
-from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
+from django_delayq.ledger.history import SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
-from django_delayq.ledger.rounds import lock_pending
+from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_options import MAX_STORED
@@ -55,7 +55,7 @@ def new_row(
         "reason": clipped(reason),
         "created_at": clock.now(),
         "idempotency_key": new_idempotency_key(),
-        "slot": subject.slots[0],
+        "slot": subject.slot,
     }
     values: Any = (DEFAULTS | given | columns).values()
     return Timeout(*values)  # by position, which takes a third of the time
@@ -70,8 +70,6 @@ def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout |
     """
     policy, using = subject.policy, subject.using
     if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
-        return None
-    if len(subject.slots) > 1:  # a row under a former label has another slot
         return None
     if _insert_if_free(new, using, policy.model, policy.since, subject.pk):
         return new
@@ -159,17 +157,15 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
 def upsert(new: Timeout, subject: Subject) -> Timeout:
     """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row.
 
-    The transaction has locked the object. The row gets the present label of its policy: with a former one, renaming a
-    policy would let one object have two pending timeouts.
+    The transaction has locked the object. The row gets the present label of its policy.
     """
     using = subject.using
-    if len(subject.slots) == 1 and _insert_if_free(new, using):
+    if _insert_if_free(new, using):
         return new
-    rows = lock_pending(subject)
-    if not rows:
+    row = lock_newest(subject, pending=True)
+    if row is None:
         insert([new], using)
         return new
-    row = keep_first(rows, using)
     for name in ROUND_FIELDS:
         setattr(row, name, getattr(new, name))
     update_each([row], ROUND_FIELDS, using)
@@ -244,8 +240,8 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
 def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
     """Cancel the pending round of `subject` by hand, in one statement; return its row.
 
-    If there are several, see `lock_pending`, cancel all, and return the newest first. Notify Redis and the receivers of
-    `timeout_cancelled` on commit. No row: none is pending, a newer one decides, or one statement cannot do this here.
+    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending, a newer one decides, or
+    one statement cannot do this here.
 
     Args:
         subject: what to cancel.
@@ -258,13 +254,12 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return []
     since = policy.since if lock and subject.automatic_policy else None
-    # One of several rows may be too late, or of another `since`.
-    if callable(since) or ((in_time or since) and len(subject.slots) > 1):
+    if callable(since):
         return []
-    values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
+    values = {"slot": subject.slot, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if not lock or timeout_cancelled.receivers else ("id", "queue")
-    shape = (policy.model if lock else None, since), len(subject.slots), columns, in_time
-    rows: list[Timeout] = sorted(_cancelled.objects(using, *shape, **values), key=lambda row: -row.pk)
+    shape = (policy.model if lock else None, since), columns, in_time
+    rows: list[Timeout] = _cancelled.objects(using, *shape, **values)
     for row in rows:
         remove_entries([(row.queue, row.pk)], using)
         announce(timeout_cancelled, row, using)
@@ -272,15 +267,13 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
 
 
 @compiled
-def _cancelled(
-    using: str, locked: tuple[type[Model] | None, str | None], slots: int, columns: Sequence[str], in_time: bool
-) -> Raw:
+def _cancelled(using: str, locked: tuple[type[Model] | None, str | None], columns: Sequence[str], in_time: bool) -> Raw:
     """While the statement waits for the object, the row may be fired; then it does not match any more.
 
     A row that an operator has retried may have a newer one. If that has fired or is firing, it is too late, and if it
     is dead, it must be cancelled, too: `cancel_newest` does both.
     """
-    rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
+    rounds = Timeout.objects.using(using).filter(slot=param("slot"))
     newer = rounds.filter(pk__gt=OuterRef("pk"), state__in=(State.FIRED, State.FIRING, State.DEAD))
     values = settled(State.CANCELLED, Cause.HAND, param("settled_at"))
     pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
@@ -350,10 +343,3 @@ def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], *
     for row in rows:
         vars(row).update(values)
     update_each(rows, (*values, "history"), using, states)
-
-
-def keep_first(rows: Sequence[Timeout], using: str) -> Timeout:
-    """Cancel all but the first of `rows`, which `lock_pending` has returned; return the first."""
-    row, *others = rows
-    cancel_ids({other.pk: other.queue for other in others}, using, Cause.SUPERSEDED, RENAMED)
-    return row

@@ -20,7 +20,6 @@ from django_delayq.ledger.history import began_at, clean, clipped
 from django_delayq.ledger.locking import read_committed
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
-from django_delayq.ledger.subjects import slots_of_row
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
@@ -143,7 +142,7 @@ class Context:
     @cached_property
     def rounds(self) -> dict[str, dict[str, Any]]:
         """Return for each slot of the page's rows the `newest` id, the `last` creation, and whether it is `taken`."""
-        slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
+        slots = {row.slot for row in self.page.rows}
         rows = Timeout.objects.using(self.using).filter(slot__in=slots).exclude(cause=Timeout.Cause.SUPERSEDED)
         by_slot: Any = read_committed(rows.order_by("slot"), self.using).values("slot")
         found = by_slot.annotate(newest=Max("pk"), last=Max("created_at"), taken=Max("slot_taken"))
@@ -164,16 +163,15 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
         return Refusal.POLICY_UNKNOWN
     if context.page.object_of(row) is None:
         return Refusal.OBJECT_GONE
-    action, slots = context.action, slots_of_row(row)
+    action, found = context.action, context.rounds.get(row.slot)
     if action.newest is None:
         action.newest = newest_id(context.using)
-    rounds = [context.rounds[slot] for slot in slots if slot in context.rounds]
-    if slots & action.begun or any(each["taken"] or each["newest"] > action.newest for each in rounds):
+    if row.slot in action.begun or (found and (found["taken"] or found["newest"] > action.newest)):
         return Refusal.SLOT_TAKEN
     # As `settling.is_superseded`, for all rows of the page in one query.
-    if is_same_round and any(each["newest"] > row.pk and each["last"] >= began_at(row) for each in rounds):
+    if is_same_round and found and found["newest"] > row.pk and found["last"] >= began_at(row):
         return Refusal.SUPERSEDED
-    action.begun |= slots
+    action.begun.add(row.slot)
     return None
 
 

@@ -70,26 +70,19 @@ def schedule_timeouts(
     once = on_conflict == "once"
     replace = once or on_conflict == "replace"
     with transaction_of(using):
-        rounds, moved = _lock_and_plan(resolved, pks, key, given, using, as_given=once), list[paging.Round]()
+        rounds = _lock_and_plan(resolved, pks, key, given, using, as_given=once)
         if once:
             rounds = _without_fired(resolved, rounds, key, using, reason)
         # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
         is_limited = replace and resolved.total is not None
-        if on_conflict == "error" or is_limited or len(resolved.labels) > 1:
+        if on_conflict == "error" or is_limited:
             taken = _taken(resolved, pks, key, using)
             if taken and on_conflict == "error":
                 row = Timeout.objects.using(using).get(pk=taken[0].pk)
                 raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
             if is_limited:
                 _check_totals(resolved, rounds, taken, key, using)
-            former = {row.object_id for row in taken if row.policy != resolved.label}
-            moved = [each for each in rounds if each[1] in former and replace]
-            rounds = [each for each in rounds if each[1] not in former]
-        for _, object_id, since_at, due_at in moved:
-            subject = subject_at(resolved, object_id, key, using)
-            writing.upsert(writing.new_row(subject, due_at, since_at, payload=body, reason=reason), subject)
-        inserted = paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
-        return len(moved) + inserted
+        return paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
 
 
 def _places(
@@ -130,7 +123,7 @@ def _lock_and_plan(
             read = {to_python(pk): (policy.checked_since(at), None) for pk, at in rows.values_list("pk", policy.since)}
         else:
             read = dict.fromkeys(map(to_python, rows.values_list("pk", flat=True)), (None, None))
-        for pk, object_id, slot in slots_of(policy, policy.label, chunk, key, using):
+        for pk, object_id, slot in slots_of(policy, chunk, key, using):
             if pk not in read:
                 raise ValueError(f"{subject_at(policy, pk, key, using)}: the object is not in the database (any more).")
             since_at, obj = read[pk]
@@ -147,9 +140,7 @@ def _without_fired(
     """Return those of `rounds` that have not fired for their deadline; cancel the pending rows of the others."""
     due = {object_id: due_at for _, object_id, _, due_at in rounds}
     pks = [pk_of(policy.concrete_model, object_id) for object_id in due]
-    slots = {
-        slot: object_id for label in policy.labels for _, object_id, slot in slots_of(policy, label, pks, key, using)
-    }
+    slots = {slot: object_id for _, object_id, slot in slots_of(policy, pks, key, using)}
     fired = {row.object_id for row in single.fired_rows({slot: due[each] for slot, each in slots.items()}, using)}
     for chunk in chunks(sorted(slot for slot, object_id in slots.items() if object_id in fired)):
         pending = lock_in_slot_order(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1), using)
@@ -158,15 +149,15 @@ def _without_fired(
 
 
 def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str) -> list[Any]:
-    """Return id, policy, object and deadlines of the pending rows of the objects `pks`, also under former labels.
+    """Return id, object and deadlines of the pending rows of the objects `pks`.
 
     They need no lock: each caller that inserts or cancels one has locked its object first.
     """
-    slots = [slot for label in policy.labels for _, _, slot in slots_of(policy, label, pks, key, using)]
+    slots = [slot for _, _, slot in slots_of(policy, pks, key, using)]
     taken: list[Any] = []
     for chunk in chunks(sorted(slots)):
         rows = read_committed(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
-        taken += rows.values_list("pk", "policy", "object_id", "due_at", "first_due_at", named=True)
+        taken += rows.values_list("pk", "object_id", "due_at", "first_due_at", named=True)
     return taken
 
 
@@ -178,7 +169,7 @@ def _check_totals(
     beyond = [row for row in taken if single.is_beyond_total(row, due[row.object_id], policy)]
     for row in beyond[:1]:
         subject = subject_at(policy, row.object_id, key, using)
-        single.check_total([Timeout.objects.using(using).get(pk=row.pk)], due[row.object_id], subject)
+        single.check_total(Timeout.objects.using(using).get(pk=row.pk), due[row.object_id], subject)
 
 
 def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:

@@ -14,7 +14,7 @@ from django.db.models.functions import Coalesce
 from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.statements import chunks, compiled, params
+from django_delayq.ledger.statements import chunks, compiled, param
 from django_delayq.ledger.subjects import (
     NEWEST_FIRST,
     about_model,
@@ -189,7 +189,7 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
     subject = subject_of(target, policy, key)
     kept = _prefetched(target, subject)
     if kept is None:
-        for timeout_id, due_at, state, now in _current.rows(subject.using, len(subject.slots), slot=subject.slots):
+        for timeout_id, due_at, state, now in _current.rows(subject.using, slot=subject.slot):
             return Countdown(due_at, state, now, timeout_id)
     elif current := current_round(kept):
         return countdown_of(current)
@@ -197,12 +197,12 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
 
 
 @compiled
-def _current(using: str, slots: int) -> QuerySet[Timeout, Any]:
-    """Return the first of the rounds in these slots, as `Subject.rounds` orders them.
+def _current(using: str) -> QuerySet[Timeout, Any]:
+    """Return the first of the rounds in this slot, as `Subject.rounds` orders them.
 
     The pending one is found by the unique index. The database sorts all rounds only if nothing is pending.
     """
-    rows = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
+    rows = Timeout.objects.using(using).filter(slot=param("slot"))
     pending = rows.filter(slot_taken=1).order_by(NEWEST_FIRST)
     newest = rows.order_by(F("slot_taken").desc(nulls_last=True), NEWEST_FIRST)
     first = Coalesce(Subquery(pending.values("id")[:1]), Subquery(newest.values("id")[:1]))
@@ -223,7 +223,7 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
     for obj, subject in zip(objects, subjects, strict=True):
         kept = _prefetched(obj, subject)
         if kept is None:
-            asked.setdefault(subject.using, []).extend(subject.slots)
+            asked.setdefault(subject.using, []).append(subject.slot)
         else:
             found |= {(subject.using, row.slot): countdown_of(row) for row in kept if row.slot_taken}
     for using, slots in asked.items():
@@ -231,8 +231,7 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
             rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
             for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id"):
                 found[using, slot] = Countdown(*values)
-    places = [[(subject.using, slot) for slot in subject.slots] for subject in subjects]
-    return [next((found[place] for place in each if place in found), None) for each in places]
+    return [found.get((subject.using, subject.slot)) for subject in subjects]
 
 
 def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
@@ -245,7 +244,7 @@ def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
                 return None  # filtered by more than the object, as by `Prefetch`
             if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
                 return None  # read from a replica, which may be behind
-            return [row for row in rows if row.slot in subject.slots]
+            return [row for row in rows if row.slot == subject.slot]
     return None
 
 

@@ -25,7 +25,7 @@ from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import asked_due_at, began_at, record_death, shown
 from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.rounds import lock_newest, lock_pending, lock_subject
+from django_delayq.ledger.rounds import lock_newest, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
@@ -108,24 +108,24 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
         fresh = lock_subject(subject)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
-        present = lock_pending(subject) if on_conflict in ("keep", "error") else []
+        present = lock_newest(subject, pending=True) if on_conflict in ("keep", "error") else None
         if present and on_conflict == "error":
-            raise TimeoutConflict(f"{subject} is pending already, due at {present[0].due_at}.", present[0])
+            raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
         if present:
-            return writing.keep_first(present, subject.using)
+            return present
         policy = cast("TimeoutPolicy[Any]", subject.policy)
         since_at = policy.since_of(fresh)
         due_at = _due_at(subject, given, fresh, since_at, as_given=on_conflict == "once")
         if due_at is None:
             raise no_deadline(subject)
-        if on_conflict == "once" and (fired := fired_rows(dict.fromkeys(subject.slots, due_at), subject.using)):
-            obsolete = lock_pending(subject)
-            writing.cancel_rows(obsolete, subject.using, values["reason"], clock.now(), cause=Timeout.Cause.SUPERSEDED)
-            for row in obsolete:
-                announce(timeout_cancelled, row, subject.using)
+        if on_conflict == "once" and (fired := fired_rows({subject.slot: due_at}, subject.using)):
+            if obsolete := lock_newest(subject, pending=True):
+                cause = Timeout.Cause.SUPERSEDED
+                writing.cancel_rows([obsolete], subject.using, values["reason"], clock.now(), cause=cause)
+                announce(timeout_cancelled, obsolete, subject.using)
             return fired[-1]
         if policy.total is not None:
-            check_total(lock_pending(subject), due_at, subject)
+            check_total(lock_newest(subject, pending=True), due_at, subject)
         new = writing.new_row(subject, due_at, since_at, **values)
         row = writing.upsert(new, subject)
         announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
@@ -284,10 +284,9 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     if newest is None:
         return True, None, []
     rows = [newest]
-    # An operator may have retried an older one, or old and new code may each have armed one: see `lock_pending`. A
-    # newest row that is pending in the only slot, the most frequent case, needs no query: it replaces what is firing.
-    is_in_only_slot = newest.slot_taken and len(subject.slots) == 1
-    if subject.row_id is None and not is_in_only_slot and newest.state not in (State.FIRED, State.FIRING):
+    # An operator may have retried an older one. A newest row that is pending, the most frequent case, needs no query:
+    # it replaces what is firing.
+    if subject.row_id is None and newest.state not in (State.PENDING, State.FIRED, State.FIRING):
         older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
         rows += sorted(older, key=lambda row: -row.pk)
     now = clock.now()
@@ -382,12 +381,11 @@ def _move(subject: Subject, what: Moved, reason: str, deadline_of: Callable[[Tim
     """Move the pending row to its `deadline_of`; return it. None: nothing is pending."""
     with transaction_of(subject.using):
         lock_subject(subject)
-        rows = lock_pending(subject)
-        if not rows:
+        row = lock_newest(subject, pending=True)
+        if row is None:
             return None
-        due_at = deadline_of(rows[0])
-        check_total(rows[:1], due_at, subject)
-        row = writing.keep_first(rows, subject.using)
+        due_at = deadline_of(row)
+        check_total(row, due_at, subject)
         move_by_hand([(row, due_at)], subject.using, what, reason)
         announce(timeout_rescheduled, row, subject.using)
         return row
@@ -431,13 +429,12 @@ def is_beyond_total(row: Any, due_at: datetime, policy: TimeoutPolicy[Any] | Non
     return total is not None and due_at - row.first_due_at > total and due_at > max(row.due_at, clock.now())
 
 
-def check_total(rows: Iterable[Timeout], due_at: datetime, subject: Subject) -> None:
-    """Raise ExtensionLimit if `Limits(total=...)` forbids to move one of the pending `rows` to `due_at`."""
-    for row in rows:
-        if is_beyond_total(row, due_at, subject.policy):
-            total = duration_text(cast("TimeoutPolicy[Any]", subject.policy).total or timedelta(0))
-            limit = f"Limits(total={total}), from its first deadline at {row.first_due_at}"
-            raise ExtensionLimit(f"{subject} cannot be moved to {due_at}: that is beyond {limit}.", row)
+def check_total(row: Timeout | None, due_at: datetime, subject: Subject) -> None:
+    """Raise ExtensionLimit if `Limits(total=...)` forbids to move the pending `row`, if there is one, to `due_at`."""
+    if row is not None and is_beyond_total(row, due_at, subject.policy):
+        total = duration_text(cast("TimeoutPolicy[Any]", subject.policy).total or timedelta(0))
+        limit = f"Limits(total={total}), from its first deadline at {row.first_due_at}"
+        raise ExtensionLimit(f"{subject} cannot be moved to {due_at}: that is beyond {limit}.", row)
 
 
 aschedule_timeout = sync_to_async(schedule_timeout)

@@ -19,7 +19,7 @@ from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.arming.sync import oldest_in_sync
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, message_of, moment
+from django_delayq.ledger.history import BRAKED, SINCE_CHANGED, message_of, moment
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
@@ -54,7 +54,6 @@ RETRIED_EVENTS = frozenset(("failed", "snoozed"))
 """Events whose `to` is the next attempt, and not another deadline."""
 REASON_LABELS = {
     SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
-    RENAMED: gettext_lazy("the policy was renamed"),
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
 _NUMBERS_OF_BRAKE = re.compile(BRAKED.replace(".", r"\.").replace("{", "(?P<").replace("}", ">.+)"))

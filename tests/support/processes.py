@@ -52,6 +52,4 @@ def due_now(policy: str, count: int = 1) -> list[Timeout]:
     declared: Any = get_policy((Order, policy))
     subjects = [subject_at(declared, Order.objects.create(status="new").pk, "", "default") for _ in range(count)]
     Timeout.objects.bulk_create([writing.new_row(subject, clock.now(), None) for subject in subjects])
-    return list(
-        Timeout.objects.filter(slot__in=[subject.slots[0] for subject in subjects], slot_taken=1).order_by("pk")
-    )
+    return list(Timeout.objects.filter(slot__in=[subject.slot for subject in subjects], slot_taken=1).order_by("pk"))

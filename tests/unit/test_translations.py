@@ -21,7 +21,7 @@ from django.utils import translation
 
 from django_delayq import clock
 from django_delayq.admin import render
-from django_delayq.ledger.history import BRAKED
+from django_delayq.ledger.history import BRAKED, SINCE_CHANGED
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import TIMEOUT_OPERATIONS
 from django_delayq.scheduling.story import ACTOR_LABELS, EVENT_LABELS, REASON_LABELS, reason_label
@@ -234,5 +234,5 @@ def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None
 def test_a_reason_that_the_library_gives_is_told_in_the_readers_language_and_others_as_they_are() -> None:
     assert {text: reason_label(text) for text in REASON_LABELS} == {text: text for text in REASON_LABELS}
     with translation.override("de"):
-        assert reason_label("the policy was renamed") == "die Regel wurde umbenannt"
+        assert reason_label(SINCE_CHANGED) == "der Zeitpunkt, ab dem gezählt wird, hat sich geändert"
         assert reason_label("a storm") == "a storm"

@@ -174,9 +174,9 @@ def _subjects(rows: TimeoutQuerySet, objects: list[Model], name: str | None) -> 
     found = [replace(subject_of(row, None), row_id=None) for row in rows]
     known = {subject.policy for subject in found}
     found += [subject_of(obj, policy) for obj in objects for policy in get_policies(type(obj)) if policy not in known]
-    # Rows under a former and the present label of a policy have the same slots.
-    different = {frozenset(subject.slots): subject for subject in found}.values()
-    return [each for each in different if name in (None, *each.labels, each.policy and each.policy.name)]
+    named = [each for each in found if name in (None, *each.labels, each.policy and each.policy.name)]
+    # Rows under a former and the present label of a policy have the same slot.
+    return list({subject.slot: subject for subject in named}.values())
 
 
 def _why_late(subject: Subject) -> str:

@@ -20,7 +20,7 @@ from django_delayq import operations
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.actions import POLICIES_OPERATIONS
 from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin
-from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
+from django_delayq.ledger.history import BRAKED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.scheduling.story import EVENT_LABELS
@@ -90,7 +90,7 @@ def history() -> list[dict[str, Any]]:
     now = timezone.now().isoformat()
     told: list[dict[str, Any]] = [{"at": now, "what": what, "to": now} for what in EVENT_LABELS]
     told += [{"at": now, "what": "extended", "by": by} for by in ("hand", "save", "admin:ALICE")]
-    told += [{"at": now, "what": "rescheduled", "reason": reason} for reason in (SINCE_CHANGED, RENAMED, NUMBERS)]
+    told += [{"at": now, "what": "rescheduled", "reason": reason} for reason in (SINCE_CHANGED, NUMBERS)]
     failed = {"at": now, "what": "failed", "error": "ValueError", "message": "#", "traceback": "#"}
     return [*told, failed, failed]
 
@@ -100,7 +100,7 @@ def rows() -> list[Timeout]:
     """Rows in each state: the first with a full history, the last of a policy and a model that no longer exist."""
     ago, soon = timezone.now() - timedelta(days=2), timezone.now() + timedelta(minutes=20)
     return [
-        row_in("cancelled", "superseded", reason=RENAMED, history=history(), payload={}, attempts=2, due_at=ago),
+        row_in("cancelled", "superseded", reason=SINCE_CHANGED, history=history(), payload={}, attempts=2, due_at=ago),
         row_in("fired", "due", due_at=ago),
         row_in("skipped", "condition"),
         row_in("dead", "retries"),

@@ -1,0 +1,203 @@
+"""A policy that is renamed while old and new code run: each finds the round that the other has armed or fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.arming.sync import sync_policy
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.scheduling.queries import countdown_of
+from django_delayq.testing import fire_due
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Release = Callable[[str], Any]
+HOUR = timedelta(hours=1)
+OLD, NEW = "dun", "chase"
+ALIASES = {OLD: (), NEW: (OLD,)}
+both_orders = pytest.mark.parametrize(("first", "second"), [(OLD, NEW), (NEW, OLD)])
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(status="new", created_at=timezone.now())
+
+
+@pytest.fixture
+def fired() -> list[str]:
+    """The names of the releases whose handler was called."""
+    return []
+
+
+@pytest.fixture
+def release(declare: Callable[..., Any], fired: list[str]) -> Release:
+    """`release(NEW)` makes this process one of that release, and returns its policy."""
+
+    def do(name: str) -> Any:
+        for policy in {registry.get(f"testapp.order.{each}") for each in ALIASES} - {None}:
+            registry.remove(policy)
+        options: Any = {"name": name, "aliases": ALIASES[name], "since": "created_at", "after": HOUR}
+        return declare(Order, lambda *_: fired.append(name), when=Q(status="new"), **options)
+
+    return do
+
+
+def states() -> list[str]:
+    return list(Timeout.objects.order_by("id").values_list("state", flat=True))
+
+
+def arm_in_every_way(order: Order, policy: Any) -> None:
+    order.save()
+    sync_policy(policy, "default")
+    dq.sync_timeouts([order])
+    dq.schedule_timeout(order, policy, on_conflict="keep")
+    dq.schedule_timeout(order, policy)
+    dq.schedule_timeouts([order], policy)
+    with pytest.raises(dq.TimeoutConflict):
+        dq.schedule_timeout(order, policy, on_conflict="error")
+    with pytest.raises(dq.TimeoutConflict):
+        dq.schedule_timeouts([order], policy, on_conflict="error")
+
+
+def make_due(order: Order) -> None:
+    order.created_at = timezone.now() - HOUR
+    order.save()
+
+
+@both_orders
+def test_both_releases_arm_one_round(order: Order, release: Release, first: str, second: str) -> None:
+    for name in (first, second, first):
+        arm_in_every_way(order, release(name))
+        row = Timeout.objects.get()
+        assert (row.state, row.due_at) == ("pending", order.created_at + HOUR)
+
+
+@both_orders
+def test_each_release_moves_and_shows_the_round_of_the_other(
+    order: Order, release: Release, first: str, second: str
+) -> None:
+    row = dq.schedule_timeout(order, release(first), hours=1)
+    policy = release(second)
+    assert dq.get_deadline(order, policy) == row.due_at
+    assert countdown_of(order, policy).timeout_id == row.pk
+    assert countdown_of(Order.objects.prefetch_related("timeouts").get(), policy).timeout_id == row.pk
+    for moved in (
+        dq.reschedule_timeout(order, policy, hours=5),
+        dq.extend_timeout(order, policy, hours=5),
+        dq.schedule_timeout(order, policy, hours=2),
+    ):
+        assert moved is not None and moved.pk == row.pk
+    assert states() == ["pending"]
+
+
+@both_orders
+@pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
+def test_what_one_release_cancels_neither_arms_again(
+    order: Order, release: Release, first: str, second: str, way: str
+) -> None:
+    arm_in_every_way(order, release(first))
+    policy = release(second)
+    if way == "cancel":
+        assert dq.cancel_timeout(order, policy) is True
+    else:
+        with dq.before_deadline(order, policy, strict=way == "strict") as row:
+            assert row is not None and row.state == "cancelled"
+    for name in (first, second):
+        policy = release(name)
+        order.save()
+        sync_policy(policy, "default")
+        assert states() == ["cancelled"]
+
+
+@both_orders
+def test_a_condition_that_ends_and_holds_again_leaves_one_round(
+    order: Order, release: Release, first: str, second: str
+) -> None:
+    policy = release(first)
+    order.save()
+    dq.extend_timeout(order, policy, hours=1)
+    release(second)
+    order.status = "paid"
+    order.save()
+    assert states() == ["cancelled"]
+    release(first)
+    order.status = "new"
+    order.save()
+    assert states() == ["cancelled", "pending"]
+    assert Timeout.objects.get(state="pending").extensions == 1
+
+
+@both_orders
+def test_a_round_fires_once_whichever_release_has_armed_it(
+    order: Order, release: Release, fired: list[str], first: str, second: str
+) -> None:
+    release(first)
+    make_due(order)
+    for name in (second, first, second):
+        policy = release(name)
+        fire_due()
+        order.save()
+        sync_policy(policy, "default")
+        fire_due()
+    assert len(fired) == 1
+    assert states() == ["fired"]
+    for name in (first, second):
+        policy = release(name)
+        assert dq.cancel_timeout(order, policy) is False
+        with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, policy):
+            pytest.fail("ran")
+        assert dq.schedule_timeout(order, policy, at=order.created_at + HOUR, on_conflict="once").state == "fired"
+        assert dq.schedule_timeouts([order], policy, at=order.created_at + HOUR, on_conflict="once") == 0
+
+
+def test_a_worker_of_the_old_release_leaves_a_round_of_the_new_name_to_the_others(
+    order: Order, release: Release, fired: list[str]
+) -> None:
+    release(NEW)
+    make_due(order)
+    release(OLD)
+    fire_due()
+    assert (states(), fired) == (["pending"], [])
+    release(NEW)
+    fire_due()
+    assert (states(), fired) == (["fired"], [NEW])
+
+
+def test_a_round_that_a_fixture_loads_is_that_of_both_releases(order: Order, release: Release, tmp_path: Path) -> None:
+    row = dq.schedule_timeout(order, release(NEW), hours=1)
+    call_command("dumpdata", "django_delayq.timeout", output=str(tmp_path / "rows.json"), verbosity=0)
+    Timeout.objects.all().delete()
+    call_command("loaddata", str(tmp_path / "rows.json"), verbosity=0)
+    assert Timeout.objects.get().slot == row.slot
+    for name in (OLD, NEW):
+        assert dq.schedule_timeout(order, release(name), hours=2).pk == row.pk
+
+
+@pytest.mark.parametrize(
+    ("name", "aliases", "oldest"),
+    [
+        ("dun", [], "testapp.order.dun"),
+        ("chase", ["dun"], "testapp.order.dun"),
+        ("collect", ["dun", "chase"], "testapp.order.dun"),
+        ("dun", ["dun", "chase"], "testapp.order.dun"),
+        ("dun", ["sales.order.dun"], "sales.order.dun"),
+        ("chase", ["sales.order.dun", "sales.order.chase"], "sales.order.dun"),
+    ],
+)
+def test_the_oldest_name_is_the_first_alias(
+    order: Order, declare: Callable[..., Any], name: str, aliases: list[str], oldest: str
+) -> None:
+    policy = declare(Order, name=name, aliases=aliases)
+    assert policy.oldest_label == oldest
+    assert policy.labels[0] == f"testapp.order.{name}"
+    assert len(set(policy.labels)) == len(policy.labels)
