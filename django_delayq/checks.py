@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
-from django.db import connections, router
+from django.db import DatabaseError, connections, router, transaction
 from django.db.models import Model
 from django.utils import timezone
 from django.utils.module_loading import import_string
@@ -26,6 +26,7 @@ from django_delayq.declaring import check_id
 from django_delayq.dialects import UNSUPPORTED, dialect_of
 from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
+from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
@@ -37,7 +38,8 @@ def register() -> None:
     """Register the checks below with Django."""
     for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_other_apps):
         register_check(check, "django_delayq")
-    register_check(check_databases, "django_delayq", Tags.database)
+    for check in (check_databases, check_names):
+        register_check(check, "django_delayq", Tags.database)
     for check in (check_redis, check_bulk_writes, check_installation, check_silence):
         register_check(check, "django_delayq", deploy=True)
 
@@ -310,3 +312,12 @@ def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
                 hint=f"Use {connection.display_name} {'.'.join(map(str, oldest))} or newer.",
                 id="django_delayq.E006",
             )
+
+
+def check_names(databases: Any = None, **_: Any) -> list[CheckMessage]:
+    """Check that the policies have the oldest names by which the ledger finds their timeouts."""
+    found: list[CheckMessage] = []
+    for alias in databases or []:
+        with suppress(DatabaseError, ConfigError), transaction.atomic(alias):  # there may be no table yet
+            found += [Error(words, hint=hint, id="django_delayq.E025") for words, hint in wrong_names(alias)]
+    return found

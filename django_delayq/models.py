@@ -341,6 +341,8 @@ class PolicySync(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200, unique=True)
+    oldest_label = models.CharField(max_length=200)
+    """That of the policy when a worker first met this label: see `ledger.declarations.wrong_names`."""
     place = models.CharField(max_length=255, default="", blank=True)
     """The key, as text, of the last object that the present pass has checked; empty: none yet."""
     checked = models.PositiveBigIntegerField(default=0)

@@ -1,4 +1,6 @@
-"""Which of several declarations of one policy is the newest, while releases of an application run side by side.
+"""What the ledger remembers of the declarations of policies.
+
+It knows which of several is the newest, while releases of an application run side by side, and the oldest name.
 
 During a rolling deployment, workers with the former code and with the new code fire the same timeouts. If the new code
 has another `when`, the former one would settle timeouts whose condition holds only by the new one. So `PolicySync` has
@@ -8,6 +10,9 @@ policy nor settles timeouts whose condition does not hold by its own declaration
 A declaration that no worker had before becomes the newest when its first worker starts. A former one becomes it again
 only if no worker has confirmed the newest one for `SILENT` intervals, as after a return to the former release. A worker
 with the former code that is started again in the middle of a deployment changes nothing.
+
+The slots of rounds are digests of the oldest name of their policy. A release with another one would not find them, and
+would arm second ones. So its worker does not start: see `wrong_names`.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -30,8 +35,9 @@ from django.utils.tree import Node
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
+from django_delayq.exceptions import PolicyError
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import PolicySync
+from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 
 logger = logging.getLogger("django_delayq.worker")
@@ -58,13 +64,13 @@ def register(using: str) -> set[str]:
     Return the labels of the policies of which another declaration is the newest. Each sync of a worker calls it. Raises
     the database's errors.
     """
-    policies = [policy for policy in get_policies() if database_of(policy.concrete_model) == using]
-    declared = {label: policy for policy in policies for label in policy.labels}
-    rows = PolicySync.objects.using(using)
+    declared, rows = _declared(using), PolicySync.objects.using(using)
     now, interval = database_now(using), get_settings().sync_interval
     found = {row.policy: row for row in rows.filter(policy__in=declared)}
     if missing := sorted(declared.keys() - found.keys()):
-        rows.bulk_create([PolicySync(policy=label, before_at=now) for label in missing], ignore_conflicts=True)
+        oldest = {label: declared[label].oldest_label for label in missing}
+        new = [PolicySync(policy=label, oldest_label=oldest[label], before_at=now) for label in missing]
+        rows.bulk_create(new, ignore_conflicts=True)
         found = {row.policy: row for row in rows.filter(policy__in=declared)}
     outdated, confirmed = set[str](), list[int]()
     for label, row in found.items():
@@ -82,6 +88,48 @@ def register(using: str) -> set[str]:
         rows.filter(pk__in=confirmed).update(confirmed_at=now)
     _log(using, outdated)
     return outdated
+
+
+def check_names(using: str) -> None:
+    """Raise PolicyError if there are `wrong_names`; else remember other names, of which the ledger has no timeouts.
+
+    Each worker calls it before it begins.
+    """
+    if faults := [" ".join(fault) for fault in wrong_names(using)]:
+        raise PolicyError("\n".join(faults))
+    for row, label in _other_names(using):
+        PolicySync.objects.using(using).filter(pk=row.pk).update(oldest_label=label)
+
+
+def wrong_names(using: str) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the oldest names of the declared policies, each with a hint.
+
+    An alias was removed or is at another place, or two policies were joined, and the ledger has timeouts of the former
+    declaration.
+    """
+    for row, label in _other_names(using):
+        former = row.oldest_label
+        if not Timeout.objects.using(using).of_labels({row.policy, former}).exists():
+            continue
+        words = f"Timeout policy {row.policy}: its oldest name is {label!r}, but was {former!r}, by which its timeouts "
+        hint = f"Put {former!r} first in aliases=."
+        if former == row.policy:
+            hint += " If it was another policy, declare it by itself until the ledger has no timeouts of it."
+        yield f"{words}are found: saves would schedule second ones, and both fire.", hint
+
+
+def _other_names(using: str) -> Iterator[tuple[PolicySync, str]]:
+    """Yield the rows with another oldest label than that of the declared policy, which comes with them."""
+    declared = _declared(using)
+    for row in PolicySync.objects.using(using).filter(policy__in=declared).order_by("policy"):
+        if row.oldest_label != (label := declared[row.policy].oldest_label):
+            yield row, label
+
+
+def _declared(using: str) -> dict[str, TimeoutPolicy[Any]]:
+    """Return the declared policies of a database by their labels, present and former."""
+    policies = [policy for policy in get_policies() if database_of(policy.concrete_model) == using]
+    return {label: policy for policy in policies for label in policy.labels}
 
 
 def is_outdated(policy: TimeoutPolicy[Any], using: str, now: datetime) -> bool:

@@ -150,6 +150,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('policy', models.CharField(max_length=200, unique=True)),
+                ('oldest_label', models.CharField(max_length=200)),
                 ('place', models.CharField(blank=True, default='', max_length=255)),
                 ('checked', models.PositiveBigIntegerField(default=0)),
                 ('total', models.PositiveBigIntegerField(default=None, null=True)),

@@ -32,6 +32,7 @@ from django_delayq.ledger.db_connections import (
     server_limit,
     unapplied_migrations,
 )
+from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.routing import database_of
@@ -371,6 +372,12 @@ def _still_matching(policy: TimeoutPolicy[Any], fired: Sequence[Timeout], using:
     return {row.pk for row in same if row.object_id not in other}
 
 
+def names(using: str) -> Iterator[CheckMessage]:
+    """Find policies whose oldest name is not the one by which the ledger has their timeouts."""
+    for text, hint in wrong_names(using):
+        yield Error(text, hint=hint, id="names")
+
+
 def moved_models(using: str) -> Iterator[CheckMessage]:
     """Find pending timeouts under a former label of a policy whose objects have the content type of another model."""
     for state in policy_states(using):
@@ -455,6 +462,6 @@ def capacity(using: str) -> Iterator[CheckMessage]:
 Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
-QUICK += (workers, policies, unfinished_changes)
+QUICK += (workers, policies, names, unfinished_changes)
 SLOW: tuple[Check, ...] = (too_old_to_arm, matching_again, moved_models, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

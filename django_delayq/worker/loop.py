@@ -19,7 +19,6 @@ from django.db import connections
 
 from django_delayq import __version__
 from django_delayq.clock import brief, plural
-from django_delayq.conf import get_settings
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
 from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
@@ -32,6 +31,7 @@ from django_delayq.ledger.db_connections import (
     pool_limit,
     server_limit,
 )
+from django_delayq.ledger.declarations import check_names
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.signals import worker_started
@@ -176,31 +176,28 @@ class Worker(WorkerParts):
     def _is_admitted(self) -> bool:
         """Wait until the ledger has its tables and is this installation's; return False if stopped first.
 
-        A Redis that is not available is checked before it is used. Raises WrongInstallation; in a burst NotMigrated.
+        A Redis that is not available is checked before it is used. Raises WrongInstallation, and PolicyError for names
+        by which the ledger does not know its timeouts; in a burst NotMigrated.
         """
-        must_wait = get_settings().installation is not None
         while not self._stopping:
             try:
                 with self.progress.step():
                     if failure := installation.check(self.using, self.redis.engine):
                         self.redis.lost(failure)
+                    check_names(self.using)
                     self.redis.probe_at_start(self.queues)
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:
-                if missing := not_migrated(error, self.using):
-                    must_wait = True
-                    if self.is_burst:
-                        raise missing from error
-                if not must_wait:
-                    return True  # nothing would be refused
+                if self.is_burst and (missing := not_migrated(error, self.using)):
+                    raise missing from error
                 self._database.failed(error)
                 self._give_up_burst()
                 if not self._stopping:
                     self._wakeup.wait(self._database.seconds_left)
             finally:
                 check_connections()
-        return not must_wait and not self.gave_up
+        return False
 
     def _prepare(self, background: Background) -> None:
         self.skew.ask_database()

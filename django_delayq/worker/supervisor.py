@@ -23,7 +23,7 @@ from django.db import connections
 from django_delayq.backoff import Backoff
 from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
-from django_delayq.exceptions import NotMigrated, WrongInstallation
+from django_delayq.exceptions import NotMigrated, PolicyError, WrongInstallation
 from django_delayq.worker.loop import STOP_SIGNALS, Worker, signal_handlers
 from django_delayq.worker.watchdog import exit_at_once
 
@@ -159,7 +159,7 @@ class Supervisor:
             threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
             worker.run()
             code = GAVE_UP if worker.gave_up else int(worker.has_failed)
-        except (NotMigrated, WrongInstallation) as error:
+        except (NotMigrated, PolicyError, WrongInstallation) as error:
             print(f"delayq_worker: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log may not be shown
             code = REFUSED
         except BaseException:  # noqa: BLE001 - nothing of the supervisor may run in this process

@@ -24,7 +24,7 @@ from django.utils import autoreload
 from django_delayq import __version__
 from django_delayq.clock import duration_text, plural
 from django_delayq.conf import MAX_CONCURRENCY, get_settings
-from django_delayq.exceptions import DelayqError, NotMigrated, WrongInstallation
+from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import how_to_migrate, unapplied_migrations
 from django_delayq.logs import shown
@@ -56,8 +56,8 @@ class Command(TextCommand):
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
     is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
     code is 1, as it is if the database has not answered for a minute. With --processes, all of them do so, and a
-    process that dies is started again. A worker whose database or Redis belongs to another installation changes
-    nothing, and exits with 3.
+    process that dies is started again. A worker whose database or Redis belongs to another installation, or whose
+    policies lack an alias by which the database has timeouts, changes nothing, and exits with 3.
     """
 
     help = __doc__
@@ -151,7 +151,7 @@ class Command(TextCommand):
                 if not options["autoreload"]:  # whose process has its own end
                     worker.exits = exit_at_once
                 worker.run()
-        except (NotMigrated, WrongInstallation) as error:
+        except (NotMigrated, PolicyError, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
         except DelayqError as error:
             raise CommandError(str(error)) from error
