@@ -24,7 +24,6 @@ from django_delayq.arming.receivers import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.declaring import check_id
 from django_delayq.dialects import UNSUPPORTED, dialect_of
-from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.history import get_scrubber
@@ -105,8 +104,6 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             f"Database {using!r} has a schema for each tenant, and workers serve one: use a database for each tenant.",
             id="django_delayq.E024",
         )
-    elif words := refusal(policy.concrete_model, connections[using]):
-        yield Error(f"Timeout policy {policy.label}: {words}", id="django_delayq.E011")
     for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label

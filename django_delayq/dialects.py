@@ -89,17 +89,12 @@ class Dialect:
 
     compares_across_collations: bool = True
     """Whether strings of different collations can be compared, and by an index."""
-    exact_digits: int | None = None
-    """The number of digits up to which decimals are stored exactly; None: all."""
 
     connection_limits: str = ""
     """SQL for how many connections this account may open: rows of (limit or NULL, name of the setting)."""
 
     hex_type: str | None = None
     """The type of a column for 32 hexadecimal digits, if strings are not the smallest; reads return `uuid.UUID`."""
-
-    key_as_text: ClassVar[dict[str, str]] = {}
-    """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
 
     key_arrays: ClassVar[dict[str, str]] = {}
     """The type of the elements of an array, by type of key. Of no type, or of all: then one parameter has all keys."""
@@ -228,31 +223,12 @@ class PostgreSQL(Dialect):
         "keepalives_count": 3,
         "tcp_user_timeout": 20_000,
     }
-    key_arrays: ClassVar[dict[str, str]] = {
-        **{name: name for name in ("uuid", "text", "date")},
-        **dict.fromkeys(("datetime", "naive datetime"), "timestamptz"),
-        "integer": "bigint",
-        "decimal": "numeric",
-        "ip": "inet",
-    }
+    key_arrays: ClassVar[dict[str, str]] = {"uuid": "uuid", "text": "text", "integer": "bigint"}
     connection_limits = (
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname FROM pg_roles WHERE rolname = session_user"
         " AND NOT rolsuper UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
         " FROM pg_database JOIN pg_roles ON rolname = session_user AND NOT rolsuper WHERE datname = current_database()"
     )
-    _iso = "'YYYY-MM-DD\"T\"HH24:MI:SS.US'"
-    _last_32_bits = "({0} - inet '::')"
-    key_as_text: ClassVar[dict[str, str]] = {
-        "date": "to_char({0}, 'YYYY-MM-DD')",  # a cast follows the server's DateStyle
-        "datetime": f"(replace(to_char({{0}} AT TIME ZONE 'UTC', {_iso}), '.000000', '') || '+00:00')",
-        "naive datetime": f"replace(to_char({{0}}, {_iso}), '.000000', '')",
-        # A cast appends /32. PostgreSQL writes the last 32 bits of ::/96 as IPv4, and Python does not.
-        "ip": (
-            "(CASE WHEN {0} <<= inet '::/96' AND {0} > inet '::ffff'"
-            f" THEN '::' || to_hex({_last_32_bits} >> 16) || ':' || to_hex({_last_32_bits} & 65535)"
-            " ELSE host({0}) END)"
-        ),
-    }
     text_as_key: ClassVar[dict[str, str]] = {
         "integer": (
             "(CASE WHEN {0} ~ '^-?[0-9]{1,19}$' THEN CASE WHEN {0}::numeric"
@@ -347,8 +323,6 @@ class MySQL(Dialect):
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
     session_statement = re.compile(r"(?:SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK)\b", re.IGNORECASE)
-    _iso = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
-    key_as_text: ClassVar[dict[str, str]] = {"datetime": f"CONCAT({_iso}, '+00:00')", "naive datetime": _iso}
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Convert UTC to the time zone of the columns.
@@ -425,18 +399,12 @@ class SQLite(Dialect):
     """SQLite, of which a writing transaction holds the whole database."""
 
     locks_and_writes_at_once = True
-    exact_digits = 15  # decimals are floating point numbers
     session_attributes = ("isolation_level", "row_factory", "text_factory")
     # Not one that only reads, such as PRAGMA table_info(x).
     session_statement = re.compile(
         r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
     )
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
-    key_as_text: ClassVar[dict[str, str]] = {
-        "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
-        "naive datetime": "(replace({0}, ' ', 'T') || '')",
-        "decimal": "printf('%%.{places}f', {0})",
-    }
 
     def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
         """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote.

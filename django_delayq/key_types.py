@@ -9,14 +9,11 @@ declared. `TYPES` is the only place that defines this.
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections.abc import Iterable
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -41,28 +38,25 @@ class KeyType:
     name: str = "integer"
     """By which a dialect has its own SQL for the conversion."""
 
-    def text(self, field: Any, value: Any) -> str:
-        """Return the text of `value`, a value of the Python type of `field`."""
+    def text(self, value: Any) -> str:
+        """Return the text of `value`, a value of the Python type of the field."""
         return str(value)
 
-    def element(self, field: Any, value: Any) -> str:
+    def element(self, value: Any) -> str:
         """Return the text as an element of an array literal of PostgreSQL."""
-        return self.text(field, value)
+        return self.text(value)
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the same text as an SQL expression."""
-        template = dialect_of(connection).key_as_text.get(self.name)
-        if template is None:
-            return Cast(reference, CharField(max_length=LONGEST))
-        return _Template(template.replace("{places}", str(getattr(field, "decimal_places", ""))), reference)
+        return Cast(reference, CharField(max_length=LONGEST))
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the key of which `reference` is the text, as SQL that can use the key's index; None: not in SQL."""
         template = dialect_of(connection).text_as_key.get(self.name)
         return None if template is None else _Template(template, reference, field)
 
-    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
-        """Return why this key is not supported on this database (None: on any), or an empty string."""
+    def fault(self, field: Any) -> str:
+        """Return why this key is not supported, or an empty string."""
         return ""
 
 
@@ -74,17 +68,17 @@ class _Integer(KeyType):
 class _Text(KeyType):
     name = "text"
 
-    def text(self, field: Any, value: Any) -> str:
+    def text(self, value: Any) -> str:
         return str.__str__(value)  # the value of an enumeration's member, whose `str` is its name
 
-    def element(self, field: Any, value: Any) -> str:
-        return '"' + self.text(field, value).replace("\\", r"\\").replace('"', r"\"") + '"'
+    def element(self, value: Any) -> str:
+        return '"' + self.text(value).replace("\\", r"\\").replace('"', r"\"") + '"'
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         same = dialect_of(connection).compares_across_collations
         return ExpressionWrapper(reference, CharField()) if same else None
 
-    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
+    def fault(self, field: Any) -> str:
         if field.max_length is not None and field.max_length <= LONGEST:
             return ""
         return f"its text may be longer than the {LONGEST} characters that the ledger stores: set max_length={LONGEST}"
@@ -114,57 +108,6 @@ class _UUID(KeyType):
         return super().key(reference, field, connection)
 
 
-class _Date(KeyType):
-    name = "date"
-
-
-class _DateTime(KeyType):
-    """In UTC and as `isoformat` writes it, by which Django prefetches: 2026-11-21T12:00:00+00:00.
-
-    Without the offset if `USE_TZ` is False.
-    """
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "datetime" if settings.USE_TZ else "naive datetime"
-
-    def text(self, field: Any, value: Any) -> str:
-        moment = field.get_prep_value(value)
-        return str((moment.astimezone(datetime.UTC) if settings.USE_TZ else moment).isoformat())
-
-    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
-        if connection is None or connection.features.supports_timezones or not settings.USE_TZ:
-            return ""
-        if connection.timezone_name == "UTC":
-            return ""
-        return f"database {connection.alias!r} stores it in the time zone {connection.timezone_name}: remove TIME_ZONE"
-
-
-class _Decimal(KeyType):
-    """With all decimal places of the field: 1.50."""
-
-    name = "decimal"
-
-    def text(self, field: Any, value: Any) -> str:
-        digits, places = field.max_digits, field.decimal_places
-        is_short = value.is_finite() and value.adjusted() < digits - places  # else its text may fill the memory
-        text = f"{value or abs(value):.{places}f}" if is_short else "NaN"  # exact, unlike `round` beyond 28 digits
-        if Decimal(text) != value:
-            words = "{} is not a key with at most {} digits, {} of them decimal places: use the key that is stored."
-            raise ValueError(words.format(value, digits, places))
-        return text
-
-    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
-        exact = None if connection is None else dialect_of(connection).exact_digits
-        if connection is None or exact is None or field.max_digits <= exact:
-            return ""
-        return f"{connection.display_name} stores {exact} digits of a decimal exactly: set max_digits={exact}"
-
-
-class _IP(KeyType):
-    name = "ip"
-
-
 _INTEGER, _TEXT = _Integer(), _Text()
 TYPES: dict[str, KeyType] = {
     **dict.fromkeys(("AutoField", "BigAutoField", "SmallAutoField"), _INTEGER),
@@ -172,12 +115,8 @@ TYPES: dict[str, KeyType] = {
     **dict.fromkeys(("PositiveIntegerField", "PositiveBigIntegerField", "PositiveSmallIntegerField"), _INTEGER),
     **dict.fromkeys(("CharField", "SlugField", "FilePathField"), _TEXT),
     "UUIDField": _UUID(),
-    "DateField": _Date(),
-    "DateTimeField": _DateTime(),
-    "DecimalField": _Decimal(),
-    "GenericIPAddressField": _IP(),
 }
-NAMES = "integer, UUID, text, date, datetime, decimal and IP address"
+NAMES = "integer, UUID and text"
 """The supported types in words, for messages."""
 
 
@@ -201,11 +140,8 @@ def key_type(model: type[Model]) -> KeyType:
     return TYPES[root_of_key(model).get_internal_type()]
 
 
-def refusal(model: type[Model], connection: BaseDatabaseWrapper | None = None) -> str:
-    """Return why timeouts cannot refer to objects of `model` by their primary key, or an empty string.
-
-    `connection`: consider also what this database cannot do.
-    """
+def refusal(model: type[Model]) -> str:
+    """Return why timeouts cannot refer to objects of `model` by their primary key, or an empty string."""
     name = model._meta.label
     if len(model._meta.pk_fields) > 1:
         return f"{name}: models with a composite primary key are not supported. Use a single field as the key."
@@ -213,7 +149,7 @@ def refusal(model: type[Model], connection: BaseDatabaseWrapper | None = None) -
     kind = TYPES.get(field.get_internal_type())
     if kind is None or hasattr(field, "from_db_value"):
         why = f"supported are {NAMES} keys of Django's own field types"
-    elif not (why := kind.fault(field, connection)):
+    elif not (why := kind.fault(field)):
         return ""
     return (
         f"{name}: the primary key {field.name!r} is a {type(field).__name__}, which is not supported: {why}. "
@@ -223,22 +159,18 @@ def refusal(model: type[Model], connection: BaseDatabaseWrapper | None = None) -
 
 def object_id_of(model: type[Model], pk: Any) -> str:
     """Return the text of a primary key in the ledger, the same for `"7"` and 7."""
-    field = root_of_key(model)
-    return key_type(model).text(field, field.to_python(pk))
+    return key_type(model).text(root_of_key(model).to_python(pk))
 
 
 def array_of(model: type[Model], pks: Iterable[Any]) -> str:
     """Return primary keys, values of the Python type of the key, as an array literal of PostgreSQL."""
-    field, element = root_of_key(model), key_type(model).element
-    return "{" + ",".join([element(field, pk) for pk in pks]) + "}"
+    return "{" + ",".join(map(key_type(model).element, pks)) + "}"
 
 
 def pk_of(model: type[Model], object_id: str) -> Any:
     """Return the primary key of which `object_id` is the text; ValueError if it is not a key of this model."""
     try:
         pk = root_of_key(model).to_python(object_id)
-        if isinstance(pk, Decimal | datetime.date):  # for some, and some datetimes, Django or the database would raise
-            object_id_of(model, pk)
     except Exception as error:
         raise ValueError(f"{object_id!r} is not a key of {model.__name__}.") from error
     if isinstance(pk, int) and abs(pk) > BIGGEST_INTEGER:  # SQLite raises when it is only asked for one

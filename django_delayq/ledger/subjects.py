@@ -17,7 +17,6 @@ from django.db.models import CharField, F, Func, Model, OuterRef, Q, QuerySet
 from django.db.models.lookups import In
 
 from django_delayq.dialects import dialect_of
-from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.ledger.history import clean
 from django_delayq.ledger.routing import database_of
@@ -160,10 +159,10 @@ def slots_of(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: st
     As `subject_at` does for one object, which takes ten times as long.
     """
     table = policy.concrete_model
-    field, text = root_of_key(table), key_type(table).text
+    to_python, text = root_of_key(table).to_python, key_type(table).text
     common = blake2b(f"{policy.oldest_label}\0{kind_of(table, using)}\0".encode(), digest_size=SLOT_BYTES)
-    for pk in map(field.to_python, pks):
-        object_id, digest = text(field, pk), common.copy()
+    for pk in map(to_python, pks):
+        object_id, digest = text(pk), common.copy()
         digest.update("\0".join((object_id, key)).encode())
         yield pk, object_id, digest.hexdigest()
 
@@ -256,12 +255,9 @@ def object_id(reference: Any, model: type[Model], using: str) -> Combinable:
     """Return `reference`, the primary key of `model` in the surrounding query, as `Timeout.object_id` has it.
 
     Raises:
-        PolicyError: the type of the key is not supported on this database.
+        PolicyError: the type of the key is not supported.
     """
-    connection = connections[using]
-    if words := refusal(model, connection):
-        raise PolicyError(words)
-    return _InLedgerCollation(key_type(model).sql(reference, root_of_key(model), connection))
+    return _InLedgerCollation(key_type(model).sql(reference, root_of_key(model), connections[using]))
 
 
 def key_of(reference: Any, model: type[Model], using: str) -> Combinable | None:

@@ -78,22 +78,6 @@ class SlugKey(Keyed):
     slug = models.SlugField(max_length=40, primary_key=True, allow_unicode=True, db_collation=EXACT)
 
 
-class DateKey(Keyed):
-    day = models.DateField(primary_key=True)
-
-
-class DateTimeKey(Keyed):
-    moment = models.DateTimeField(primary_key=True)
-
-
-class DecimalKey(Keyed):
-    number = models.DecimalField(max_digits=10, decimal_places=2, primary_key=True)
-
-
-class IPKey(Keyed):
-    address = models.GenericIPAddressField(primary_key=True)
-
-
 class OneToOneKey(Keyed):
     other = models.OneToOneField(UUIDKey, primary_key=True, on_delete=models.CASCADE)
 

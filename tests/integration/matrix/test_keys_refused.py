@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.core import checks
-from django.core.management import call_command
-from django.core.management.base import SystemCheckError
-from django.db import connection, connections, models
+from django.db import models
 from django.test.utils import isolate_apps
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy, TimeoutRelation
-from django_delayq.checks import check_policies
 from django_delayq.exceptions import PolicyError
-from django_delayq.key_types import object_id_of, pk_of, refusal
-from django_delayq.ledger.subjects import object_id
-from tests.testapp.keys import DateTimeKey, DecimalKey, Holder, OwnChild, Parent
+from tests.testapp.keys import Holder, OwnChild, Parent
 
 Declare = Callable[..., TimeoutPolicy[Any]]
 
@@ -35,6 +29,14 @@ class Reversed(models.CharField):  # type: ignore[type-arg]
 
 
 REFUSED = {
+    "date": (models.DateField, {}, "is a DateField, which is not supported"),
+    "datetime": (models.DateTimeField, {}, "is a DateTimeField, which is not supported"),
+    "decimal": (
+        models.DecimalField,
+        {"max_digits": 9, "decimal_places": 2},
+        "is a DecimalField, which is not supported",
+    ),
+    "IP address": (models.GenericIPAddressField, {}, "is a GenericIPAddressField, which is not supported"),
     "duration": (models.DurationField, {}, "is a DurationField, which is not supported"),
     "time": (models.TimeField, {}, "is a TimeField, which is not supported"),
     "float": (models.FloatField, {}, "is a FloatField, which is not supported"),
@@ -74,60 +76,6 @@ def test_a_composite_key_is_refused(declare: Declare) -> None:
 
     with pytest.raises(PolicyError, match="composite primary key are not supported. Use a single field"):
         declare(Composite, name="odd")
-
-
-@isolate_apps("tests.testapp")
-@pytest.mark.django_db
-def test_decimals_with_more_digits_than_sqlite_stores_are_refused_there(declare: Declare) -> None:
-    class Precise(models.Model):
-        number = models.DecimalField(max_digits=16, decimal_places=2, primary_key=True)
-
-        class Meta:
-            app_label = "testapp"
-
-    declare(Precise, name="precise")
-    found = [error for error in check_policies() if error.id == "django_delayq.E011"]
-    if connection.vendor != "sqlite":
-        assert not found
-        return
-    assert "SQLite stores 15 digits of a decimal exactly: set max_digits=15" in found[0].msg
-    with pytest.raises(SystemCheckError, match=r"E011"):
-        call_command("check")
-    with pytest.raises(PolicyError, match="set max_digits=15"):
-        object_id(models.F("number"), Precise, "default")
-
-
-def test_datetimes_in_a_local_time_zone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    database = connections["default"]
-    assert refusal(DateTimeKey, database) == ""
-    monkeypatch.setattr(database, "timezone_name", "Europe/Berlin")
-    words = refusal(DateTimeKey, database)
-    assert words == "" if connection.vendor == "postgresql" else "remove TIME_ZONE" in words
-
-
-@pytest.mark.django_db
-def test_a_decimal_with_more_places_than_the_key_is_refused(declare: Declare) -> None:
-    declare(DecimalKey, name="hand")
-    obj = DecimalKey.objects.create(number=Decimal("1.25"))
-    obj.number = Decimal("1.254")
-    with pytest.raises(ValueError, match=r"1\.254 is not a key with at most 10 digits, 2 of them"):
-        dq.schedule_timeout(obj, "hand", hours=1)
-
-
-@isolate_apps("tests.testapp")
-def test_a_decimal_key_may_have_more_digits_than_python_calculates_with() -> None:
-    class Precise(models.Model):
-        number = models.DecimalField(max_digits=38, decimal_places=10, primary_key=True)
-
-        class Meta:
-            app_label = "testapp"
-
-    text = "1234567890123456789012345678.0123456789"
-    assert object_id_of(Precise, Decimal(text)) == text
-    assert pk_of(Precise, text) == Decimal(text)
-    for wrong in ("1e28", "1e-11", text + "1", "1e999999999", "NaN", "-Infinity"):
-        with pytest.raises(ValueError, match="is not a key of Precise"):
-            pk_of(Precise, wrong)
 
 
 @pytest.mark.django_db

@@ -118,11 +118,11 @@ def test_rest_lists_and_shows_the_timeouts_of_an_object(world: World, browser: C
     assert shown["object"]["id"] == row.object_id
 
 
-@pytest.mark.parametrize("text", ["7E1234", "1e40", "0001-01-01T00:00:00+14:00"])
+@pytest.mark.parametrize("text", ["7E1234", "1e40", "6ba7b810-9dad-11d1"])
 def test_what_only_looks_like_a_key_is_searched_like_any_text(
     text: str, declare: Callable[..., TimeoutPolicy[Any]], browser: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worlds = [make_world(case, declare) for case in CASES if case.model in {keys.DecimalKey, keys.DateTimeKey}]
+    worlds = [make_world(case, declare) for case in CASES if case.model in {keys.AutoKey, keys.UUIDKey}]
     order = Order.objects.create()
     row = dq.schedule_timeout(order, "remind", hours=1, key=text)
     assert listed(browser, q=text) == [row.pk]
@@ -135,13 +135,6 @@ def test_what_only_looks_like_a_key_is_searched_like_any_text(
         assert browser.get("/api/timeouts/", {"object": f"{label}:{text}"}).status_code == 400
         with pytest.raises(CommandError, match="is not a key of"):
             call_command("delayq_explain", label, text)
-
-
-def test_a_search_for_what_is_no_address_finds_no_object(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    declare(keys.IPKey, name="hand")
-    for given in (["testapp.ipkey", "A-17"], ["--search", "A-17"]):
-        with pytest.raises(CommandError, match="A-17"):
-            call_command("delayq_explain", *given)
 
 
 def test_a_deadline_field_reads_one_object_many_and_prefetched_ones(world: World) -> None:
