@@ -62,7 +62,7 @@ def register(using: str) -> set[str]:
     """Make the declarations of this process known, and confirm those that are the newest; log a change of that.
 
     Return the labels of the policies of which another declaration is the newest. Each sync of a worker calls it. Raises
-    the database's errors.
+    the database's errors, and PolicyError for `wrong_names`, if the worker has begun while the database was away.
     """
     declared, rows = _declared(using), PolicySync.objects.using(using)
     now, interval = database_now(using), get_settings().sync_interval
@@ -72,6 +72,8 @@ def register(using: str) -> set[str]:
         new = [PolicySync(policy=label, oldest_label=oldest[label], before_at=now) for label in missing]
         rows.bulk_create(new, ignore_conflicts=True)
         found = {row.policy: row for row in rows.filter(policy__in=declared)}
+    if any(row.oldest_label != declared[label].oldest_label for label, row in found.items()):
+        check_names(using)
     outdated, confirmed = set[str](), list[int]()
     for label, row in found.items():
         own = fingerprint(declared[label])

@@ -19,6 +19,7 @@ from django.db import connections
 
 from django_delayq import __version__
 from django_delayq.clock import brief, plural
+from django_delayq.conf import get_settings
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
 from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
@@ -179,6 +180,7 @@ class Worker(WorkerParts):
         A Redis that is not available is checked before it is used. Raises WrongInstallation, and PolicyError for names
         by which the ledger does not know its timeouts; in a burst NotMigrated.
         """
+        must_wait = get_settings().installation is not None
         while not self._stopping:
             try:
                 with self.progress.step():
@@ -189,15 +191,19 @@ class Worker(WorkerParts):
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:
-                if self.is_burst and (missing := not_migrated(error, self.using)):
-                    raise missing from error
+                if missing := not_migrated(error, self.using):
+                    must_wait = True
+                    if self.is_burst:
+                        raise missing from error
+                if not must_wait:
+                    return True  # no other installation would be refused, and `declarations.register` checks the names
                 self._database.failed(error)
                 self._give_up_burst()
                 if not self._stopping:
                     self._wakeup.wait(self._database.seconds_left)
             finally:
                 check_connections()
-        return False
+        return not must_wait and not self.gave_up
 
     def _prepare(self, background: Background) -> None:
         self.skew.ask_database()

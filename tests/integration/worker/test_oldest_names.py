@@ -13,6 +13,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.arming.sync import TableSync
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.policies import registry
@@ -74,6 +75,8 @@ def test_a_worker_that_would_not_find_the_timeouts_is_refused(deploy: Deploy, na
     with pytest.raises(SystemCheckError, match=rf"E025.*{oldest}"):
         call_command("check", databases=["default"])
     assert any(oldest in finding.msg for finding in examine(quick=True) if finding.id == "names")
+    with pytest.raises(dq.PolicyError, match=oldest):  # of a worker that has begun while the database was away
+        TableSync("default").run()
     assert list(Timeout.objects.values()) == before
 
 
