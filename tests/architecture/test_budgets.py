@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (13_150, 9_500),
+    "code lines of the core": (13_100, 9_500),
     "code lines of the edges": (6_450, 4_900),
     "modules": (157, 120),
     "longest chain of imports": (17, 18),
@@ -39,7 +39,7 @@ SOURCES = {
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (3_200, 2_280),
+    ("root",): (3_150, 2_280),
     ("scheduling",): (950, 740),
     ("arming",): (1_100, 830),
     ("ledger",): (2_650, 1_900),
