@@ -150,6 +150,27 @@ class Timeout(models.Model):
     claims = models.PositiveSmallIntegerField(default=0, editable=False)  # without a result, as deliveries of an entry
     claimed_until = models.DateTimeField(null=True, default=None, editable=False)  # until then, no worker claims it
 
+    # Internal: what the round has been through, as far as decisions depend on it. They do not read `history`, which
+    # drops the oldest events. Mostly NULL, which takes no space. Replacing a row resets them: see `ROUND_FIELDS`.
+    snoozes = models.PositiveSmallIntegerField(default=0, editable=False)
+    """How often the handler has snoozed since the round began, or since an operator has retried it."""
+    retried_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+    """When an operator has last retried it: see `began_at`."""
+    restarted_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When its deadline was last set independently of the former one. A hold before this time does not move it."""
+    asked_due_at = models.DateTimeField(null=True, default=None, editable=False)
+    """The deadline that the application or a save has set, if an operator or a hold has moved it since then."""
+    hold_ended_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When the end of a hold has last moved it."""
+    is_requested = models.BooleanField(default=False, editable=False)
+    """An operator wants it fired, however late it is. A move or a snooze takes that back, but no move of all rows."""
+    is_due_by_request = models.BooleanField(default=False, editable=False)
+    """Its deadline is that of "fire now": no deadline that a caller has granted."""
+    suspected_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When an attempt was counted before it ran, because processes may have died of it; None: its outcome is known."""
+    first_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+    last_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+
     objects: ClassVar[Any] = TimeoutQuerySet.as_manager()
 
     class Meta:
@@ -218,6 +239,11 @@ class Timeout(models.Model):
     def errors(self) -> list[dict[str, Any]]:
         """Return the failed attempts in `history`, oldest first, with their tracebacks."""
         return [event for event in self.history if event.get("what") == "failed"]
+
+    @property
+    def began_at(self) -> datetime:
+        """Return when the round was scheduled, or when an operator has retried it."""
+        return self.retried_at or self.created_at
 
     @property
     def is_settled(self) -> bool:
@@ -317,14 +343,20 @@ class PolicyChange(models.Model):
     at = models.DateTimeField(_("at"))
     by = models.CharField(_("by"), max_length=150, default="", blank=True)
     reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
-    details = models.JSONField(_("details"), default=dict, blank=True)
+    details = models.JSONField(_("details"), default=dict, blank=True)  # for people: no decision reads it
     moved = models.PositiveIntegerField(_("rows moved"), default=0)
     unmoved = models.PositiveIntegerField(_("rows left as they were"), default=0)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
     # Internal: the ids of the last row that was processed, and of the last row to process.
-    place = models.BigIntegerField(default=0, editable=False)
-    last_place = models.BigIntegerField(default=0, editable=False)
+    cursor = models.BigIntegerField(default=0, editable=False)
+    last_id = models.BigIntegerField(default=0, editable=False)
     touched_at = models.DateTimeField(editable=False)
+    # Internal, of a change that moves rows: the hold, or the difference, by which it moves their deadlines. With
+    # neither it computes them again.
+    held_from: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+    held_until: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+    shift = models.DurationField(null=True, default=None, editable=False)
+    former_delay = models.DurationField(null=True, default=None, editable=False)  # NULL: it differed between objects
 
     class Meta:
         verbose_name = _("policy change")

@@ -41,7 +41,7 @@ from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import holds_ended
-from django_delayq.ledger.history import message_of, moment
+from django_delayq.ledger.history import message_of
 from django_delayq.ledger.locking import lock_in_slot_order, lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.statements import chunks
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 Cause = Timeout.Cause
-MOVES_OF_ALL = ("hold_ended", "replanned")
-"""The events of moves that an operator has made to all rows of a policy."""
 RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
@@ -376,7 +374,9 @@ def _settled_rounds(
     rows = read_committed(Timeout.objects.using(using).filter(of_places), using)
     is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
     rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
-    columns = ("id", "due_at", "first_due_at", "extensions", "created_at", "history", "own_key")
+    columns = (
+        *("id", "due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "is_due_by_request", "own_key"),
+    )
     if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
         found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
     else:  # of closed rounds nothing but each place once, because there may be very many with one `since_at`
@@ -384,15 +384,13 @@ def _settled_rounds(
         rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
         found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
     for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        row_id, due_at, first_due_at, extensions, created_at, history, key = values
+        row_id, due_at, first_due_at, extensions, created_at, hold_ended_at, is_due_by_request, key = values
         place = (*slots[slot], since_at)
         if row_id is None:
             closed.add(place)
         elif not is_new:
-            moves = [event["what"] for event in history if "from" in event and event["what"] not in MOVES_OF_ALL]
-            due_at = None if moves[-1:] == ["fire_requested"] else due_at
-            held = [moment(event["at"]) for event in history if event["what"] == "hold_ended"]
-            kept[place] = RoundMemory(due_at, first_due_at, extensions, max([created_at, *held]), key)
+            due_at = None if is_due_by_request else due_at
+            kept[place] = RoundMemory(due_at, first_due_at, extensions, hold_ended_at or created_at, key)
     return closed, kept and _after_holds(kept, {state.policy for state, _ in asked}, using)
 
 

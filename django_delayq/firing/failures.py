@@ -20,7 +20,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
+from django_delayq.ledger.history import clipped, error_details, message_of, with_event
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
@@ -48,10 +48,9 @@ class TransientFailure(Exception):
 
 
 class _Verdict(NamedTuple):
-    """The outcome for a row: its columns, events for its history, and the error to log."""
+    """The outcome for a row: its columns, and the error to log."""
 
     values: dict[str, Any]
-    events: Sequence[dict[str, Any]] = ()
     error: BaseException | None = None
 
 
@@ -109,7 +108,7 @@ def record_error(
                 return report
             if _is_unchanged(row, call.seen, now):
                 found = _verdict(policy, row, error, now, row.attempts if call.is_counted else row.attempts + 1)
-                values = {**found.values, "history": appended(row.history, *found.events)}
+                values = {**found.values, "suspected_at": None}
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, using)
                     values = _of_firing(row, values, now, newer)
@@ -159,7 +158,7 @@ def _verdict(
     if isinstance(error, GiveUp):
         return _Verdict(settled(State.DEAD, Cause.HANDLER, error.reason), error=error)
     if isinstance(error, Snooze):
-        number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
+        number, most = row.snoozes + 1, policy.limits.snoozes if policy and policy.limits else None
         try:
             until = error.delay.due_from(now)
         except (InvalidDelay, AttributeError) as wrong:  # the latter: a subclass did not call `Snooze.__init__`
@@ -169,15 +168,17 @@ def _verdict(
                 why = f": {error.reason}" if error.reason else "."
                 words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
                 return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
-            snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
-            return _Verdict({**columns.waiting(until), "ready_at": until, "attempts": attempt - 1}, [snoozed])
+            snoozed = with_event(row, "snoozed", now, reason=error.reason, to=until, number=number)
+            values = {**columns.waiting(until), "ready_at": until, "attempts": attempt - 1, "history": snoozed}
+            return _Verdict({**values, "snoozes": number, "is_requested": False})
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
-    failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
+    failed: dict[str, Any] = {"first_failed_at": row.first_failed_at or now, "last_failed_at": now}
+    failed["history"] = with_event(row, "failed", now, attempt=attempt, to=run_at, **error_details(error, row))
     if run_at is None:
         reason = f"{type(error).__name__}: {message_of(error, row)}"
-        return _Verdict(settled(State.DEAD, Cause.RETRIES, reason), [failed], error)
-    return _Verdict({**columns.waiting(run_at), "attempts": attempt}, [failed], error)
+        return _Verdict({**settled(State.DEAD, Cause.RETRIES, reason), **failed}, error)
+    return _Verdict({**columns.waiting(run_at), "attempts": attempt, **failed}, error)
 
 
 def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_superseded: bool) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_supersede
     A cancel meanwhile was promised that there is no further attempt. A new schedule made the next round, which
     replaces this one, even if it has ended.
     """
-    state, kept = values["state"], {name: values[name] for name in ("attempts", "history")}
+    state, kept = values["state"], {name: value for name, value in values.items() if name in ("attempts", "history")}
     if state != State.SKIPPED and row.final_attempt:
         values = {**columns.settled(State.CANCELLED, Cause.HAND, now), **kept}
     elif state == State.PENDING and is_superseded:

@@ -15,7 +15,7 @@ import logging
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.firing")
 operations_logger = logging.getLogger("django_delayq.operations")
 State, Cause = Timeout.State, Timeout.Cause
-REQUESTED: Final = frozenset(("fire_requested", "retried", "refires"))
-"""The events by which an operator wants a timeout fired, however late it is."""
-MOVED_WITH_ALL: Final = frozenset(("replanned", "hold_ended"))
 
 
 def settle_unwanted(
@@ -51,14 +48,12 @@ def settle_unwanted(
 ) -> list[Timeout]:
     """Settle those of the due, locked `rows` that are too late or in shadow mode; return them.
 
-    A statement reads the histories of those that seem too late: an operator may have asked to fire them.
+    A row that an operator has asked to fire is never too late.
     """
     withheld: list[Timeout] = []
     if late := guards.late:
-        ids = [row.pk for row in rows if settling.is_late(row, now, late.after, counted=counted)]
-        histories = Timeout.objects.using(using).filter(pk__in=ids).values_list("pk", "history") if ids else ()
-        unwanted = {row_id for row_id, history in histories if not _is_requested(history)}
-        if withheld := [row for row in rows if row.pk in unwanted]:
+        seem_late = [row for row in rows if settling.is_late(row, now, late.after, counted=counted)]
+        if withheld := [row for row in seem_late if not row.is_requested]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
             reason = f"It would have begun more than {duration_text(late.after)} after its deadline."
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
@@ -68,16 +63,6 @@ def settle_unwanted(
             settling.mark_settled(rest, Cause.SHADOW, now, using)
         withheld = withheld + rest
     return withheld
-
-
-def _is_requested(history: Sequence[dict[str, object]]) -> bool:
-    """Return whether the last event that set the time of the attempt is an operator's request to fire it.
-
-    The move of all rows after a hold, or to another delay, does not take the request back.
-    """
-    events = (event for event in reversed(history) if event["what"] not in MOVED_WITH_ALL)
-    last = next((event for event in events if "to" in event or event["what"] in REQUESTED), None)
-    return last is not None and last["what"] in REQUESTED
 
 
 def is_in_shadow(object_id: str, percent: int) -> bool:

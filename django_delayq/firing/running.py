@@ -34,7 +34,7 @@ from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SE
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
-from django_delayq.ledger.history import appended, event, moment
+from django_delayq.ledger.history import with_event, without_last
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
@@ -147,15 +147,15 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
             # An attempt that was counted less than a lease ago, with unknown outcome, may be about to run. Redis gives
             # an entry to one worker at a time, but a forged entry can reach several, each as a suspect; the second of
             # them would find no attempt left.
-            last = row.history[-1] if row.history else {}
-            if last.get("what") == "suspected" and moment(last["at"]) + get_settings().lease > now:
+            if row.suspected_at is not None and row.suspected_at + get_settings().lease > now:
                 report.release([timeout_id], using, "another worker has just claimed it")
                 return
             if row.attempts and (policy.retry or get_settings().retry).delay_after(row.attempts) is None:
                 seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
             else:
-                history = appended(row.history, event("suspected", now, attempt=row.attempts + 1))
-                is_counted = settling.compare_and_set(row, using, attempts=row.attempts + 1, history=history)
+                values = {"attempts": row.attempts + 1, "suspected_at": now}
+                history = with_event(row, "suspected", now, attempt=row.attempts + 1)
+                is_counted = settling.compare_and_set(row, using, **values, history=history)
     if seen is not None:  # no attempt is left
         died = WorkerDied("The process died each time that this timeout was fired.")
         report.add(record_error(policy, died, using, Call((timeout_id,), seen, is_counted=True)))
@@ -176,8 +176,9 @@ def _uncount(timeout_id: int, using: str) -> None:
             with firing_transaction(using):
                 row = settling.lock_rows([timeout_id], using, history=True)[0].get(timeout_id)
                 if row is not None:
-                    if row.state == State.PENDING and row.history and row.history[-1].get("what") == "suspected":
-                        settling.compare_and_set(row, using, attempts=row.attempts - 1, history=row.history[:-1])
+                    if row.state == State.PENDING and row.suspected_at is not None:
+                        values = {"attempts": row.attempts - 1, "suspected_at": None}
+                        settling.compare_and_set(row, using, **values, history=without_last(row, "suspected"))
                     return
             time.sleep(_UNCOUNT_PAUSE_SECONDS)
         why = "another transaction has locked its row"

@@ -29,11 +29,14 @@ def waiting(run_at: datetime) -> dict[str, Any]:
 # The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
 # extend a cart three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
-ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until")
+ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until", "ready_at", "snoozes")
+ROUND_FIELDS += ("retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request")
+ROUND_FIELDS += ("suspected_at", "first_failed_at", "last_failed_at")
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""
-MOVED_FIELDS = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
+MOVED_FIELDS: tuple[str, ...] = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
+MOVED_FIELDS += ("restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request", "suspected_at")
 """The columns that moving a row writes."""
 
 

@@ -25,7 +25,6 @@ from django.db.models import DurationField, QuerySet, Subquery, Value
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
 from django_delayq.ledger.columns import attempt_expired
-from django_delayq.ledger.history import moment
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.ledger.stops import is_stop_in_force
@@ -136,12 +135,8 @@ def _delay(using: str, policy: TimeoutPolicy[Any]) -> QuerySet[PolicyControl, An
 
 def holds_ended(policy: TimeoutPolicy[Any], since: datetime, using: str) -> list[tuple[datetime, datetime]]:
     """Return begin and end of the holds of `policy` that ended after `since`, and moved deadlines."""
-    ended = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.RESUMED)
-    found = ended.filter(at__gt=since).values_list("details", flat=True)
-    # These words are stored: see `operations.changes`.
-    return [
-        (moment(each["held_from"]), moment(each["held_until"])) for each in found if each.get("move") == "hold_shift"
-    ]
+    changes = PolicyChange.objects.using(using).filter(policy__in=policy.labels, at__gt=since)
+    return list(changes.filter(held_from__isnull=False).values_list("held_from", "held_until"))
 
 
 def policy_states(using: str) -> list[PolicyState]:

@@ -29,7 +29,6 @@ from django_delayq.models import Timeout
 MAX_EVENTS = 40
 BY_APPLICATION = ("hand", "save")
 """The actors of events that are not operators."""
-_COUNTING = frozenset(("snoozed", "retried"))
 MAX_MESSAGE = 1_000
 MAX_LOGGED = 50_000
 """A longer traceback contains a message of megabytes, and is logged as short as it is stored."""
@@ -42,7 +41,7 @@ BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
 def record(row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> None:
     """Add an event to the history of `row`, in memory."""
-    row.history = appended(row.history, event(what, at, by=by, reason=reason, **details))
+    row.history = with_event(row, what, at, by=by, reason=reason, **details)
 
 
 def record_death(row: Timeout, now: datetime) -> None:
@@ -51,60 +50,23 @@ def record_death(row: Timeout, now: datetime) -> None:
         record(row, "dead", row.settled_at or now, reason=row.reason)
 
 
-def event(what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> dict[str, Any]:
-    """Return an event as JSON: `what`, `at`, and the others that are not empty; datetimes as ISO strings in UTC."""
+def with_event(
+    row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any
+) -> list[dict[str, Any]]:
+    """Return the history of `row` with one more event; beyond the cap the oldest but the first are dropped.
+
+    An event has `what`, `at`, and of the others those that are not empty; datetimes as ISO strings in UTC.
+    """
     said = {"by": by, "reason": clipped(reason), **details}
-    return {
-        "at": iso(at),
-        "what": what,
-        **{name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value},
-    }
+    values = {name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value}
+    longer = [*row.history, {"at": iso(at), "what": what, **values}]
+    return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[-MAX_EVENTS + 1 :]]
 
 
-def appended(history: list[dict[str, Any]], *events: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return `history` with `events` appended; beyond the cap the oldest are dropped.
-
-    Kept are the first one, and the last one that `snoozes_of` needs, which takes the place of the second one.
-    """
-    longer = [*history, *events]
-    if len(longer) <= MAX_EVENTS:
-        return longer
-    dropped, kept = longer[1 : -MAX_EVENTS + 1], longer[-MAX_EVENTS + 1 :]
-    counting = [event for event in dropped if _counts(event)]
-    if counting and not any(map(_counts, kept)):
-        kept[0] = counting[-1]
-    return [longer[0], *kept]
-
-
-def snoozes_of(history: list[dict[str, Any]]) -> int:
-    """Return how often the handler has snoozed in this round, and since an operator has retried it.
-
-    Each snooze has a running number, because old events are dropped.
-    """
-    last: dict[str, Any] = next(filter(_counts, reversed(history)), {})
-    return int(last.get("number", 0))
-
-
-def _counts(event: dict[str, Any]) -> bool:
-    """Return whether `event` is a snooze, or what restarts their count: a retry, or a save that changed `since`."""
-    return event.get("what") in _COUNTING or (event.get("what"), event.get("by")) == ("rescheduled", "save")
-
-
-def began_at(row: Timeout) -> datetime:
-    """Return when the round of `row` was scheduled, or when an operator has retried it."""
-    retried = [event["at"] for event in row.history if event.get("what") == "retried"]
-    return moment(retried[-1]) if retried else row.created_at
-
-
-def asked_due_at(row: Timeout) -> datetime:
-    """Return the deadline that the application or a save has set last, before operators and holds moved it."""
-    asked: str | None = None
-    for event in row.history:
-        if "from" in event and event.get("by") in BY_APPLICATION:
-            asked = event["to"]
-        elif "from" in event:
-            asked = asked or event["from"]
-    return row.due_at if asked is None else moment(asked)
+def without_last(row: Timeout, what: str) -> list[dict[str, Any]]:
+    """Return the history of `row` without its last event, if that is `what`, because it was undone."""
+    history: list[dict[str, Any]] = row.history
+    return history[:-1] if history and history[-1].get("what") == what else history
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:

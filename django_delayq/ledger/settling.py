@@ -23,7 +23,7 @@ from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of
 from django_delayq.ledger.columns import attempt_expired, settled
-from django_delayq.ledger.history import began_at, clipped
+from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
     for_update,
@@ -261,7 +261,7 @@ def is_superseded(row: Timeout, using: str) -> bool:
     was superseded itself, because `since` came back to the value of `row`. An older row that an operator has retried is
     newer than the rounds before that.
     """
-    newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
+    newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=row.began_at)
     rounds = Timeout.objects.using(using).filter(slot=row.slot).exclude(cause=Cause.SUPERSEDED)
     return bool(rounds.filter(newer).exists())
 

@@ -14,7 +14,7 @@ from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
 from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
-from django_delayq.ledger.history import SINCE_CHANGED, clipped, record
+from django_delayq.ledger.history import BY_APPLICATION, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
@@ -194,12 +194,27 @@ def move_rows(
     rows = []
     for row, due_at, run_at in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
+        _note_move(row, **event)
         row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_STORED)
         row.ready_at, row.claims, row.claimed_until = event["at"], 0, None
         rows.append(row)
     update_each(rows, (*MOVED_FIELDS, *columns), using)
     push_rows(rows, using)
     return rows
+
+
+def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bool = False, **_: object) -> None:
+    """Set what decisions depend on after a move of `row`, whose `due_at` is still the former one."""
+    row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
+    row.suspected_at = None
+    if what == "hold_ended":
+        row.hold_ended_at = at
+    elif what != "replanned":  # a move of all rows of a policy does not take a request back
+        row.is_requested = row.is_due_by_request = what == "fire_requested"
+        # A duration counts from the former deadline, unless that had passed.
+        counts_anew = fixed or (what in {"postponed", "deadline_changed"} and row.due_at < at)
+        if counts_anew or what == "rescheduled":
+            row.restarted_at = at
 
 
 def run_at_of(row: Timeout, due_at: datetime) -> datetime:
@@ -211,10 +226,10 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
     """Begin new rounds in pending, locked rows: each with the `since_at` and `due_at` of its round; return the rows."""
     moves = []
     for row, since_at, due_at in rounds:
-        row.since_at, row.first_due_at, row.attempts, row.extensions = since_at, due_at, 0, 0
+        row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
         row.idempotency_key = new_idempotency_key()
         moves.append((row, due_at, due_at))
-    columns = ("since_at", "first_due_at", "attempts", "idempotency_key")
+    columns = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
     at = clock.now()
     return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
 
@@ -307,6 +322,7 @@ def cancel_rows(
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
     values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "attempts": 0, "final_attempt": False}
+    values |= {"retried_at": now, "restarted_at": now, "is_requested": True, "snoozes": 0, "suspected_at": None}
     _set(rows, using, (State.DEAD,), **values, claims=0, claimed_until=None)
     push_rows(rows, using)
 

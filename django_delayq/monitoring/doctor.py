@@ -33,7 +33,6 @@ from django_delayq.ledger.db_connections import (
     unapplied_migrations,
 )
 from django_delayq.ledger.declarations import wrong_names
-from django_delayq.ledger.history import moment
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
@@ -231,17 +230,19 @@ def _overdue(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
 def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckMessage]:
     """Report failing timeouts: a warning from the third failure of one on, an error if all attempts of a policy fail.
 
-    All attempts fail if none has succeeded since one that failed ten minutes ago or earlier. A success is a timeout
-    that fired; the failures are those in the histories of the timeouts with the most attempts, and of the last dead
-    ones, which also show a policy without retries. An error ends when a timeout fires, when no timeout is failing and
-    none has failed for ten minutes, or when the policy is stopped.
+    All attempts fail if a timeout has failed since the last success, and neither its first failure nor that success is
+    less than ten minutes ago. A success is a timeout that fired; the failures are those of the timeouts with the most
+    attempts, and of the last dead ones, which also show a policy without retries. An error ends when a timeout fires,
+    when no timeout is failing and none has failed for ten minutes, or when the policy is stopped.
     """
     if not policy.failing.value and not policy.dead.value:
         return
     rows = _failed_rows(policy, using)
-    failures = [moment(error["at"]) for row in rows for error in row.errors]
-    failures = sorted(at for at in failures if policy.last_fired_at is None or at > policy.last_fired_at)
-    is_going_on = bool(policy.failing.value) or any(at > now - ALL_FAIL_ERROR for at in failures)
+    failed = [row for row in rows if row.last_failed_at is not None]
+    if fired_at := policy.last_fired_at:
+        failed = [row for row in failed if row.last_failed_at > fired_at]
+    first_failures = [max(row.first_failed_at, fired_at or row.first_failed_at) for row in failed]
+    is_going_on = bool(policy.failing.value) or any(row.last_failed_at > now - ALL_FAIL_ERROR for row in failed)
     count = plural(policy.failing, "is failing", "are failing")
     worst = max(rows, key=lambda row: (row.state == Timeout.State.PENDING, row.attempts), default=None)
     if worst is None:
@@ -250,8 +251,9 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
     text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last['error']}: {last['message']}."
     hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
     hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."
-    if failures and is_going_on and now - failures[0] >= ALL_FAIL_ERROR and not policy.is_stopped:
-        since = duration_text(now - failures[0], is_exact=False)
+    failing_for = now - min(first_failures, default=now)
+    if is_going_on and failing_for >= ALL_FAIL_ERROR and not policy.is_stopped:
+        since = duration_text(failing_for, is_exact=False)
         text = f"No attempt of {policy.label} has succeeded for {since}: {count}, and {policy.dead} dead. {text}"
         yield Error(text, hint=hint, id="failing")
     elif worst.state == Timeout.State.PENDING and worst.attempts >= FAILURES_WARNING:

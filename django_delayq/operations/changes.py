@@ -27,7 +27,7 @@ from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import claiming, outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped, message_of, moment
+from django_delayq.ledger.history import clipped, message_of
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
@@ -165,12 +165,12 @@ def _move_page(change_id: int, using: str) -> int:
         if change.finished_at is not None or policy is None:
             return 0
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
-        page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
+        page = rows.filter(pk__gt=change.cursor, pk__lte=change.last_id).order_by("pk")
         ids = list(page.values_list("pk", flat=True)[: statements.CHUNK])
         change.touched_at = database_now(using)
         if ids:
             moved = _move_rows(paging.read_page(ids, using), change, policy)
-            change.place, change.moved = ids[-1], change.moved + moved
+            change.cursor, change.moved = ids[-1], change.moved + moved
             change.unmoved += len(ids) - moved
         else:
             change.finished_at = change.touched_at
@@ -191,14 +191,15 @@ def move_missed(using: str) -> int:
     now, total = database_now(using), 0
     delays = PolicyChange.objects.using(using).filter(what=What.DELAY)
     recent = Q(touched_at__gt=now - MISSED_EVERY, touched_at__lte=now)  # later only if the clock was set back
-    for change in delays.filter(~recent, finished_at__gt=now - MISSED_FOR).order_by("id"):
-        policy, before = registry.get(change.policy), change.details.get("before")
+    moving = delays.filter(~recent, finished_at__gt=now - MISSED_FOR, former_delay__isnull=False)
+    for change in moving.order_by("id"):
+        policy, former = registry.get(change.policy), change.former_delay
         claimed = delays.filter(pk=change.pk, touched_at=change.touched_at).update(touched_at=now)  # by one worker
-        if not claimed or policy is None or before is None or "move" not in change.details:
+        if not claimed or policy is None or former is None:
             continue
         if delays.filter(policy__in=policy.labels, pk__gt=change.pk).exists():
             continue
-        change.touched_at, former = now, timedelta(seconds=before)
+        change.touched_at = now
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
         move = partial(_move_missed, change=change, policy=policy, former=former)
@@ -207,9 +208,9 @@ def move_missed(using: str) -> int:
 
 
 def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any], former: timedelta) -> int:
-    """Move those rows of `page` that are due the delay `former` after their `since`, and were never moved."""
+    """Move those rows of `page` that are due the delay `former` after their `since`, unmoved and without a snooze."""
     rows = [row for row in page.rows if row.since_at is not None and row.due_at - row.since_at == former]
-    rows = [row for row in rows if not any("from" in event for event in row.history)]
+    rows = [row for row in rows if row.ready_at is None]
     moved = _move_rows(replace(page, rows=rows), change, policy)
     PolicyChange.objects.using(page.using).filter(pk=change.pk).update(moved=F("moved") + moved)
     return moved
@@ -217,7 +218,7 @@ def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[
 
 def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> int:
     """Move the pending rows of `page`; return how many got another deadline."""
-    moves, failed, details = [], list[str](), change.details
+    moves, failed = [], list[str]()
     in_force = read_delay(policy, page.using)
     for row in page.rows:
         try:
@@ -237,25 +238,24 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
             *(policy.label, len(failed), failed[0]),
             extra={"event": "replan_failed", "policy": policy.label, "count": len(failed)},
         )
-    what = "hold_ended" if details["move"] == "hold_shift" else "replanned"
-    reason = clipped("; ".join(filter(None, (details.get("held_reason"), change.reason))))
+    what = "replanned" if change.held_from is None else "hold_ended"
+    reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
     return len(move_rows(moves, page.using, what=what, at=change.touched_at, by=change.by, reason=reason))
 
 
 def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None
 ) -> tuple[datetime, datetime]:
-    details = change.details
-    if details["move"] == "hold_shift":  # after a hold; these words are stored, and unfinished changes have them
-        held_from, held_until = (moment(details[name]) for name in ("held_from", "held_until"))
-        shift = max(timedelta(0), held_until - max(held_from, _counts_from(row, policy, page, in_force)))
+    if change.held_from is not None and change.held_until is not None:
+        begin = max(change.held_from, _counts_from(row, policy, page, in_force))
+        shift = max(timedelta(0), change.held_until - begin)
         return shifted(row.due_at, shift), shifted(row.run_at, shift)
     due_at, obj = row.due_at, page.object_of(row)
-    if details["move"] == "shift":
-        due_at = shifted(due_at, timedelta(microseconds=details["microseconds"]))
+    if change.shift is not None:
+        due_at = shifted(due_at, change.shift)
     elif obj is not None or not callable(policy.after):
-        after = None if details["after"] is None else timedelta(microseconds=details["after"])
-        planned = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
+        # The delay that this change has set: no other can be set before it is finished.
+        planned = policy.due_of(obj, row.since_at or row.created_at, in_force) or due_at
         # A row without `since` counts from when it was scheduled, and is never due before.
         due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
     return due_at, run_at_of(row, due_at)
@@ -267,26 +267,15 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
     A row that was armed counts from its `since`, also if it was armed later: its object matched again, or the sync
     found it. Such a row may have a moved deadline, which its round had before.
     """
-    restarts = [moment(event["at"]) for event in row.history if _is_restart(event)]
-    counts_from = max([row.created_at, *restarts])
+    counts_from = row.restarted_at or row.created_at
     obj = page.object_of(row)
     if row.since_at is None or row.since_at >= counts_from or (obj is None and callable(policy.after)):
         return counts_from
     is_armed = False
     with Failures(policy).counting(row.object_id):  # if `after` raises, it does not show that the row was armed
         natural = policy.due_of(obj, row.since_at, in_force)
-        is_armed = natural == row.due_at or (natural == row.first_due_at and not restarts)
+        is_armed = natural == row.due_at or (natural == row.first_due_at and row.restarted_at is None)
     return row.since_at if is_armed else counts_from
-
-
-def _is_restart(event: dict[str, Any]) -> bool:
-    """Return whether the deadline counts from the time of this event, and no longer from the deadline before."""
-    if event.get("what") in {
-        "postponed",
-        "deadline_changed",
-    }:  # a duration counts from the former deadline, unless that had passed
-        return bool(event.get("fixed")) or moment(event["from"]) < moment(event["at"])
-    return event.get("what") in {"rescheduled", "retried"}
 
 
 def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:

@@ -195,12 +195,11 @@ def _resume(
             return None
         moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
         change.what = What.RESUMED
-        since = iso(control.stopped_at)
-        change.details = {"was": str(control.stop), "since": since}
+        change.details = {"was": str(control.stop), "since": iso(control.stopped_at)}
         if moves:
-            times = {"held_from": since, "held_until": iso(ended_at or change.at)}
-            change.details |= {"move": "hold_shift", **times, "held_reason": control.reason}
-            change.last_place = newest_id(using)  # rows that are scheduled later follow it already
+            change.details |= {"held_until": iso(ended_at or change.at), "held_reason": control.reason}
+            change.held_from, change.held_until = control.stopped_at, ended_at or change.at
+            change.last_id = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING
         else:
             control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
@@ -290,14 +289,12 @@ def change_delay(
         control.after = after
         change.what = What.DELAY
         seconds = [None if delay is None else delay.total_seconds() for delay in (before, new)]
-        change.details = {"before": seconds[0], "after_seconds": seconds[1], "mode": mode}
+        change.details = {"before": seconds[0], "after": seconds[1], "mode": mode}
         if mode == "keep":
             change.finished_at = change.at
         else:
-            microsecond = timedelta(microseconds=1)
-            change.details |= {"move": mode, "microseconds": shift // microsecond}
-            change.details["after"] = None if after is None else after // microsecond
-            change.last_place = newest_id(using)  # rows that are scheduled later follow it already
+            change.former_delay, change.shift = before, shift if mode == "shift" else None
+            change.last_id = newest_id(using)  # rows that are scheduled later follow it already
     return change if mode == "keep" else run_move(change, using, progress)
 
 

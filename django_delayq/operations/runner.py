@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.history import began_at, clean, clipped
+from django_delayq.ledger.history import clean, clipped
 from django_delayq.ledger.locking import read_committed
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
@@ -169,7 +169,7 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
     if row.slot in action.begun or (found and (found["taken"] or found["newest"] > action.newest)):
         return Refusal.SLOT_TAKEN
     # As `settling.is_superseded`, for all rows of the page in one query.
-    if is_same_round and found and found["newest"] > row.pk and found["last"] >= began_at(row):
+    if is_same_round and found and found["newest"] > row.pk and found["last"] >= row.began_at:
         return Refusal.SUPERSEDED
     action.begun.add(row.slot)
     return None

@@ -280,9 +280,8 @@ def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
     except Exception as error:  # `since` of the application
         words = f"{policy.label}: `since` fails for object {row.object_id}: {type(error).__name__}: {message_of(error)}"
         raise InvalidDelay(words) from error
-    new = writing.new_row(subject, due_at, since_at, payload=row.payload, reason=context.reason)
-    new.queue = row.queue
-    return new
+    values = {"payload": row.payload, "queue": row.queue, "reason": context.reason, "is_requested": True}
+    return writing.new_row(subject, due_at, since_at, **values)
 
 
 def retire(label: str, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None) -> Result:

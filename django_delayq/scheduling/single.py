@@ -22,7 +22,7 @@ from django_delayq.clock import database_now, duration_text, parse_delay, shifte
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
-from django_delayq.ledger.history import asked_due_at, began_at, record_death, shown
+from django_delayq.ledger.history import record_death, shown
 from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.rounds import lock_newest, lock_subject
@@ -141,8 +141,8 @@ def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
     for slots in chunks(sorted(deadlines)):
         dues = {deadlines[slot] for slot in slots}
         rows = Timeout.objects.using(using).filter(slot__in=slots, state__in=(State.FIRED, State.FIRING))
-        rows = rows.filter(Q(due_at__in=dues) | ~Q(history=[])).order_by("id")
-        found += [row for row in read_committed(rows, using) if deadlines[row.slot] in (row.due_at, asked_due_at(row))]
+        rows = rows.filter(Q(due_at__in=dues) | Q(asked_due_at__in=dues)).order_by("id")
+        found += [row for row in read_committed(rows, using) if deadlines[row.slot] in (row.due_at, row.asked_due_at)]
     return found
 
 
@@ -292,7 +292,7 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     now = clock.now()
     writing.forbid_attempts(rows, subject.using, reason, now)
     firing = [row for row in rows if row.state == State.FIRING]
-    decisive = max([newest, *firing], key=lambda row: (began_at(row), row.pk))
+    decisive = max([newest, *firing], key=lambda row: (row.began_at, row.pk))
     if decisive.state == State.FIRED and _has_unarmed_round(subject, decisive):
         return True, None, []
     if decisive.state in (State.FIRED, State.FIRING):

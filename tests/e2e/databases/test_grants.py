@@ -62,7 +62,7 @@ def test_a_worker_does_all_its_work_with_these_privileges(
     log = tmp_path / "worker.log"
     dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
     dq.schedule_timeout(Order.objects.create(status="new"), "send_outside", seconds=0)
-    # Far ahead: what is overdue when a slow machine has started the worker is left alone, as forgotten.
+    # Far ahead: rounds that are long due when a slow machine has started the worker are left alone, as forgotten.
     [parcel] = Parcel.objects.bulk_create([Parcel(sent_at=timezone.now(), status="open")])
     with log.open("wb") as output:
         start_command("delayq_worker", "-v1", "--log-level", "info", env=environment, stdout=output, stderr=output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from django.core.checks import ERROR, WARNING, CheckMessage
 from django.core.management import call_command
 from django.utils import timezone
 
-from django_delayq.ledger.history import event
+from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import snapshot
@@ -52,8 +52,15 @@ def test_a_policy_without_failing_timeouts_has_no_line_of_its_own(do: Do) -> Non
 def failed(minutes_ago: float, attempts: int = 1, *, policy: str = "remind", **values: Any) -> Timeout:
     """Return a failing timeout whose first attempt failed so long ago, and its last one half a minute ago."""
     now, row = timezone.now(), pending(Order.objects.create(), policy, minutes=30)
-    first, last = (event("failed", now - timedelta(minutes=ago), attempt=1, **ERROR_OF) for ago in (minutes_ago, 0.5))
-    return as_if(row, "pending", attempts=attempts, history=[first, last][: max(1, attempts)], **values)
+    times = [now - timedelta(minutes=ago) for ago in (minutes_ago, 0.5)][: max(1, attempts)]
+    return as_if(row, "pending", attempts=attempts, **failed_at(row, *times), **values)
+
+
+def failed_at(row: Timeout, *times: datetime) -> dict[str, Any]:
+    """Return the columns of `row` after failed attempts at these times."""
+    for at in times:
+        record(row, "failed", at, attempt=1, **ERROR_OF)
+    return {"history": row.history, "first_failed_at": times[0], "last_failed_at": times[-1]}
 
 
 def fired(minutes_ago: float, policy: str = "remind") -> None:
@@ -101,7 +108,8 @@ def test_timeouts_without_a_retry_that_die_one_after_the_other_are_an_error_too(
     a_worker()
     for minutes in (30, 20, 1):
         at = timezone.now() - timedelta(minutes=minutes)
-        dead(Order.objects.create(), history=[event("failed", at, attempt=1, **ERROR_OF)], run_at=at, settled_at=at)
+        row = dead(Order.objects.create())
+        as_if(row, "dead", "retries", **failed_at(row, at), run_at=at, settled_at=at)
     assert (found := finding()) is not None and found.level == ERROR
     Timeout.objects.filter(run_at__gt=timezone.now() - timedelta(minutes=10)).delete()
     assert finding() is None, "nothing has been tried for ten minutes: that they are dead is a finding of its own"

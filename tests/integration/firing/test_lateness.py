@@ -56,6 +56,17 @@ def test_it_counts_from_the_deadline(
     assert measured(row, caplog) == (3, 3, 3)
 
 
+def test_a_snooze_before_it_was_replaced_does_not_hide_lateness(
+    declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    order, policy = Order.objects.create(), declare(Order, name="replaced")
+    due(order, policy)
+    Timeout.objects.update(ready_at=timezone.now() + 10 * HOUR)  # the end of its snooze
+    row = was_due(due(order, policy), 3 * HOUR)
+    fire(row)
+    assert measured(row, caplog) == (3, 3, 3)
+
+
 @KINDS
 def test_a_snooze_is_not_lateness(declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]) -> None:
     """Quiet hours of ten hours must not make an alert ask for more workers."""

@@ -104,7 +104,7 @@ def commit_late(order: Order, **values: Any) -> None:
     """As if the transaction that scheduled it had been open during the change, and had read 30 minutes."""
     assert order.created_at is not None
     due_at = order.created_at + 30 * MINUTE
-    values = {"due_at": due_at, "run_at": due_at, "first_due_at": due_at, "history": [], **values}
+    values = {"due_at": due_at, "run_at": due_at, "first_due_at": due_at, "ready_at": None, **values}
     Timeout.objects.filter(object_id=str(order.pk)).update(**values)
 
 

@@ -38,14 +38,16 @@ SERIES = {
 }
 COLUMNS = (
     'policy, content_type_id, object_id, "key", queue, state, cause, due_at, run_at, first_due_at, extensions, '
-    "attempts, history, reason, created_at, settled_at, idempotency_key, slot, slot_taken, final_attempt, claims"
+    "attempts, history, reason, created_at, settled_at, idempotency_key, slot, slot_taken, final_attempt, claims, "
+    "snoozes, is_requested, is_due_by_request"
 )
 FORM = """
 INSERT INTO django_delayq_timeout ({columns})
 SELECT 'testapp.order.remind', 1, n, '', 'default',
        CASE WHEN n % 4 = 0 THEN 'fired' ELSE 'pending' END, CASE WHEN n % 4 = 0 THEN 'due' ELSE '' END,
        {moment}, {moment}, {moment}, 0, 0, '[]', '', {past},
-       CASE WHEN n % 4 = 0 THEN {moment} ELSE NULL END, n, n, CASE WHEN n % 4 = 0 THEN NULL ELSE 1 END, {no}, 0
+       CASE WHEN n % 4 = 0 THEN {moment} ELSE NULL END, n, n, CASE WHEN n % 4 = 0 THEN NULL ELSE 1 END, {no}, 0,
+       0, {no}, {no}
 FROM {series}
 """
 MOMENTS = {

@@ -1,0 +1,261 @@
+"""A history that has dropped the events of a round changes no decision about it.
+
+It has at most forty events, and a timeout that fails or is moved often has more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import ERROR
+from django.db import connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import Late, Limits, clock, operations, testing
+from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.ledger import writing
+from django_delayq.ledger.history import MAX_EVENTS, record
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.monitoring.doctor import examine
+from django_delayq.operations.changes import TimeIsUp, continue_moves, move_missed
+from tests.integration.firing.conftest import due, fire, make_due, state
+from tests.integration.operations.conftest import BY, pending
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+
+def forget(*rows: Timeout) -> None:
+    """Leave of the histories of `rows` what the cap leaves after forty others, of which none means anything."""
+    for row in rows or Timeout.objects.all():
+        row.history = []
+        for number in range(MAX_EVENTS):
+            record(row, "adopted", timezone.now(), by=BY, reason=str(number))
+        Timeout.objects.filter(pk=row.pk).update(history=row.history)
+        row.refresh_from_db()
+
+
+def fail_to_pay() -> None:
+    """Let the condition of the policies of each order end, and hold again."""
+    for status in ("paid", "unpaid"):
+        for order in Order.objects.all():
+            order.status = status
+            order.save()
+
+
+@pytest.fixture
+def unpaid(declare: Declare) -> Callable[..., tuple[Order, Timeout]]:
+    """Return a function that returns an order, and its timeout of an automatic policy, due in 30 minutes."""
+
+    def create(**options: Any) -> tuple[Order, Timeout]:
+        options = {"after": 30 * MINUTE, "since": "created_at", "when": Q(status="unpaid"), **options}
+        policy = declare(Order, name="armed", **options)
+        order = Order.objects.create(status="unpaid", created_at=timezone.now())
+        return order, order.timeouts.get(policy=policy.label)
+
+    return create
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_snoozes_are_counted(order: Order, declare: Declare, atomic: bool) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise dq.Snooze(seconds=0)
+
+    row = due(order, declare(Order, handler, name="snoozing", atomic=atomic, limits=Limits(snoozes=2)))
+    for expected in ("pending", "pending", "dead"):
+        fire(row)
+        assert state(row)[0] == expected
+        forget(row)
+    operations.retry(row, by=BY)
+    forget(row)
+    fire(row)
+    assert state(row) == ("pending", ""), "the retry began their count again"
+
+
+def test_a_retried_round_is_newer_than_those_that_ended_before(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise dq.GiveUp("no") if timeout.attempts == 1 and not timeout.reason else ValueError
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([0])))
+    fire(row)
+    dq.schedule_timeout(order, "outside", hours=1)
+    dq.cancel_timeout(order, "outside")
+    row.refresh_from_db()
+    record(row, "retried", timezone.now(), by="in SQL")
+    with transaction.atomic():
+        writing.revive([row], "default", timezone.now())
+    forget(row)
+    Timeout.objects.filter(pk=row.pk).update(reason="again")
+    fire(row)
+    assert state(row) == ("pending", ""), "no newer round has superseded it"
+    make_due(row)
+    fire(row)
+    assert state(row) == ("dead", "retries")
+    assert operations.retry(row, by=BY).changed == 1
+
+
+def test_once_knows_the_deadline_before_an_operator_moved_it(order: Order, declare: Declare) -> None:
+    policy, at = declare(Order, name="single"), timezone.now() + HOUR
+    row = dq.schedule_timeout(order, policy, at=at)
+    operations.postpone(row, by=BY, hours=1)
+    operations.fire_now(row, by=BY)
+    forget(row)
+    assert fire(row).fired
+    assert dq.schedule_timeout(order, policy, at=at, on_conflict="once").pk == row.pk
+    dq.schedule_timeouts([order], policy, at=at, on_conflict="once")
+    assert Timeout.objects.get().pk == row.pk
+
+
+def test_a_suspect_whose_attempt_has_just_been_counted_is_left_to_its_worker(order: Order, declare: Declare) -> None:
+    def die(step: str) -> None:
+        if step == "charged":
+            raise KeyboardInterrupt
+
+    row = due(order, declare(Order, lambda *_: None, name="suspected"))
+    set_checkpoint_hook(die)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fire(row, deliveries=2)
+    finally:
+        set_checkpoint_hook(None)
+    forget(row)
+    assert row.attempts == 1
+    assert not fire(row, deliveries=3).fired
+    assert state(row) == ("pending", "")
+
+
+@pytest.mark.parametrize("how", ["fire_now", "retry", "refire"])
+def test_what_an_operator_wants_fired_is_not_too_late(order: Order, declare: Declare, how: str) -> None:
+    row = due(order, declare(Order, lambda *_: None, name="late", late=Late(HOUR)))
+    if how == "retry":
+        Timeout.objects.update(state="dead", cause="late", settled_at=timezone.now(), slot_taken=None)
+    elif how == "refire":
+        assert fire(row).fired
+    row.refresh_from_db()
+    getattr(operations, how)(row, by=BY)
+    row = Timeout.objects.latest("pk")
+    forget(row)
+    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now() - 2 * HOUR)
+    assert fire(row).fired
+
+
+def test_the_deadline_of_a_request_to_fire_now_is_not_kept(unpaid: Callable[..., tuple[Order, Timeout]]) -> None:
+    order, row = unpaid()
+    operations.fire_now(row, by=BY)
+    forget(row)
+    fail_to_pay()
+    assert order.created_at is not None
+    assert order.timeouts.get(state="pending", policy=row.policy).due_at == order.created_at + 30 * MINUTE
+
+
+def test_a_hold_that_has_moved_a_round_does_not_move_it_again(unpaid: Callable[..., tuple[Order, Timeout]]) -> None:
+    order, row = unpaid()
+    dq.extend_timeout(order, row.policy, minutes=5)
+    operations.hold(row.policy, by=BY)
+    PolicyControl.objects.update(stopped_at=timezone.now() - 10 * MINUTE)
+    Timeout.objects.update(created_at=timezone.now() - HOUR, since_at=timezone.now() - HOUR)
+    Order.objects.update(created_at=Timeout.objects.get(pk=row.pk).since_at)
+    operations.resume(row.policy, by=BY)
+    row.refresh_from_db()
+    moved_to = row.due_at
+    forget(row)
+    fail_to_pay()
+    assert order.timeouts.get(state="pending", policy=row.policy).due_at == moved_to
+
+
+def test_what_was_moved_by_hand_is_not_missed_by_a_change_of_the_delay(
+    unpaid: Callable[..., tuple[Order, Timeout]],
+) -> None:
+    order, row = unpaid()
+    operations.change_delay(row.policy, 45 * MINUTE, by=BY, mode="shift")
+    assert order.created_at is not None
+    dq.reschedule_timeout(order, row.policy, at=order.created_at + 30 * MINUTE)
+    forget(row)
+    with clock.set_to(timezone.now() + 2 * MINUTE):
+        assert move_missed(connection.alias) == 0
+    row.refresh_from_db()
+    assert row.due_at == order.created_at + 30 * MINUTE
+
+
+def test_a_hold_moves_what_was_rescheduled_by_the_rest_of_it(order: Order) -> None:
+    row = pending(order, "remind", hours=5)
+    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
+    operations.hold(row.policy, by=BY)
+    dq.reschedule_timeout(order, "remind", hours=6)
+    forget(row)
+    before = row.due_at
+    PolicyControl.objects.update(stopped_at=timezone.now() - 2 * HOUR)
+    operations.resume(row.policy, by=BY)
+    row.refresh_from_db()
+    assert row.due_at - before < MINUTE
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_doctor_knows_since_when_all_attempts_fail(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError
+
+    policy = declare(Order, handler, name="failing", retry=dq.Retry([3600]))
+    with clock.set_to(timezone.now() - 11 * MINUTE):
+        due(order, policy)
+        testing.fire_due(policy, raises=False)
+    forget()
+    [found] = [each for each in examine(quick=True) if each.id == "failing"]
+    assert found.level == ERROR
+    assert f"No attempt of {policy.label} has succeeded for 11 min" in found.msg
+
+
+@pytest.mark.parametrize("how", ["one", "after a function", "many"])
+def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Order, declare: Declare, how: str) -> None:
+    since: Any = (lambda _: None) if how == "after a function" else None
+    policy = declare(Order, name="replaced", since=since)
+    row, at = dq.schedule_timeout(order, policy, hours=1), timezone.now()
+    times = ["retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
+    times += ["first_failed_at", "last_failed_at"]
+    been_through = {**dict.fromkeys(times, at), "snoozes": 3, "is_requested": True, "is_due_by_request": True}
+    Timeout.objects.update(**been_through)
+    if how == "many":
+        dq.schedule_timeouts([order], policy, hours=2)
+    else:
+        dq.schedule_timeout(order, policy, hours=2)
+    assert Timeout.objects.values("pk", *been_through).get() == {
+        "pk": row.pk,
+        **dict.fromkeys(times),
+        "snoozes": 0,
+        "is_requested": False,
+        "is_due_by_request": False,
+    }
+
+
+@pytest.mark.parametrize("how", ["hold", "shift", "recompute"])
+def test_the_details_of_a_change_decide_nothing(
+    unpaid: Callable[..., tuple[Order, Timeout]], how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has died after the first page, and the next one finds no details."""
+
+    def die(rows: int) -> None:
+        raise TimeIsUp
+
+    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 1)
+    order, row = unpaid()
+    Order.objects.create(status="unpaid", created_at=order.created_at)
+    if how == "hold":
+        operations.hold(row.policy, by=BY)
+        Timeout.objects.update(created_at=timezone.now() - HOUR)
+        Order.objects.update(created_at=timezone.now() - HOUR)
+        PolicyControl.objects.update(stopped_at=timezone.now() - 10 * MINUTE)
+        operations.resume(row.policy, by=BY, progress=die)
+    else:
+        operations.change_delay(row.policy, 40 * MINUTE, by=BY, mode=how, progress=die)
+    PolicyChange.objects.update(details={})
+    assert continue_moves(connection.alias) == 1
+    first, second = (each.due_at for each in Timeout.objects.filter(policy=row.policy).order_by("pk"))
+    assert abs(first - row.due_at - 10 * MINUTE) < MINUTE
+    assert abs(second - first) < MINUTE / 6
