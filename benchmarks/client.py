@@ -18,7 +18,14 @@ from benchmarks.rivals.base import Contestant, Meter, empty
 
 AHEAD_SECONDS = 1800.0
 ROWS_A_STATEMENT = 5_000
-MODELS = {"note": "Task", "settle": "Invoice", "settle_batch": "Invoice", "cancel_unpaid": "Order"}
+MODELS = {
+    "note": "Task",
+    "note_together": "Task",
+    "cancel_unpaid": "Order",
+    "settle": "Invoice",
+    "settle_together": "Invoice",
+    "settle_batch": "Invoice",
+}
 """The model of the business rows of each job."""
 
 

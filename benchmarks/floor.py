@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from benchmarks.rivals.base import REDIS_URL, Contestant, Meter, copy_rows
 
 LEDGER = "django_delayq_timeout"
-GROUP = 50
+TOGETHER = 50
 SETTLED = {"state": "'fired'", "cause": "'due'", "settled_at": "now()", "slot_taken": "NULL"}
 
 
@@ -85,8 +85,8 @@ class Floor:
     def _settle(self, count: int) -> dict[str, float]:
         return self._fire("Invoice", count, 1, save=True)
 
-    def _group(self, count: int) -> dict[str, float]:
-        return self._fire("Task", count, GROUP)
+    def _together(self, count: int) -> dict[str, float]:
+        return self._fire("Task", count, TOGETHER)
 
     def _fire(self, name: str, count: int, size: int, *, save: bool = False) -> dict[str, float]:
         """Lock the objects, mark the rows as fired, have the handler save, and commit: `size` with each transaction."""

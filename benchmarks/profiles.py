@@ -9,7 +9,7 @@ from cProfile import Profile
 from typing import Any, NamedTuple
 
 from benchmarks.figures import quantile, spread
-from benchmarks.floor import GROUP
+from benchmarks.floor import TOGETHER
 from benchmarks.harness import Column, Run, Work
 from benchmarks.rivals.base import Meter
 from benchmarks.targets import CPU, FLOOR, FLOOR_WALL, WAKE_UP, WALL
@@ -78,7 +78,12 @@ CASES = (
     Case("save", "save, additional", (("prepare", COUNT, "Plain"),), ("save_unchanged", COUNT), "more_us"),
     Case("alone", "fire one alone", (("enqueue", "note", COUNT),), ("fire", COUNT)),
     Case("settle", "with condition and save", (("enqueue", "settle", COUNT),), ("fire", COUNT)),
-    Case("group", f"fire {GROUP} together, each", (("enqueue", "note", COUNT),), ("fire", COUNT, GROUP)),
+    Case(
+        "together",
+        f"fire {TOGETHER} in one transaction, each",
+        (("enqueue", "note_together", COUNT),),
+        ("fire", COUNT, TOGETHER),
+    ),
     Case("bulk", "schedule in bulk, each", TASKS, ("bulk", COUNT)),
 )
 
@@ -86,7 +91,7 @@ CASES = (
 def _measured(run: Run, case: Case, samples: dict[str, dict[str, list[float]]]) -> None:
     """Add the samples of one work. The first round only loads code and opens connections."""
     contestant = run.contestant("delayq")
-    count = {"bulk": max(2_000, run.sizes.bulk // 5), "group": run.sizes.calls * 5}.get(case.key, run.sizes.calls)
+    count = {"bulk": max(2_000, run.sizes.bulk // 5), "together": run.sizes.calls * 5}.get(case.key, run.sizes.calls)
 
     def call(request: Sequence[Any], operation: str = "") -> Any:
         return contestant.call(*filter(None, [operation]), *(count if one == COUNT else one for one in request))

@@ -236,7 +236,7 @@ TARGETS = (
             Part("huey, if all cores were always busy", "drain/delayq/settle_most_per_second", per=HUEY_SAVES),
         ),
         "The save of the handler by the ORM, and its UPDATE in PostgreSQL, cost the same for all contestants, and are "
-        "a large part of a job. Only the lock, the check and the mark are shared by a group.",
+        "a large part of a job. Each has a transaction of its own; `together=50` shares one.",
     ),
     Target(
         "the same with `batch=`",

@@ -108,8 +108,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     kind = type(policy.when).__name__
     yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
     yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry: Retry([60, 600])."
-    yield not _is_count(policy.batch, 1, MAX_BATCH), f"batch must be an int from 1 to {MAX_BATCH}, or None."
-    yield policy.batch is not None and not policy.atomic, "batch needs atomic=True: its objects share one transaction."
+    yield from _faults_of_sharing(policy)
     yield not _is_count(policy.max_extensions, 0, MAX_STORED), "max_extensions must be an int, 0 or more, or None."
     for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
         given = getattr(policy, option)
@@ -120,6 +119,18 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
         f"queue must be a string of 1 to 100 characters, not {policy.queue!r}.",
     )
+
+
+def _faults_of_sharing(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    for option in ("batch", "together"):
+        given = getattr(policy, option)
+        yield not _is_count(given, 1, MAX_BATCH), f"{option} must be an int from 1 to {MAX_BATCH}, or None."
+        yield (
+            given is not None and not policy.atomic,
+            f"{option} needs atomic=True: its timeouts share one transaction.",
+        )
+    both = "give batch, for one call with a queryset, or together, for one call for each object, but not both."
+    yield policy.batch is not None and policy.together is not None, both
 
 
 def check_id(given: Any) -> str:
@@ -232,6 +243,7 @@ class _Options(TypedDict, Generic[M], total=False):
     since: str | Callable[[M], datetime | None] | None
     when: Q | None
     retry: Retry | None
+    together: int | None
     atomic: bool
     queue: str
     max_extensions: int | None
@@ -275,6 +287,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
+        together: up to this many timeouts share a transaction, for speed: the handler is called for each in due order.
+            Only for handlers that change nothing but their own row.
         atomic: False: the handler runs outside a transaction, at least once, for slow external effects.
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.

@@ -31,8 +31,6 @@ Done: TypeAlias = Callable[[Work, Report], None]
 """Accepts the report on a work, in any thread. A late or second report does no harm."""
 
 WEIGHT: Final = 0.2
-CPU_BOUND_SECONDS: Final = 0.5
-"""A work that takes longer, although works are made to take half as long, most likely waits for something."""
 LOG_SECONDS: Final = 0.5
 OPEN_AFTER_SECONDS: Final = 1.0
 """If the server has too few connections, sweep and heartbeat must have theirs before the handlers take the rest."""
@@ -75,19 +73,14 @@ class WorkQueue:
     never occupy all threads while a quick one waits. Within a policy the first work comes first; between policies with
     equally many running works, the one that has waited longer.
 
-    Threads whose handlers use the CPU make each other slower. So a policy of which a work runs gets another thread only
-    if fewer works that use the CPU run than `threads_for` allows.
-
     Args:
         threads: how many threads get works.
         reserves_one: whether the last free thread is reserved: not if only one policy is served. Never with one thread.
-        threads_for: how many works of a policy may run at once; infinite: its handlers do not use the CPU.
     """
 
-    def __init__(self, threads: int, reserves_one: Callable[[], bool], threads_for: Callable[[str], float]) -> None:
+    def __init__(self, threads: int, reserves_one: Callable[[], bool]) -> None:
         self._threads = threads
         self._reserves_one = reserves_one
-        self._threads_for = threads_for
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[tuple[Work, Done]]] = {}
         self._running: dict[str, dict[int, float]] = {}
@@ -106,8 +99,7 @@ class WorkQueue:
             while (policy := self._next_policy()) is None:
                 if self._is_closed and not self._waiting:
                     return None
-                # A work that turns out to be waiting leaves its core to others, and wakes no thread.
-                self._changed.wait(CPU_BOUND_SECONDS if self._waiting else None)
+                self._changed.wait()
             rest = self._waiting.pop(policy)
             item = rest.popleft()
             if rest:
@@ -119,24 +111,8 @@ class WorkQueue:
         """Return the policy whose work comes next; None: none may run now."""
         free = self._threads - sum(map(len, self._running.values()))
         keeps_last = self._threads > 1 and free == 1 and not self._is_closed and self._reserves_one()
-        busy = self._using_cpu()
-        waiting = [
-            policy
-            for policy in self._waiting
-            if not (keeps_last and self._may_be_slow(policy))
-            and (policy not in self._running or busy < self._threads_for(policy))
-        ]
+        waiting = [policy for policy in self._waiting if not (keeps_last and self._may_be_slow(policy))]
         return min(waiting, key=lambda policy: len(self._running.get(policy, ())), default=None)
-
-    def _using_cpu(self) -> int:
-        """Return how many of the running works use the CPU: those of policies that do, unless they take long."""
-        since = time.monotonic() - CPU_BOUND_SECONDS
-        return sum(
-            began > since
-            for policy, works in self._running.items()
-            if self._threads_for(policy) < inf
-            for began in works.values()
-        )
 
     def _may_be_slow(self, policy: str) -> bool:
         """Return whether `policy` must leave the last free thread to others.
@@ -200,7 +176,7 @@ class ThreadExecutor(Executor):
         self._using = using
         self._queues = queues
         self._broken_at = 0.0
-        self._works = WorkQueue(concurrency, self._serves_several, _threads_for)
+        self._works = WorkQueue(concurrency, self._serves_several)
         self._closed = threading.Event()
         self._has_works = threading.Event()
         self._threads = [
@@ -266,12 +242,6 @@ class ThreadExecutor(Executor):
                 extra={"event": "interrupted"},
             )
             return Report(again=dict.fromkeys(work.ids, firing_state.database_now() + timedelta(seconds=1)))
-
-
-def _threads_for(label: str) -> float:
-    """Return how many works of the policy `label` may run at once. Handlers outside a transaction are meant to wait."""
-    policy = registry.get(label)
-    return inf if policy is not None and not policy.atomic else firing_state.group_size(label).threads
 
 
 def make_executor(using: str, concurrency: int, queues: Collection[str] | None = None) -> Executor:

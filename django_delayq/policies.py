@@ -35,6 +35,7 @@ class TimeoutPolicy(Generic[M]):
     when: Q | None = None
     retry: Retry | None = None
     batch: int | None = None
+    together: int | None = None
     atomic: bool = True
     queue: str = "default"
     max_extensions: int | None = None
@@ -99,6 +100,11 @@ class TimeoutPolicy(Generic[M]):
 
     def _label_of(self, alias: str) -> str:
         return alias if "." in alias else f"{self.label.rpartition('.')[0]}.{alias}"
+
+    @property
+    def transaction_size(self) -> int:
+        """Return how many timeouts may share a transaction: one, unless `batch` or `together` declares more."""
+        return self.batch or self.together or 1
 
     @property
     def handler_path(self) -> str:

@@ -122,45 +122,21 @@ def _sources(field: Any) -> set[Any]:
     return {field}.union(*(_sources(node.target) for node in columns if isinstance(node, Col)))
 
 
-def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
-    """Return whether `when` depends on rows other than the object's own, also of the same table."""
-    return bool(tables_of_other_rows(policy))
-
-
 @lru_cache(maxsize=1000)  # each firing asks, and Django takes as long to resolve a condition as to send a statement
-def tables_of_other_rows(policy: TimeoutPolicy[Any]) -> frozenset[str]:
-    """Return the tables in which `when` reads rows other than the object's own, and those joined on the way.
+def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
+    """Return whether `when` depends on rows other than the object's own, also of the same table.
 
     Not all joins: the base manager may have added some that the condition does not read. The object's own row is in its
     table and those of its parents. They are found by joins and not by the names of tables, because a relation to the
     same table joins it under another alias.
     """
-    query = _condition(policy)
-    own, found = set[str | None](), set[str]()
+    query, own = _condition(policy), set[str | None]()
     for alias, table in query.alias_map.items():
         link = getattr(getattr(table, "join_field", None), "remote_field", None)
         if table.parent_alias is None or (table.parent_alias in own and getattr(link, "parent_link", False)):
             own.add(alias)
-    for node in _walk(query.where):
-        if isinstance(node, Query):
-            found.update(_tables_of_subquery(node))
-        elif isinstance(node, Col):
-            alias = node.alias
-            while alias in query.alias_map and alias not in own:  # else it is one of a subquery
-                found.add(query.alias_map[alias].table_name)
-                alias = query.alias_map[alias].parent_alias
-    return frozenset(found)
-
-
-def _tables_of_subquery(query: Any) -> Iterator[str]:
-    """Yield the tables that `query` reads. Without a filter it has no aliases until it is compiled."""
-    yield query.model._meta.db_table
-    yield from (table.table_name for table in query.alias_map.values())
-    for node in (node for root in (query.where, *query.annotations.values()) for node in _walk(root)):
-        if isinstance(node, Query):
-            yield from _tables_of_subquery(node)
-    for part in query.combined_queries:
-        yield from _tables_of_subquery(part)
+    others = query.alias_map.keys() - own  # not the aliases of subqueries
+    return any(isinstance(node, Query) or getattr(node, "alias", None) in others for node in _walk(query.where))
 
 
 SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", "is_removed", "removed_at"))

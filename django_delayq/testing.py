@@ -175,7 +175,7 @@ def fire_due(
     chosen = None if policy is None and obj is None else pending_timeouts(target, policy)
     using = using if chosen is None else chosen.db
     stop_cache.forget()  # it may have the guard rails of the test before, which were rolled back
-    firing_state.forget_policies()  # after a failed batch of that test, they would be fired one by one
+    firing_state.forget_policies()  # a brake would count the firings of that test
     settle_expired(using)
     fired, signals = 0, list[tuple[Any, Timeout]]()
     stuck: dict[int, str] = {}
@@ -199,7 +199,7 @@ def fire_due(
 
 
 def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int], limit: int | None) -> Work | None:
-    """Return the first due timeout, of `chosen` if given, and for a batch policy those that share its batch."""
+    """Return the first due timeout, of `chosen` if given, and those that its policy fires together with it."""
     excluded = padded(stuck)
 
     def due(size: int, labels: tuple[str, ...] | None) -> Sequence[Sequence[Any]]:
@@ -212,8 +212,8 @@ def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int
         return None
     label, queue, *_ = first[0]
     policy = registry.get(label)
-    if policy is not None and policy.batch:
-        first = [*first, *due(policy.batch if limit is None else min(policy.batch, limit), policy.labels)]
+    if policy is not None and (size := policy.transaction_size) > 1:
+        first = [*first, *due(size if limit is None else min(size, limit), policy.labels)]
     rows: dict[str, int] = {}
     for _, _, object_id, timeout_id in first:
         rows.setdefault(object_id, timeout_id)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 
 UNPAID = Q(status="unpaid")
+TOGETHER: Any = {"together": 50} if "together" in signature(timeout_policy).parameters else {}
+"""Another checkout of the package, with which this one is compared, may not have the option."""
 HALF_AN_HOUR = timedelta(minutes=30)
 
 
@@ -35,6 +38,11 @@ def settle(invoice: Invoice, timeout: Timeout) -> None:
     record(0.0)
 
 
+@timeout_policy(Invoice, after=HALF_AN_HOUR, when=UNPAID, **TOGETHER)
+def settle_together(invoice: Invoice, timeout: Timeout) -> None:
+    settle(invoice, timeout)
+
+
 @timeout_policy(Invoice, after=HALF_AN_HOUR, when=UNPAID, batch=500)
 def settle_batch(invoices: QuerySet[Invoice], timeouts: list[Timeout]) -> None:
     invoices.update(status="cancelled")
@@ -44,3 +52,8 @@ def settle_batch(invoices: QuerySet[Invoice], timeouts: list[Timeout]) -> None:
 @timeout_policy(Task)
 def note(task: Task, timeout: Timeout) -> None:
     record(timeout.due_at.timestamp())
+
+
+@timeout_policy(Task, **TOGETHER)
+def note_together(task: Task, timeout: Timeout) -> None:
+    note(task, timeout)

@@ -114,7 +114,8 @@ def _drain(run: Run, contestant: Contestant) -> Samples:
     if contestant.name == "bullmq":
         del jobs["settle"]  # it has no ORM
     if contestant.name.startswith(("delayq", "earlier")):
-        jobs |= {"automatic": ("cancel_unpaid", most * 3 // 10), "batch": ("settle_batch", most)}
+        jobs |= {"automatic": ("cancel_unpaid", most * 3 // 10)}
+        jobs |= {"together": ("settle_together", most), "batch": ("settle_batch", most)}
     contestant.call("clear")
     figures = drains(run, contestant, "drain", jobs)
     contestant.call("clear")
@@ -177,7 +178,8 @@ WORKS = (
         "drain",
         "Drain a backlog",
         "Jobs become due while the workers are suspended; then these are resumed. One call of the handler for each "
-        "object, except in the column `batch=`. Contestants use both cores: django-delayq with two processes of one"
+        "object, except in the column `batch=`; django-delayq with a transaction for each, except in the columns "
+        "`together=` and `batch=`. Contestants use both cores: django-delayq with two processes of one"
         " thread. The handlers do nothing, or cancel an unpaid invoice through the ORM: rivals lock and check in the "
         "task, with `select_for_update`; django-delayq locks and checks before the call, and records the timeout as "
         "fired. All have the same business rows, of a model without an automatic policy; one column has such a policy, "
@@ -192,6 +194,7 @@ WORKS = (
             Column("settle_us", "workers, CPU us"),
             Column("settle_server_us", "servers, CPU us"),
             Column("automatic_per_second", "with an automatic policy, per second", "more"),
+            Column("together_per_second", "with `together=50`, per second", "more"),
             Column("batch_per_second", "with `batch=500`, per second", "more"),
         ),
         (*ALL, *FILES),

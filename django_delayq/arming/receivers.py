@@ -15,7 +15,6 @@ from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
-from django_delayq.arming.later import noted_in
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, transaction_of
@@ -104,11 +103,7 @@ def arm_saved(
     for policies in policies_by_table(sender, update_fields):
         if not has_timeouts(sender, instance, using):
             return
-        pk = policies[0].pk_of(instance)
-        if (later := noted_in(using)) is not None:  # in a group of firings
-            later.note(policies, pk)
-        else:
-            arm_one(policies, pk, using, is_new=created)
+        arm_one(policies, policies[0].pk_of(instance), using, is_new=created)
 
 
 def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:

@@ -173,13 +173,11 @@ def is_of_one_object(error: BaseException) -> bool:
     return isinstance(error, DataError) or not isinstance(error, DatabaseError)
 
 
-def arm_one(
-    policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_new: bool = False, is_locked: bool = True
-) -> None:
+def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_new: bool = False) -> None:
     """Make the ledger fit the row `pk`. If anything changes, the row stays locked until the transaction ends.
 
     Joins the caller's transaction or opens one. `is_new`: the row was inserted just now, so that it most likely lacks a
-    round. `is_locked`: the caller's transaction, if it is in one, has locked the row.
+    round.
     """
     connection, oldest = connections[using], get_settings().catch_up
     is_committed = not connection.in_atomic_block
@@ -193,7 +191,7 @@ def arm_one(
             return
     # The row is free again, as after each save outside a transaction. A query that waits for its lock would show the
     # row as it is afterwards, but the ledger as it was before, and arm a round that was closed in between.
-    must_lock_first = (is_committed or not is_locked) and connection.features.has_select_for_update
+    must_lock_first = is_committed and connection.features.has_select_for_update
     with transaction_of(using):
         if must_lock_first:
             lock_row(policies[0].concrete_model, pk, using)
@@ -208,13 +206,12 @@ def arm_many(
     oldest: timedelta | None,
     *,
     failures: Failures | None = None,
-    signals: bool = False,
     wait: bool = True,
     dry_run: bool = False,
 ) -> Changes:
     """Make the ledger fit the rows `pks` in one transaction; return what was written.
 
-    `oldest` and `failures`: see `diff`. `signals`: for few rows. `wait`: see `lock_keys`. `dry_run`: lock and write
+    `oldest` and `failures`: see `diff`. `wait`: see `lock_keys`. `dry_run`: lock and write
     nothing.
     """
     if dry_run:
@@ -224,7 +221,7 @@ def arm_many(
         if failures is not None:
             failures.locked += len(pks) - len(locked)
         changes = diff(row_states(policies, locked, using), using, oldest, failures=failures)
-        apply(changes, using, signals=signals)
+        apply(changes, using, signals=False)
     return changes
 
 

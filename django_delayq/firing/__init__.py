@@ -3,8 +3,8 @@
 In reading order:
 
     planning     which rows, in which pieces of work
-    running      one piece of work, in any thread; never raises. Several timeouts in one transaction, or one, or, with
-                 `atomic=False`, a handler between two transactions
+    running      one piece of work, in any thread; never raises. One timeout in one transaction; several with `batch` or
+                 `together`; with `atomic=False` a handler between two transactions
     attempt      that transaction: lock, check, mark, call, commit
     members      the timeouts of that transaction and their objects, locked
     rails        the guard rails: what is too late or in shadow mode does not call its handler; the brake counts
@@ -12,7 +12,7 @@ In reading order:
     failures     the second transaction, after a handler raised
 
 Beside them: `work` is what these steps pass to each other, `time_limits` logs slow handlers, and abandons those that
-take too long, `monitor` watches their statements, `overlap` those of a group, `state` is what the process has learned,
+take too long, `monitor` watches their statements, `state` is what the process remembers,
 `report` collects the outcomes, and `log_lines` writes them to the log.
 """
 

@@ -6,27 +6,24 @@ Everything else is built on it.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from django.db import connections
 
-from django_delayq.arming.later import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
+from django_delayq.firing.leftovers import is_changed
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.monitor import StatementMonitor
-from django_delayq.firing.overlap import OverlapDetector
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, settle_unwanted
 from django_delayq.firing.report import ReportBuilder, longest_wait
-from django_delayq.firing.state import Cost, firing_state
+from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Candidate
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
@@ -37,7 +34,6 @@ from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
-ALONE_AFTER_OVERLAP_SECONDS = 600.0
 
 
 class LostRace(Exception):
@@ -48,25 +44,24 @@ class SlotOver(Exception):
     """The slot of a policy with a rate was over before the handler could be called."""
 
 
-class Overlap(Exception):
-    """A handler wrote what another member of its group had read before."""
+class ChangedSession(Exception):
+    """A handler changed the session of the connection, which the next handler of the transaction would inherit."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One transaction over one or several timeouts of one policy. With `atomic=False` it marks its row `firing` only.
+    """One transaction over one timeout; over several if the policy has `batch` or `together`.
+
+    With `atomic=False` it marks its row `firing` only.
 
     Attributes:
         is_counted: an earlier transaction has counted this attempt.
-        checks_only: settle what no handler is called for, and leave the others as they are.
         report: the outcomes; they count only if the transaction committed.
         ready: the members whose handler runs, in due order; of a batch in the order of keys.
-        left: with `checks_only`, the timeouts whose handler could be called.
         call: the last call of the handler.
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
         guards: the guard rails in force.
-        cost: what the handlers cost.
         is_committed: the transaction has committed.
     """
 
@@ -74,16 +69,12 @@ class Attempt:
     candidates: Sequence[Candidate]
     using: str
     is_counted: bool = False
-    checks_only: bool = False
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
-    left: set[int] = field(default_factory=set)
     call: Call | None = None
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     guards: Guards = field(default_factory=Guards)
-    began: float = field(default_factory=time.monotonic)
-    cost: Cost = field(default_factory=Cost)
     is_committed: bool = False
 
     def fire(self, report: ReportBuilder) -> bool:
@@ -96,7 +87,7 @@ class Attempt:
         error = raised_by(self._run)
         try:
             if error is not None:
-                self.report, self.left = ReportBuilder(now=firing_state.database_now()), set()
+                self.report = ReportBuilder(now=firing_state.database_now())
                 if not self._release_if_transient(error):
                     if len(self.candidates) > 1:
                         return False
@@ -105,12 +96,6 @@ class Attempt:
             del error  # its traceback refers to this frame: the cycle would keep what handlers have read, and cursors
         report.add(self.report)
         return True
-
-    @property
-    def is_uncalled(self) -> bool:
-        """Return whether it has called no handler, and the next candidates most likely need none either."""
-        was_unneeded = self.is_committed and not self.ready and not self.left
-        return was_unneeded or len(self.report.uncounted) == len(self.candidates)
 
     def _run(self) -> None:
         running = firing_state.running[threading.get_ident()]
@@ -135,20 +120,14 @@ class Attempt:
         checkpoint("committed")
         log_late(self.policy.label, (row for _, row in self.report.signals))
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
-        sizes = firing_state.group_size(self.policy.label)
-        if self.ready:
-            sizes.record_success(len(self.ready), self.cost)
-        if self.monitor and self.monitor.overlaps:  # only the last member did, which affected no other member
-            sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
 
     def _mark_at_once(self) -> list[Member]:
         """Lock, check and mark those candidates with which nothing is unusual, in one statement; return them.
 
-        An empty list with `checks_only`, if one statement cannot do this for the policy, or if a forged work names an
-        object twice.
+        An empty list if one statement cannot do this for the policy, or if a forged work names an object twice.
         """
         policy, candidates, guards = self.policy, self.candidates, self.guards
-        if self.checks_only or not settling.can_mark_at_once(policy, self.using):
+        if not settling.can_mark_at_once(policy, self.using):
             return []
         if guards.shadow:
             candidates = [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
@@ -191,8 +170,6 @@ class Attempt:
             settle_unwanted([each.row for each in members], self.guards, now, using, counted=self.is_counted)
         )
         members = [member for member in members if not member.row.is_settled]
-        if self.checks_only:
-            self.left, members = {member.row.pk for member in members}, []
         hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
         report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
         report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
@@ -244,29 +221,16 @@ class Attempt:
             raise LostRace
 
     def _call(self) -> None:
-        """Call the handler for each ready member in due order, or once for a batch. Then arm what a group has saved."""
-        is_group, connection = len(self.ready) > 1 and self.policy.batch is None, connections[self.using]
-        group = OverlapDetector(self.policy, self.ready, connection) if is_group else None
-        self.driver_connection = connection.connection
-        began, cpu = time.monotonic(), time.thread_time()
-        with ExitStack() as stack:
-            later = stack.enter_context(arming_later(self.using)) if is_group else None
-            self.monitor = StatementMonitor(connection, group, later)
-            stack.enter_context(connection.execute_wrapper(self.monitor))
-            stack.enter_context(self.monitor.noticing_end())
-            try:
-                if self.policy.batch:
-                    self._call_batch()
-                else:
-                    for member in self.ready:
-                        if self.monitor.overlaps:
-                            raise Overlap
-                        self._call_one([member], member.obj, member.row)
-                if later:
-                    later.arm()
-            finally:
-                handlers, cpu = time.monotonic() - began, time.thread_time() - cpu
-                self.cost = Cost(began - self.began, handlers, cpu, self.monitor.seconds)
+        """Call the handler for each ready member in due order, or once for a batch."""
+        connection = connections[self.using]
+        self.driver_connection, self.monitor = connection.connection, StatementMonitor(connection)
+        with connection.execute_wrapper(self.monitor), self.monitor.noticing_end():
+            if self.policy.batch:
+                self._call_batch()
+            for place, member in enumerate(() if self.policy.batch else self.ready):
+                if place and is_changed(connection):
+                    raise ChangedSession
+                self._call_one([member], member.obj, member.row)
         checkpoint("handled")
 
     def _call_batch(self) -> None:
@@ -285,8 +249,6 @@ class Attempt:
         """Call the handler and check that its work can be committed."""
         assert self.monitor is not None
         row = members[0].row
-        if self.monitor.group:
-            self.monitor.group.member = members[0]
         attempts = row.attempts if self.is_counted else row.attempts - 1
         seen = {"state": State.PENDING, "attempts": attempts}
         seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
@@ -297,24 +259,21 @@ class Attempt:
         self.monitor.check_unbroken(row.pk)
 
     def _release_if_transient(self, error: BaseException) -> bool:
-        """Release all candidates and return True if `error` is transient, or the slot is over. Adapt the group size."""
+        """Release all candidates and return True if `error` is transient, or the slot is over."""
         report, ids = self.report, [candidate.id for candidate in self.candidates]
-        sizes, reason = firing_state.group_size(self.policy.label), None
         if isinstance(error, SlotOver):
             report.release_rest(ids, report.current_time(), "its slot, by the rate of its policy, has passed")
             report.missed = True
             return True
-        if isinstance(error, Overlap):
-            sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
-        elif isinstance(error, LostRace):
-            report.release(ids, self.using, reason := "the database clock went back")
-        elif not isinstance(error, Outcome):
-            errors = self.monitor.errors if self.monitor else ()
-            reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, errors)
-            if reason is not None:
-                report.release(ids, self.using, reason, longest_wait(error))
-        if reason is None or len(ids) > 1:
-            sizes.record_failure(len(self.ready), self.cost)
+        if isinstance(error, LostRace):
+            report.release(ids, self.using, "the database clock went back")
+            return True
+        if isinstance(error, Outcome | ChangedSession):
+            return False
+        errors = self.monitor.errors if self.monitor else ()
+        reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, errors)
+        if reason is not None:
+            report.release(ids, self.using, reason, longest_wait(error))
         return reason is not None
 
     def _record(self, error: BaseException) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 from django.db.transaction import TransactionManagementError
 from django.db.utils import Error
 
-from django_delayq.firing.leftovers import BEFORE, BrokenTransaction, is_changed
-from django_delayq.firing.overlap import LEDGER, OverlapDetector
+from django_delayq.firing.leftovers import BEFORE, BrokenTransaction
 from django_delayq.ledger import settling
 from django_delayq.ledger.left_open import transaction_status
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
-
-    from django_delayq.arming.later import ArmingLater
 
 _FLAGS = re.IGNORECASE | re.DOTALL
 _ROLLBACK = re.compile(rf"{BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
@@ -39,20 +35,12 @@ _IMPLICIT_COMMIT = re.compile(
 class StatementMonitor:
     """What the handlers of one transaction did to its connection.
 
-    Objects that the handlers of a group have saved are armed before a statement that concerns the ledger.
-
     Attributes:
         errors: database errors, also those that a handler caught.
-        overlaps: a handler wrote, or may have written, the row of another member of the group.
-        seconds: the wall time of the statements.
     """
 
     _connection: BaseDatabaseWrapper
-    group: OverlapDetector | None = None
-    _later: ArmingLater | None = None
     errors: list[Error] = field(default_factory=list)
-    overlaps: bool = False
-    seconds: float = 0.0
     _saw_rollback: bool = False
     _is_ended: bool = False
 
@@ -64,22 +52,11 @@ class StatementMonitor:
         self._saw_rollback = self._saw_rollback or (rollback is not None and not rollback[1])
         self._refuse_commit(text)
         self._check_open(TransactionManagementError)
-        is_arming = self._later is not None and self._later.is_arming
-        if self._later and not is_arming and LEDGER in text:
-            self._later.arm()
-        if self.group and not self.overlaps and not is_arming:
-            self.overlaps = self.group.overlaps(text, params, many)
-        began = time.monotonic()
         try:
-            result = execute(sql, params, many, context)
-            if rollback and rollback[1] and self._later:
-                self._later.arm_again()
-            return result
+            return execute(sql, params, many, context)
         except Error as error:
             self.errors.append(error)
             raise
-        finally:
-            self.seconds += time.monotonic() - began
 
     def _refuse_commit(self, sql: str) -> None:
         """Raise BrokenTransaction for a statement that would commit the mark on the row: the handler may fail later."""
@@ -148,4 +125,3 @@ class StatementMonitor:
                 "atomic() block of its own."
             ) from culprit
         self._saw_rollback = False
-        self.overlaps = self.overlaps or is_changed(connection)  # the next member would inherit the settings

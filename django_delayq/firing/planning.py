@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
 TOGETHER_WITHIN: Final = timedelta(milliseconds=1)
-"""How long the first of a work that is planned before its deadline may wait for the last one."""
+"""How long the first of several timeouts that share a transaction may wait for the last one."""
 
 
 ANY_TIME: Final = Slot(0.0, inf)
@@ -137,18 +137,16 @@ def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
 
 
 def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], slot: Slot) -> Iterator[Work]:
-    """Divide the due `rows` of one policy, queue and slot. Suspects are alone, and all timeouts with `atomic=False`.
+    """Divide the due `rows` of one policy, queue and slot: each is alone, unless the policy has `batch` or `together`.
 
-    No work has two timeouts of one object: the first would change the object of the second.
+    Suspects are always alone. No work has two timeouts of one object: the first would change the object of the second.
     """
     policy = registry.get(label)
     assert policy is not None
-    sizes = firing_state.group_size(label)
-    size = max(policy.batch or sizes.work_size(), sizes.uncalled_size)
-    pieces: list[dict[str, int]] = []
+    size, pieces = policy.transaction_size, list[dict[str, int]]()
     for row in rows:
         is_suspect = deliveries[row.id] > 1 or row.state == Timeout.State.FIRING
-        if is_suspect or not policy.atomic:
+        if is_suspect or size == 1:
             yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
             continue
         for piece in pieces:

@@ -91,7 +91,7 @@ def log_late(label: str, rows: Iterable[Timeout]) -> None:
 def count_fired(policy: TimeoutPolicy[Any], count: int, guards: Guards, using: str) -> None:
     """Count timeouts whose firing has committed, and pause the policy if its brake allows no more.
 
-    Called before the thread fires more, so that at most one group of each thread fires beyond the limit. Errors are
+    Called before the thread fires more, so that each thread fires at most once beyond the limit. Errors are
     logged: the firing is committed, and the next one counts again.
     """
     brake = guards.brake
@@ -128,6 +128,9 @@ def _add_to_count(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_
         assert state is not None
         present = to_ms(database_now(using)) // slice_ms
         shape = [since_ms, slice_ms]
+        if state.get("shape", shape)[0] > since_ms:  # this count would replace that of a thread that knows the change
+            stop_cache.forget()
+            return 0
         before = state.get("slices", {}) if state.get("shape") == shape else {}
         slices = {key: number for key, number in before.items() if 0 <= present - int(key) < SLICES}
         slices[str(present)] = slices.get(str(present), 0) + count
@@ -149,6 +152,7 @@ def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using
         # Without a control when the count began, it was just created, and has no actor.
         is_unchanged = control.changed_at == guards.changed_at or (guards.changed_at is None and not control.by)
         if is_stop_in_force(control, now) or not is_unchanged:
+            stop_cache.forget()  # else firings of the next second would count from before the change, without effect
             return None
         reason = BRAKED.format(count=count, per=duration_text(brake.per), most=brake.most)
         control.stop, control.stopped_at, control.until = PolicyControl.Stop.PAUSED, now, None
@@ -179,7 +183,7 @@ def _report_pause(policy: TimeoutPolicy[Any], change: PolicyChange) -> None:
 
 
 def brake_room(policy: TimeoutPolicy[Any], using: str) -> int:
-    """Return how many timeouts a group may have: one more than the brake still allows, by its last count."""
+    """Return how many timeouts may share a transaction: one more than the brake still allows, by its last count."""
     brake = stop_cache.guards(policy, using).brake
     if brake is None:
         return sys.maxsize

@@ -1,4 +1,4 @@
-"""Run one piece of work in this thread: in groups or batches, one by one, outside a transaction, or as a suspect."""
+"""Run one piece of work in this thread: in a transaction, outside of one, or as a suspect."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from math import inf
 from typing import Any
 
 from django.db import connections
@@ -30,7 +32,7 @@ from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import ReportBuilder
-from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
@@ -42,7 +44,8 @@ from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
-ALONE_AFTER_BATCH_SECONDS = 30.0
+WORK_SECONDS = 0.4
+"""After this time the rest of a batch that raised is released: a worker that stops would wait for all of its calls."""
 EXTEND_LOCKED_SECONDS = 1.0
 _UNCOUNT_TRIES, _UNCOUNT_PAUSE_SECONDS = 50, 0.02
 
@@ -55,15 +58,8 @@ def run(work: Work, using: str) -> Report:
     back. It does not acknowledge in Redis.
     """
     close_left_open()
-    report, running = ReportBuilder(), RunningWork(work)
-
-    def fire() -> None:
-        if (seconds := work.begin_at - time.monotonic()) > 0:
-            time.sleep(seconds)
-        with tracked(running):
-            _fire(work, using, report)
-
-    error = raised_by(lambda: run_within_limit(fire, running, report, using))
+    report = ReportBuilder()
+    error = raised_by(lambda: _run(work, using, report))
     if error is not None:
         report.release_unknown(work.policy, work.ids, error, using)
     for timeout_id in work.ids:
@@ -74,6 +70,26 @@ def run(work: Work, using: str) -> Report:
     check.end().log(f"A signal receiver of {work.policy}", work.policy)
     checkpoint("reported")
     return report.report()
+
+
+def _run(work: Work, using: str, report: ReportBuilder) -> None:
+    """Fire `work`. After a call that took longer than its limit, fire the rest of the work one by one."""
+    running = RunningWork(work)
+
+    def fire() -> None:
+        if (seconds := work.begin_at - time.monotonic()) > 0:
+            time.sleep(seconds)
+        with tracked(running):
+            _fire(work, using, report)
+
+    if not run_within_limit(fire, running, report, using):
+        return
+    rest = [each for each in work.candidates() if each.id not in report.done and each.id not in report.again]
+    end = time.monotonic() + WORK_SECONDS
+    while rest and len(work.ids) > 1 and time.monotonic() < end:
+        alone = rest.pop(0)
+        _run(replace(work, ids=(alone.id,), object_ids=(alone.object_id,), begin_by=inf), using, report)
+    report.release_rest([each.id for each in rest], report.current_time())
 
 
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
@@ -87,46 +103,29 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         return
     with by_handler_of(policy):
         if policy.atomic and not work.suspect:
-            _fire_in_groups(policy, candidates, using, report)
+            _fire_in_transactions(policy, candidates, using, report)
         else:
             fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
             for candidate in candidates:
                 fire_alone(policy, candidate, using, report)
 
 
-def _fire_in_groups(
+def _fire_in_transactions(
     policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
 ) -> None:
-    """Fire `candidates` in due order, in groups or batches (`batch=n`): one lock, one compare-and-set, one COMMIT.
+    """Fire `candidates` in due order: each in a transaction of its own, or several in one, as their policy declares.
 
-    Handlers run without savepoints, which would cost as much as a transaction each. So a handler that raises, be it
-    only an outcome, rolls the whole group back, and its members are fired one by one. After a while the rest is
-    released, so that other threads and workers can claim it, and a worker that stops need not finish it.
-
-    Where no handler of a group was called, because all its timeouts are locked, too late, in shadow mode or without
-    their condition, the same is likely for the next ones. So larger groups follow, which call none: what can be fired
-    is left to the group after that, so that no object is locked while handlers of many others run.
+    Handlers that share a transaction run without savepoints, which would cost as much as a transaction each. So one
+    that raises, be it only an outcome, rolls all of them back, and they are fired one by one.
     """
-    sizes = firing_state.group_size(policy.label)
-    stop_at = time.monotonic() + 2 * WORK_SECONDS
-    rest, alone = list(candidates), 0
+    rest, size, end = list(candidates), policy.transaction_size, time.monotonic() + WORK_SECONDS
     while rest:
-        own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
-        own_size = min(own_size, brake_room(policy, using))
-        size = max(own_size, sizes.uncalled_size)
-        if alone:  # so many members of a group that was rolled back come next
-            size, alone = 1, alone - 1
-        group, rest = rest[:size], rest[size:]
-        attempt = Attempt(policy, group, using, checks_only=len(group) > own_size)
-        if not attempt.fire(report):
-            if policy.batch:
-                sizes.fire_alone_for(ALONE_AFTER_BATCH_SECONDS)
-            rest, alone = group + rest, len(group)
+        chosen = rest[: min(size, brake_room(policy, using))]
+        if not Attempt(policy, chosen, using).fire(report):
+            size = 1
             continue
-        rest = [candidate for candidate in group if candidate.id in attempt.left] + rest
-        larger = min(MAX_GROUP, max(sizes.uncalled_size, 4 * len(group)))
-        sizes.uncalled_size = larger if attempt.is_uncalled else 0
-        if time.monotonic() > stop_at:
+        rest = rest[len(chosen) :]
+        if time.monotonic() > end:
             break
     report.release_rest([candidate.id for candidate in rest], report.current_time())
 

@@ -51,16 +51,16 @@ POLL_SECONDS: Final = 0.25
 """How often a thread whose handlers have a limit is checked while none of them is running."""
 CANCEL_SECONDS: Final = 0.2
 """How long a cancelled coroutine may take to end before its thread is interrupted."""
-MIN_ALONE_SECONDS: Final = 30.0
-ALONE_LIMITS: Final = 10
-"""After a handler took too long, its policy is fired one by one for so many times its limit."""
 SLOW_SECONDS: Final = 1.0
 """A work that takes longer is logged, and its policy is slow."""
 MAX_FRAMES: Final = 3
 
 
-def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
-    """Run `act`, which fires `running.work`; raise what it raises. Complete `report` if a call in it takes too long.
+def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> bool:
+    """Run `act`, which fires `running.work`; raise what it raises. Return True if a call in it took too long.
+
+    Then `report` has what that call means for its timeout, and lacks the timeouts that were not fired. That is all of a
+    batch, to be fired one by one.
 
     Inside another handler, or inside a transaction, as in a `TestCase`, the connections cannot be cut: then `act` runs
     without a limit of its own.
@@ -74,17 +74,16 @@ def run_within_limit(act: Callable[[], None], running: RunningWork, report: Repo
         or any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
     ):
         act()
-        return
+        return False
     limited = _LimitedThread(running, limit.total_seconds())
     call = limited.run(act)
     if call is None:
-        return
+        return False
     if call.timeout_ids:
         _record(policy, call, limited, report, using)
     else:
         _complete(policy, limited, report, using)
-    rest = [id for id in running.work.ids if id not in report.done and id not in report.again]
-    report.release_rest(rest, report.current_time())
+    return True
 
 
 @dataclass(slots=True)
@@ -203,9 +202,7 @@ def _interrupt(thread_id: int) -> None:
 
 
 def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, report: ReportBuilder, using: str) -> None:
-    """Record the failed attempt of the timeout whose handler hangs. A batch is released, to be fired one by one."""
-    if len(limited.running.work.ids) > 1:
-        firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * limited.limit))
+    """Record the failed attempt of the timeout whose handler hangs; of a batch only log it."""
     error = limited.interruption or TimeLimitExceeded(f"It {limited.end}, and was abandoned: {limited.place}")
     if len(call.timeout_ids) > 1:
         logger.warning(

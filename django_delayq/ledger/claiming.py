@@ -64,9 +64,9 @@ class Spacing:
     lateness: float
 
     @classmethod
-    def of(cls, rate: Rate, batch: int | None = None) -> Spacing:
-        """Return the spacing for works of at most `batch` timeouts, None: of one."""
-        works, period = -(-rate.count // (batch or 1)), rate.per.total_seconds()
+    def of(cls, rate: Rate, together: int = 1) -> Spacing:
+        """Return the spacing for works of at most `together` timeouts."""
+        works, period = -(-rate.count // together), rate.per.total_seconds()
         lateness = min(max(period / LATENESS_PART, MIN_LATENESS_SECONDS), MAX_LATENESS_SECONDS)
         return cls(rate.count // works, (period + lateness) / works, lateness)
 
@@ -236,7 +236,7 @@ def claim_in_slots(
         django.db.Error: the database failed.
     """
     assert policy.rate is not None
-    spacing, rows = Spacing.of(policy.rate, policy.batch), list[tuple[datetime, int, int]]()
+    spacing, rows = Spacing.of(policy.rate, policy.transaction_size), list[tuple[datetime, int, int]]()
     with meter(policy.label, "rate", using, wait=False) as state:
         if state is None:
             return None

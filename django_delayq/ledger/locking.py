@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from django_delayq.models import TimeoutQuerySet
 
 M = TypeVar("M", bound=Model)
-LOCKING = "WITH locked AS MATERIALIZED "
-"""How a statement begins that locks an object, and writes only the row of the ledger in its slot: see `lock_clause`."""
 
 
 @contextmanager
@@ -217,7 +215,7 @@ def lock_clause(model: type[Model], using: str, **columns: Any) -> tuple[str, tu
     connection = connections[using]
     if connection.features.has_select_for_update:  # not by for_update(): outside a transaction Django refuses it
         sql += f" {connection.ops.for_update_sql(no_key=connection.features.has_select_for_no_key_update)}"
-    return f"{LOCKING}({sql})", parameters
+    return f"WITH locked AS MATERIALIZED ({sql})", parameters
 
 
 def locking_update(

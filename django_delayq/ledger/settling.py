@@ -330,7 +330,7 @@ def _by_no_index(column: str) -> Coalesce:
     """Return the value of `column`, of which PostgreSQL does not see that an index has it, or depends on it.
 
     The statistics do not count 10,000 rows that have just been inserted or become due. PostgreSQL expected very few due
-    rows of a policy, and for each group read all 10,000 by the index on policy and time: a third more CPU of the
+    rows of a policy, and for each firing read all 10,000 by the index on policy and time: a third more CPU of the
     server.
     """
     return Coalesce(column, column)

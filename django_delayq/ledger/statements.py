@@ -116,7 +116,7 @@ def selected(column: str, field: Field[Any, Any], connection: BaseDatabaseWrappe
     """Return the SQL that selects a column in a `Raw`: on PostgreSQL, the text of a datetime.
 
     Django reads datetimes of PostgreSQL by a class of psycopg that is written in Python. It takes ten times as long as
-    to parse their text, which was half of the CPU of a firing in a group. In UTC only, where each text is one datetime.
+    to parse their text, which was half of the CPU of a firing. In UTC only, where each text is one datetime.
     """
     return f"({column})::text" if _is_text(field, connection) else column
 

@@ -1,6 +1,6 @@
 """Pass due timeouts from the sources of a worker to its executor.
 
-Load their rows, group them into works, submit these, and report their results to the sources.
+Load their rows, make works of them, submit these, and report their results to the sources.
 """
 
 from __future__ import annotations
@@ -147,17 +147,15 @@ class Dispatch:
             django.db.Error: the rows could not be read. They are delivered again in a second.
         """
         # A timeout that an executor has lost counts as one more delivery: a process may have died of it.
-        fresh = {
-            id: count + self._lost.get(id, 0) for id, count in batch.deliveries.items() if id not in self._in_flight
-        }
+        lost, held = self._lost, self._in_flight
+        fresh = {id: count + lost.get(id, 0) for id, count in batch.deliveries.items() if id not in held}
         if not fresh:
             return
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            works, report = plan(
-                fresh, self._worker.using, PLANNED_AHEAD, Pacing(batch.slots, self._sources.paced.note_due)
-            )
+            pacing = Pacing(batch.slots, self._sources.paced.note_due)
+            works, report = plan(fresh, self._worker.using, PLANNED_AHEAD, pacing)
         except Exception:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
@@ -214,9 +212,8 @@ class Dispatch:
         if self.refused_for:
             return  # works that are refused together count once
         self._refusals.failed()
-        self._refusal_log.failed(
-            "The executor %s refuses works; they are submitted again soon: %s", self._executor_name, reason
-        )
+        words = "The executor %s refuses works; they are submitted again soon: %s"
+        self._refusal_log.failed(words, self._executor_name, reason)
 
     def collect(self) -> int:
         """Resolve in the sources what has completed since the last call; return how many works that were.
@@ -236,8 +233,7 @@ class Dispatch:
         ids = self._in_flight.keys() & getattr(work, "ids", ())
         if not ids:
             return 0
-        if not isinstance(report, Report):
-            report = Report(lost=tuple(ids))
+        report = report if isinstance(report, Report) else Report(lost=tuple(ids))
         if report.missed and work.policy in self._queues:
             self._queues[work.policy].put_back(self._in_flight[ids.pop()].work)
             return 1
@@ -305,14 +301,15 @@ class Dispatch:
         now = time.monotonic()
         before = now - after_seconds if after_seconds else inf
         if after_seconds:
-            if now < self._release_at or not any(each.at <= before for each in self._in_flight.values()):
-                return 0
             # Some that are so old may be running. Then each pass would withdraw and submit again all the others, which
             # costs time and makes the executor forget which of them has waited longest.
+            if now < self._release_at:
+                return 0
             self._release_at = now + after_seconds * RELEASE_SHARE
+            if not any(each.at <= before for each in self._in_flight.values()):
+                return 0
         withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []
-        if not after_seconds:
-            withdrawn += [work for queue in self._queues.values() for work in queue.clear()]
+        withdrawn += [] if after_seconds else [work for queue in self._queues.values() for work in queue.clear()]
         released = 0
         for work in withdrawn:
             held = [id for id in work.ids if id in self._in_flight]

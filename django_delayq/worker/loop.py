@@ -48,6 +48,8 @@ logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
 
 JOIN_SECONDS: Final = 5.0
+COLLECT_SECONDS: Final = 0.01
+"""How far two passes lie apart at least while works run. A pass for each report was half of the CPU of a backlog."""
 SLOW_SECONDS: Final = 10.0
 """A pass that waits for the database for longer opens another connection: its statements take milliseconds."""
 MAX_STUCK_PER_THREAD: Final = 4
@@ -171,6 +173,8 @@ class Worker(WorkerParts):
                 seconds = min(seconds, dispatch.seconds_left)
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                     self.sources.redis.check_now()
+                pause = self.passed_at + COLLECT_SECONDS - time.monotonic()
+                time.sleep(max(0.0, min(pause, dispatch.seconds_left)) if dispatch.in_flight else 0.0)
         finally:
             self._end(dispatch, threads)
 

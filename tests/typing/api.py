@@ -62,6 +62,11 @@ def expire(parcels: QuerySet[Parcel], timeouts: list[Timeout]) -> None:
     parcels.update(status="expired")
 
 
+@timeout_policy(Order, name="close", together=50)
+def close(order: Order, timeout: Timeout) -> None:
+    assert_type(order, Order)
+
+
 @timeout_policy("testapp.Order", name="by_label", retry=Retry([0, timedelta(minutes=2)]), atomic=False, queue="slow")
 def by_label(order: Order, timeout: Timeout) -> None: ...
 

@@ -6,7 +6,6 @@ And the last free thread is not for slow ones.
 from __future__ import annotations
 
 import threading
-from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -24,8 +23,8 @@ def done(_work: Work, _report: Report) -> None:
     """Ignore the report."""
 
 
-def line(*works: Work, threads: int = 100, reserves_one: bool = True, at_once: float = inf) -> WorkQueue:
-    made = WorkQueue(threads, lambda: reserves_one, lambda policy: inf if policy == "waits" else at_once)
+def line(*works: Work, threads: int = 100, reserves_one: bool = True) -> WorkQueue:
+    made = WorkQueue(threads, lambda: reserves_one)
     for one in works:
         made.put(one, done)
     return made
@@ -163,50 +162,10 @@ def test_a_thread_that_was_kept_free_is_woken_when_its_policy_proves_quick() -> 
     assert [item and item[0].ids for item in taken] == [(1,)]
 
 
-def test_handlers_that_use_the_cpu_run_on_few_threads() -> None:
-    works = [work("busy", number) for number in range(4)]
-    one = line(*works, at_once=2)
-    assert [next_of(one)[1] for _ in range(2)] == [0, 1]
-    assert is_kept(one)
-    one.put(work("other", 1), done)
-    assert next_of(one) == ("other", 1), "a policy waits for no other one"
-    one.finished(works[0])
-    assert is_kept(one)
-    one.finished(works[1])
-    assert next_of(one) == ("busy", 2)
-
-
-def test_handlers_that_wait_run_on_every_thread() -> None:
-    one = line(*(work("waits", number) for number in range(8)), at_once=2)
-    one.put(work("busy", 1), done)
-    one.put(work("busy", 2), done)
-    assert sorted(next_of(one) for _ in range(10)) == [
-        *[("busy", number) for number in (1, 2)],
-        *[("waits", number) for number in range(8)],
-    ]
-
-
-def test_works_that_take_long_do_not_count_as_using_the_cpu(clock: list[float]) -> None:
-    one = line(*(work("hangs", number) for number in range(4)), at_once=2)
-    assert [next_of(one)[1] for _ in range(2)] == [0, 1]
-    assert is_kept(one)
-    clock[0] += 0.6
-    assert [next_of(one)[1] for _ in range(2)] == [2, 3]
-
-
-def test_a_thread_notices_that_the_running_works_take_long() -> None:
-    one, taken = line(*(work("hangs", number) for number in range(2)), at_once=1), []
-    assert next_of(one) == ("hangs", 0)
-    thread = threading.Thread(target=lambda: taken.append(next_of(one)), daemon=True)
-    thread.start()
-    thread.join(20)
-    assert taken == [("hangs", 1)]
-
-
 def test_the_rest_runs_although_the_queue_closes_while_no_thread_may_run_it() -> None:
-    first, second = work("busy", 1), work("busy", 2)
-    one, taken = line(first, second, at_once=1), []
-    assert next_of(one) == ("busy", 1)
+    first, second = work("new", 1), work("new", 2)
+    one, taken = line(first, second, threads=2), []
+    assert next_of(one) == ("new", 1)
     one.close()
     thread = threading.Thread(target=lambda: taken.append(one.get()), daemon=True)
     thread.start()

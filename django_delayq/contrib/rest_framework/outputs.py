@@ -192,6 +192,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     handler = serializers.CharField(source="policy.handler_path")
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
+    together = serializers.IntegerField(source="policy.together", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
     limits = LimitsSerializer(source="policy.limits", allow_null=True)
     stop = NullableChoice(choices=STOPS, allow_null=True)

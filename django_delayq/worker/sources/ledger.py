@@ -147,7 +147,7 @@ class LedgerSource:
 
 def slot_seconds(policy: TimeoutPolicy[Any]) -> float:
     """Return how long it is from one slot of `policy` to the next; 0 without a rate."""
-    return Spacing.of(policy.rate, policy.batch).interval if policy.rate else 0.0
+    return Spacing.of(policy.rate, policy.transaction_size).interval if policy.rate else 0.0
 
 
 class PacedSource:

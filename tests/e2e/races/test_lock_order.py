@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DEFAULT_DB_ALIAS, connection, transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
-from django_delayq.arming.later import arming_later
 from django_delayq.arming.receivers import arm_saved
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
@@ -25,7 +22,6 @@ from django_delayq.ledger.statements import CHUNK
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
-from tests.e2e.races.stage import PATIENCE
 from tests.testapp.models import Customer, ExpressOrder, Order
 from tests.testapp.timeouts import cancel_unpaid
 
@@ -257,32 +253,6 @@ def test_an_arming_that_waited_for_the_row_sees_what_was_closed_meanwhile() -> N
         session.wait_until_it_waits()
     session.end()
     assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]
-
-
-def test_an_arming_at_the_end_of_a_group_sees_what_was_closed_after_its_savepoint_rolled_back() -> None:
-    """The savepoint locked the row, and its end released it, but the group arms everything that was saved."""
-    order = Order.objects.create(status="paid", created_at=timezone.now())
-    Order.objects.filter(pk=order.pk).update(status="unpaid")  # sends no signal: nothing is scheduled yet
-    order.refresh_from_db()
-    saved, may_arm = threading.Event(), threading.Event()
-
-    def fire_a_group() -> None:
-        with transaction.atomic(), arming_later(DEFAULT_DB_ALIAS) as later:
-            with contextlib.suppress(ValueError), transaction.atomic():
-                order.save()
-                raise ValueError
-            saved.set()
-            assert may_arm.wait(PATIENCE)
-            later.arm()
-
-    other = Session(fire_a_group)
-    assert saved.wait(PATIENCE)
-    with transaction.atomic():
-        assert dq.cancel_timeout(order, "cancel_unpaid")
-        may_arm.set()
-        other.wait_until_it_waits()
-    other.end()
-    assert not Timeout.objects.pending().exists()
 
 
 def no_answer(order: Order, timeout: Timeout) -> None:

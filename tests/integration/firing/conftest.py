@@ -16,14 +16,19 @@ from django.utils import timezone
 from django_delayq import TimeoutPolicy, schedule_timeout
 from django_delayq.firing import Report, plan, run, running
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.state import GroupSize, firing_state
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
 WAIT = 60
 """Seconds after which a test that waits for another thread gives up."""
 
-MODES: dict[str, dict[str, Any]] = {"alone": {}, "batch": {"batch": 20}, "outside": {"atomic": False}}
+MODES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "batch": {"batch": 20},
+    "together": {"together": 20},
+    "outside": {"atomic": False},
+}
 """The ways to fire, and the options of a policy that is fired so."""
 
 Fire = Callable[..., Report]
@@ -68,13 +73,6 @@ def state(row: Timeout) -> tuple[str, str]:
     """Return the state and cause of `row` in the ledger."""
     row.refresh_from_db()
     return row.state, row.cause
-
-
-def grouping(policy: TimeoutPolicy[Any]) -> GroupSize:
-    """Fire `policy` in groups from now on, as after many quick handlers that did not raise."""
-    sizes = firing_state.group_size(policy.label)
-    sizes.seconds, sizes.proven, sizes.failure_rate, sizes.alone_until = 1e-5, 50, 0.0, 0.0
-    return sizes
 
 
 def make_due(row: Timeout) -> None:

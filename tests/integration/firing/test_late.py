@@ -18,12 +18,11 @@ from django_delayq import Late, clock
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, postpone, refire, resume, retry
-from tests.integration.firing.conftest import MODES, due, fire, grouping, make_due, state
+from tests.integration.firing.conftest import MODES, due, fire, make_due, state
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
@@ -59,7 +58,6 @@ def test_a_timeout_that_is_too_late_is_settled_without_its_handler(
 ) -> None:
     settled = "dead" if then == "dead" else "skipped"
     policy = declare(Order, ran.handle, name="limited", late=Late(HOUR, then=then), **MODES[mode])
-    grouping(policy)
     rows = [due(order, policy) for order in orders]
     sent: list[tuple[str, int]] = []
     receivers: list[Any] = []
@@ -82,8 +80,8 @@ def test_those_that_are_too_late_are_logged_as_one(
     orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
     for then, level in (("skip", logging.WARNING), ("dead", logging.ERROR)):
-        policy = declare(Order, name=f"logged_{then}", late=Late(HOUR, then=then))  # type: ignore[arg-type]
-        grouping(policy)
+        options: Any = {"late": Late(HOUR, then=then), "together": 20}
+        policy = declare(Order, name=f"logged_{then}", **options)
         fire(*[overdue(due(order, policy)) for order in orders])
         [record] = [each for each in caplog.records if vars(each).get("event") == "timeouts_late"]
         assert (record.levelno, vars(record)["count"], vars(record)["policy"]) == (level, 5, policy.label)
@@ -266,7 +264,7 @@ def test_those_in_time_are_still_marked_by_one_statement(orders: list[Order], de
     assert counts[1] == counts[2] == counts[0]
 
 
-@pytest.mark.parametrize("mode", ["alone", "batch"])
+@pytest.mark.parametrize("mode", ["together", "batch"])
 def test_three_days_without_a_worker_run_no_handler_and_need_few_transactions(
     declare: Declare, ran: Ran, mode: str
 ) -> None:
@@ -280,26 +278,7 @@ def test_three_days_without_a_worker_run_no_handler_and_need_few_transactions(
             fire(*rows[place : place + 100])
     assert not ran
     assert Timeout.objects.filter(policy=policy.label, state="skipped", cause="late").count() == len(rows) == 500
-    assert len(begun) <= 15
-
-
-def test_those_in_time_behind_many_that_are_too_late_keep_their_own_groups(declare: Declare) -> None:
-    """Their handlers are slow: while one runs, no transaction holds the objects of others."""
-    firings: list[int] = []
-
-    def handle(order: Order, timeout: Timeout) -> None:
-        firings.append(len(begun))
-
-    policy = declare(Order, handle, name="slow", late=Late(HOUR))
-    sizes = firing_state.group_size(policy.label)
-    sizes.seconds, sizes.uncalled_size = 5.0, 50
-    rows = [due(Order.objects.create(), policy) for _ in range(44)]
-    late, in_time = [overdue(row) for row in rows[:40]], rows[40:]
-    begun = counted_transactions()
-    fire(*late, *in_time)
-    assert {state(row) for row in late} == {("skipped", "late")}
-    assert {state(row) for row in in_time} == {("fired", "due")}
-    assert len(set(firings)) == 4, "each in its own transaction"
+    assert len(begun) == 25
 
 
 def counted_transactions() -> list[str]:

@@ -32,7 +32,7 @@ from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import fire, grouping
+from tests.integration.firing.conftest import fire
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, needs_more_connections
 from tests.testapp.models import Effect, Order
@@ -402,7 +402,7 @@ def test_a_burst_ends_although_a_handler_raises_keyboard_interrupt(declare: Any,
     assert first.errors[-1]["error"] == "KeyboardInterrupt"
 
 
-def test_a_member_of_a_group_does_not_inherit_the_session_of_another(declare: Any) -> None:
+def test_a_handler_does_not_inherit_the_session_of_another_one_in_its_transaction(declare: Any) -> None:
     seen: list[list[int]] = []
     statement = SETTINGS[0]
 
@@ -411,11 +411,10 @@ def test_a_member_of_a_group_does_not_inherit_the_session_of_another(declare: An
             connection.cursor().execute(statement)
         seen.append([id(connection.connection)])
 
-    policy = declare(Order, handler, name="grouped")
-    grouping(policy)
+    policy = declare(Order, handler, name="shared", together=20)
     rows = [due(policy) for _ in range(4)]
     assert len(fire(*rows).fired) == 4
-    assert len(seen) == 2 + 4, "the group was rolled back, and each was fired alone"
+    assert len(seen) == 2 + 4, "all were rolled back, and each was fired alone"
 
 
 def test_signal_receivers_leave_nothing_behind_either(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.history import is_user_code
 from django_delayq.models import Timeout
 from django_delayq.operations import policies
-from tests.integration.firing.conftest import due, fire, grouping
+from tests.integration.firing.conftest import due, fire
 from tests.testapp.models import Order, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,11 +52,11 @@ def test_a_firing_is_a_line_with_policy_object_lateness_and_duration(
     assert line.getMessage().endswith(f" late, in {brief(line.seconds)}")
 
 
-@pytest.mark.parametrize(("options", "others"), [({"batch": 5}, ", together with 2 others"), ({}, "ms")])
-def test_the_lines_of_a_batch_share_a_duration_and_those_of_a_group_do_not(
+@pytest.mark.parametrize(("options", "others"), [({"batch": 5}, ", together with 2 others"), ({"together": 5}, "ms")])
+def test_the_lines_of_a_batch_share_a_duration_and_those_of_separate_calls_do_not(
     declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any], others: str
 ) -> None:
-    grouping(policy := declare(Order, name="several", **options))
+    policy = declare(Order, name="several", **options)
     fire(*[due(Order.objects.create(), policy) for _ in range(3)])
     assert [line.getMessage().endswith(others) for line in lines(caplog, "timeout_fired")] == [True] * 3
 

@@ -20,7 +20,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import MODES, WAIT, due, fire, grouping, in_another_thread, make_due, state
+from tests.integration.firing.conftest import MODES, WAIT, due, fire, in_another_thread, make_due, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -145,7 +145,7 @@ def test_a_handler_that_loses_its_connection_each_time_does_not_run_without_end(
     assert row.errors[0]["error"] in {"OperationalError", "InterfaceError"}
 
 
-def test_a_member_that_loses_the_connection_each_time_does_not_keep_its_group_from_firing(
+def test_a_member_that_loses_the_connection_each_time_does_not_keep_the_others_from_firing(
     orders: list[Order], declare: Declare
 ) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
@@ -153,12 +153,10 @@ def test_a_member_that_loses_the_connection_each_time_does_not_keep_its_group_fr
             kill_own_connection()
         Effect.objects.create(what="sent", object_id=obj.pk)
 
-    policy = declare(Order, handler, name="silent", retry=dq.Retry.never())
+    policy = declare(Order, handler, name="silent", retry=dq.Retry.never(), together=20)
     rows = [due(order, policy) for order in orders]
     for _ in range(MAX_LOSSES):
-        grouping(policy)
         assert len(fire(*rows).again) == 5
-    grouping(policy)
     assert len(fire(*rows).fired) == 4
     assert (state(rows[3]), rows[3].attempts) == (("dead", "retries"), 1)
 
@@ -184,8 +182,9 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert Effect.objects.count() == 1
 
 
-def test_a_database_that_cannot_be_reached_puts_everything_back(orders: list[Order]) -> None:
-    rows = [due(order) for order in orders]
+def test_a_database_that_cannot_be_reached_puts_everything_back(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, name="shared", together=20)
+    rows = [due(order, policy) for order in orders]
     [work], _ = plan({row.pk: 1 for row in rows}, "default")
     port = connection.settings_dict["PORT"]
     connection.close()
@@ -214,7 +213,9 @@ def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, 
     assert (state(row), row.attempts, row.errors[0]["error"]) == (("pending", ""), 1, "OperationalError")
 
 
-def test_a_group_whose_connection_is_lost_comes_again_as_a_whole(orders: list[Order], declare: Declare) -> None:
+def test_a_shared_transaction_whose_connection_is_lost_comes_again_as_a_whole(
+    orders: list[Order], declare: Declare
+) -> None:
     killed: list[int] = []
 
     def handler(obj: Order, timeout: Timeout) -> None:
@@ -224,8 +225,7 @@ def test_a_group_whose_connection_is_lost_comes_again_as_a_whole(orders: list[Or
             kill_own_connection()
             obj.save()
 
-    policy = declare(Order, handler, name="killed")
-    grouping(policy)
+    policy = declare(Order, handler, name="killed", together=20)
     rows = [due(order, policy) for order in orders]
     assert set(fire(*rows).again) == {row.pk for row in rows}
     assert {(state(row), row.attempts) for row in rows} == {(("pending", ""), 0)}

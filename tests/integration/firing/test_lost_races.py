@@ -1,4 +1,4 @@
-"""What changes between the plan and the firing decides: a lost comparison, a stop, and a batch that failed before."""
+"""What changes between the plan and the firing decides: a lost comparison, a stop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.firing import plan, run
 from django_delayq.firing.attempt import LostRace
-from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, grouping, state
+from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,21 +73,24 @@ def test_what_is_due_within_the_time_ahead_is_planned(order: Order) -> None:
     assert report.early == {row.pk: row.run_at}
 
 
-def test_planned_ahead_only_what_is_due_at_nearly_the_same_time_shares_a_work(orders: list[Order]) -> None:
+def test_planned_ahead_only_what_is_due_at_nearly_the_same_time_shares_a_work(
+    orders: list[Order], declare: Declare
+) -> None:
+    policy = declare(Order, name="shared", together=20)
     at = timezone.now() + timedelta(seconds=30)
     millisecond = timedelta(milliseconds=1)
     rows = [
-        dq.schedule_timeout(order, "remind", at=at + n * millisecond)
+        dq.schedule_timeout(order, policy, at=at + n * millisecond)
         for n, order in zip((0, 1, 3, 9), orders, strict=False)
     ]
-    now = due(orders[4])
+    now = due(orders[4], policy)
     ids = [row.pk for row in rows]
     works, report = plan({row.pk: 1 for row in [*rows, now]}, "default", timedelta(minutes=1))
     assert sorted(work.ids for work in works) == sorted([(now.pk,), (ids[0], ids[1]), (ids[2],), (ids[3],)])
     assert report.early == {row.pk: row.run_at for row in rows}
 
 
-def test_after_a_failed_batch_its_policy_fires_one_by_one_for_a_while(orders: list[Order], declare: Declare) -> None:
+def test_the_next_batch_after_one_that_failed_is_a_batch_again(orders: list[Order], declare: Declare) -> None:
     calls: list[int] = []
 
     def handler(queryset: Any, timeouts: list[Timeout]) -> None:
@@ -101,31 +102,11 @@ def test_after_a_failed_batch_its_policy_fires_one_by_one_for_a_while(orders: li
     fire(*[due(order, policy) for order in orders[:2]])
     assert calls == [2, 1, 1]
     fire(*[due(order, policy) for order in orders[2:]])
-    assert calls == [2, 1, 1, 1, 1, 1]
-
-
-def test_checks_that_are_rolled_back_release_what_could_be_fired(orders: list[Order], declare: Declare) -> None:
-    """A larger group only checks its timeouts, and leaves those that can be fired: not if its COMMIT fails."""
-    lost: list[str] = []
-
-    def lose(step: str) -> None:
-        if step == "checked" and not lost:
-            lost.append(step)
-            raise LostRace
-
-    policy = declare(Order, name="checked")
-    firing_state.group_size(policy.label).uncalled_size = len(orders)
-    rows = [due(order, policy) for order in orders]
-    set_checkpoint_hook(lose)
-    report = fire(*rows)
-    set_checkpoint_hook(None)
-    assert report.again.keys() == {row.pk for row in rows}
-    assert {(*state(row), row.attempts) for row in rows} == {("pending", "", 0)}
-    assert set(fire(*rows).fired) == {row.pk for row in rows}
+    assert calls == [2, 1, 1, 3]
 
 
 @pytest.mark.parametrize("error", [ValueError, LostRace])
-def test_what_a_group_has_read_is_freed_when_it_is_rolled_back(
+def test_what_handlers_have_read_is_freed_when_their_transaction_is_rolled_back(
     orders: list[Order], declare: Declare, error: type[Exception]
 ) -> None:
     """An open cursor of a handler would keep a read transaction of SQLite, until the garbage collector runs."""
@@ -136,8 +117,7 @@ def test_what_a_group_has_read_is_freed_when_it_is_rolled_back(
         if len(read) == 1:
             raise error
 
-    policy = declare(Order, handler, name="reads")
-    grouping(policy)
+    policy = declare(Order, handler, name="reads", together=20)
     rows = [due(order, policy) for order in orders]
     gc.disable()
     try:

@@ -16,7 +16,7 @@ import django_delayq as dq
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import WAIT, due, fire, grouping, state
+from tests.integration.firing.conftest import WAIT, due, fire, state
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -94,8 +94,7 @@ def test_the_handler_gets_what_the_orm_reads(declare: Declare) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         handled[timeout.pk] = values_of(obj), values_of(timeout)
 
-    policy = declare(Order, handler, name="reading")
-    grouping(policy)
+    policy = declare(Order, handler, name="reading", together=20)
     rows = [due(Order.objects.create(created_at=moment, paid_at=moment), policy) for moment in moments]
     assert len(fire(*rows).fired) == len(rows)
     for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):
@@ -173,12 +172,14 @@ def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, d
     assert (calls, row.attempts, state(row)) == ([1], 0, ("fired", "due"))
 
 
-def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(orders: list[Order]) -> None:
-    rows = [due(order, "cancel_unpaid") for order in orders]
-    grouping(dq.get_policy("testapp.order.cancel_unpaid"))
+def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(
+    orders: list[Order], declare: Declare
+) -> None:
+    policy = declare(Order, name="shared", when=Q(status="unpaid"), together=20)
+    rows = [due(order, policy) for order in orders]
     Order.objects.filter(pk=orders[0].pk).update(status="paid")
     Order.objects.filter(pk=orders[1].pk)._raw_delete("default")
-    dq.reschedule_timeout(orders[2], "cancel_unpaid", hours=1)
+    dq.reschedule_timeout(orders[2], policy, hours=1)
     works = Work(rows[0].policy, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
     with CaptureQueriesContext(connection) as queries:
         report = run(works, "default")
@@ -189,9 +190,11 @@ def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(or
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
 
 
-def test_a_key_that_no_row_can_have_keeps_no_other_member_from_being_marked_at_once(orders: list[Order]) -> None:
-    rows = [due(order, "cancel_unpaid") for order in orders]
-    grouping(dq.get_policy("testapp.order.cancel_unpaid"))
+def test_a_key_that_no_row_can_have_keeps_no_other_member_from_being_marked_at_once(
+    orders: list[Order], declare: Declare
+) -> None:
+    policy = declare(Order, name="shared", together=20)
+    rows = [due(order, policy) for order in orders]
     Timeout.objects.filter(pk=rows[0].pk).update(object_id="of a former kind")
     rows[0].refresh_from_db()
     with CaptureQueriesContext(connection) as queries:

@@ -18,7 +18,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, grouping, in_another_thread, locking, make_due, state
+from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state
 from tests.testapp.models import Customer, Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -388,8 +388,7 @@ def test_a_member_that_cannot_be_recorded_hides_nothing_of_the_others(
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("cannot be written")
 
-    policy = declare(Order, handler, name="one_fails")
-    grouping(policy)
+    policy = declare(Order, handler, name="one_fails", together=20)
     rows = [due(order, policy) for order in orders]
     monkeypatch.setattr("django_delayq.firing.running.record_error", refuse)
     report = fire(*rows)

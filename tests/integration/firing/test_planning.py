@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq.firing import Work, plan, run
-from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due
 from tests.testapp.models import Order, Parcel
@@ -25,10 +24,12 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declare: Declare) -> None:
     batch = declare(Order, name="batch", batch=2)
+    together = declare(Order, name="together", together=3)
     outside = declare(Order, name="outside", atomic=False)
     rows = {
         "remind": [due(order) for order in orders],
         "batch": [due(order, batch) for order in orders],
+        "together": [due(order, together) for order in orders],
         "outside": [due(order, outside) for order in orders[:2]],
         "chase": [due(Parcel.objects.create(), "chase")],
     }
@@ -50,7 +51,8 @@ def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declar
     for work in works:
         found.setdefault(work.policy.rpartition(".")[2], []).append((len(work.ids), work.suspect))
     assert found == {
-        "remind": [(1, True), (4, False)],
+        "remind": [(1, True), *[(1, False)] * 4],
+        "together": [(3, False), (2, False)],
         "batch": [(2, False), (2, False), (1, False)],
         "outside": [(1, False), (1, False)],
         "chase": [(1, False)],
@@ -58,25 +60,17 @@ def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declar
     assert sorted(timeout_id for work in works for timeout_id in work.ids) == sorted(ids)
 
 
-def test_the_first_due_come_first(orders: list[Order]) -> None:
-    rows = [due(order) for order in reversed(orders)]
-    [work], _ = plan({row.pk: 1 for row in reversed(rows)}, "default")
-    assert work.ids == tuple(row.pk for row in rows)
+@pytest.mark.parametrize("size", [None, 20])
+def test_the_first_due_come_first(orders: list[Order], declare: Declare, size: int | None) -> None:
+    policy = declare(Order, name="ordered", together=size)
+    rows = [due(order, policy) for order in reversed(orders)]
+    works, _ = plan({row.pk: 1 for row in reversed(rows)}, "default")
+    assert [id for work in works for id in work.ids] == [row.pk for row in rows]
 
 
-def test_a_crowd_is_cut_into_pieces_that_several_threads_can_share(declare: Declare) -> None:
-    policy = declare(Order, name="crowd")
-    rows = [due(Order.objects.create(), policy) for _ in range(60)]
-    deliveries = {row.pk: 1 for row in rows}
-    assert [len(work.ids) for work in plan(deliveries, "default")[0]] == [50, 10]
-    firing_state.group_size(policy.label).seconds = 0.02
-    assert {len(work.ids) for work in plan(deliveries, "default")[0]} == {10}
-    firing_state.group_size(policy.label).seconds = 5.0
-    assert {len(work.ids) for work in plan(deliveries, "default")[0]} == {1}
-
-
-def test_rows_of_different_queues_do_not_share_work(orders: list[Order]) -> None:
-    rows = [due(order) for order in orders]
+def test_rows_of_different_queues_do_not_share_work(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, name="shared", together=20)
+    rows = [due(order, policy) for order in orders]
     Timeout.objects.filter(pk=rows[0].pk).update(queue="elsewhere")
     works, _ = plan({row.pk: 1 for row in rows}, "default")
     assert {(work.queue, len(work.ids)) for work in works} == {("elsewhere", 1), ("default", 4)}

@@ -16,7 +16,7 @@ from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.rails import is_in_shadow
 from django_delayq.models import Timeout
 from django_delayq.operations import shadow
-from tests.integration.firing.conftest import MODES, due, fire, grouping, locking, needs_row_locks, state
+from tests.integration.firing.conftest import MODES, due, fire, locking, needs_row_locks, state
 from tests.testapp.models import Order, Parcel
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
@@ -32,7 +32,6 @@ def test_everything_happens_but_the_handler(
     orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
     policy = declare(Order, refuse, name="watched", when=Q(status="unpaid"), shadow=True, **MODES[mode])
-    grouping(policy)
     rows = [due(order, policy) for order in orders]
     skipped: list[int] = []
     receiver = lambda sender, timeout, **_: skipped.append(timeout.pk)  # noqa: E731 - kept until the test ends
@@ -76,7 +75,6 @@ def test_only_a_share_of_the_objects_is_in_shadow_mode(declare: Declare, mode: s
         ran.extend(row.pk for row in (timeouts if isinstance(timeouts, list) else [timeouts]))
 
     policy = declare(Order, handler=handle, name="partly", **MODES[mode])
-    grouping(policy)
     shadow(policy, share=50, by="test:operator")
     rows = [due(Order.objects.create(status="unpaid"), policy) for _ in range(40)]
     fire(*rows)

@@ -26,7 +26,6 @@ from tests.integration.firing.conftest import (
     another_session,
     due,
     fire,
-    grouping,
     make_due,
     needs_row_locks,
     state,
@@ -215,23 +214,23 @@ def test_a_coroutine_that_blocks_its_event_loop_is_interrupted(order: Order, dec
     wait_until(lambda: firing_state.stuck_threads == 0, "its threads have ended")
 
 
-def test_of_a_group_only_the_timeout_whose_handler_hangs_is_charged(orders: list[Order], declare: Declare) -> None:
+def test_of_a_shared_transaction_only_the_timeout_whose_handler_hangs_is_charged(
+    orders: list[Order], declare: Declare
+) -> None:
     def handler(order: Order, timeout: Timeout) -> None:
         order.note = "done"
         order.save()
         if order.pk == orders[2].pk:
             sleep()
 
-    policy = declare(Order, handler, name="third", limits=LIMITS, retry=RETRY)
-    grouping(policy)
+    policy = declare(Order, handler, name="third", limits=LIMITS, retry=RETRY, together=20)
     rows = [due(order, policy) for order in orders]
     report = fire(*rows)
     assert overrun(rows[2]) == FAILED
     others = [row for row in rows if row is not rows[2]]
-    assert sorted(report.again) == [row.pk for row in rows]
-    assert {(state(row), row.attempts) for row in others} == {(("pending", ""), 0)}
-    assert set(fire(*others).fired) == {row.pk for row in others}
-    assert firing_state.group_size(policy.label).is_alone, "the others are not dragged along again"
+    assert list(report.again) == [rows[2].pk]
+    assert set(report.fired) == {row.pk for row in others}, "each alone, after the transaction was undone"
+    assert {(state(row), row.attempts) for row in others} == {(("fired", "due"), 1)}
 
 
 def test_what_fired_before_the_one_that_hangs_is_reported_as_fired(orders: list[Order], declare: Declare) -> None:
@@ -248,16 +247,15 @@ def test_what_fired_before_the_one_that_hangs_is_reported_as_fired(orders: list[
     def note(sender: object, timeout: Timeout, **_: object) -> None:
         fired.append(timeout)
 
-    policy = declare(Order, handler, name="one_by_one", limits=LIMITS, retry=RETRY)
-    grouping(policy)
+    policy = declare(Order, handler, name="one_by_one", limits=LIMITS, retry=RETRY, together=20)
     rows = [due(order, policy) for order in orders]
     signals.timeout_fired.connect(note)
     try:
         report = fire(*rows)
     finally:
         signals.timeout_fired.disconnect(note)
-    assert set(report.fired) == {row.pk for row in rows[:3]} == {row.pk for row in fired}
-    assert (overrun(rows[3]), state(rows[4]), rows[4].attempts) == (FAILED, ("pending", ""), 0)
+    assert set(report.fired) == {row.pk for row in rows if row is not rows[3]} == {row.pk for row in fired}
+    assert overrun(rows[3]) == FAILED
 
 
 def test_a_batch_that_hangs_is_fired_one_by_one(orders: list[Order], declare: Declare) -> None:
@@ -273,10 +271,9 @@ def test_a_batch_that_hangs_is_fired_one_by_one(orders: list[Order], declare: De
         for policy in [declare(Order, handler, name="many", batch=5, limits=LIMITS, retry=RETRY)]
         for order in orders
     ]
-    assert set(fire(*rows).again) == {row.pk for row in rows}
-    reports = [fire(row) for row in rows]
+    report = fire(*rows)
     assert (sizes, overrun(rows[1])) == ([5, 1, 1, 1, 1, 1], FAILED)
-    assert sum(len(report.fired) for report in reports) == 4
+    assert (len(report.fired), list(report.again)) == (4, [rows[1].pk])
 
 
 def test_the_timeouts_of_a_callback_that_hangs_are_fired_and_the_callbacks_behind_it_run(
@@ -289,10 +286,10 @@ def test_the_timeouts_of_a_callback_that_hangs_are_fired_and_the_callbacks_behin
             sleep()
         called.append(order.pk)
 
-    policy = declare(
-        Order, lambda order, timeout: transaction.on_commit(lambda: send(order)), name="sends", limits=LIMITS
-    )
-    grouping(policy)
+    def handler(order: Order, timeout: Timeout) -> None:
+        transaction.on_commit(lambda: send(order))
+
+    policy = declare(Order, handler, name="sends", limits=LIMITS, together=20)
     rows = [due(order, policy) for order in orders]
     assert set(fire(*rows).fired) == {row.pk for row in rows}
     assert {state(row) for row in rows} == {("fired", "due")}

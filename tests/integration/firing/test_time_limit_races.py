@@ -21,7 +21,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Abandoned
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import WAIT, due, fire, grouping, state
+from tests.integration.firing.conftest import WAIT, due, fire, state
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
@@ -88,10 +88,10 @@ def test_a_handler_that_returns_later_can_change_nothing(
     assert Order.objects.exists()
 
 
-def test_after_a_handler_that_returns_later_no_other_of_its_group_is_called(
+def test_after_a_handler_that_returns_later_no_other_of_its_transaction_is_called(
     orders: list[Order], declare: Declare
 ) -> None:
-    """Others have fired them by then, and what a handler does outside the database would be done twice."""
+    """They have fired by then, each alone, and what a handler does outside the database would be done twice."""
     go_on, called = threading.Event(), list[int]()
 
     def handler(order: Order, timeout: Timeout) -> None:
@@ -100,12 +100,10 @@ def test_after_a_handler_that_returns_later_no_other_of_its_group_is_called(
             with contextlib.suppress(Abandoned):  # it catches everything, and returns as if nothing had happened
                 go_on.wait(WAIT)
 
-    policy = declare(Order, handler, name="late", limits=LIMITS, retry=RETRY)
-    grouping(policy)
+    policy = declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, together=20)
     first, *others = [due(order, policy) for order in orders]
-    fire(first, *others)
+    assert set(fire(first, *others).fired) == {row.pk for row in others}
     assert overrun(first) == FAILED
-    assert set(fire(*others).fired) == {row.pk for row in others}
     go_on.set()
     wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
     assert called == [order.pk for order in orders]

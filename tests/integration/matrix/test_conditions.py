@@ -22,7 +22,7 @@ import django_delayq as dq
 from django_delayq.arming.receivers import arm_saved
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, grouping, locking, needs_row_locks, state
+from tests.integration.firing.conftest import due, fire, locking, needs_row_locks, state
 from tests.testapp.models import (
     Customer,
     Item,
@@ -309,9 +309,9 @@ def test_sync_makes_up_for_what_no_save_noticed(on: Stage) -> None:
 @each_condition
 def test_only_what_matches_on_the_locked_row_is_fired_and_the_story_says_so_before(on: Stage) -> None:
     for number, when in enumerate(on.conditions):
-        for how, batch in (("alone", None), ("in_a_group", None), ("in_a_batch", 50)):
+        for how, options in (("alone", {}), ("together", {"together": 50}), ("in_a_batch", {"batch": 50})):
             ran: list[Any] = []
-            policy = on.declare(on.model, note_in(ran), name=f"{how}{number}", when=when, batch=batch)
+            policy = on.declare(on.model, note_in(ran), name=f"{how}{number}", when=when, **options)
             objects = [on.create() for _ in on.case.states]
             rows = [due(obj, policy) for obj in objects]
             for obj, change in zip(objects, on.case.states, strict=True):
@@ -320,7 +320,6 @@ def test_only_what_matches_on_the_locked_row_is_fired_and_the_story_says_so_befo
             outlooks = [dq.explain_timeout(obj, policy).outlook for obj in objects]
             assert ["will be skipped" not in outlook for outlook in outlooks] == holds
             for rows_now in [[row] for row in rows] if how == "alone" else [rows]:
-                grouping(policy)
                 fire(*rows_now)
             expected = [
                 FIRED if yes else (UNMET if on.is_visible(obj) else HIDDEN)

@@ -15,7 +15,7 @@ import django_delayq as dq
 from django_delayq import TimeoutPolicy
 from django_delayq.firing import plan
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, grouping, make_due, state
+from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.integration.matrix.keys import CASES, World, make_world
 from tests.testapp import keys
 
@@ -55,7 +55,7 @@ def test_a_handler_that_is_fired_alone_gets_the_right_object(world: World, decla
     assert state(world.row(twin, world.auto)) == ("pending", "")
 
 
-def test_groups_and_batches_get_the_right_objects(world: World, declare: Declare) -> None:
+def test_handlers_that_share_a_transaction_and_batches_get_the_right_objects(world: World, declare: Declare) -> None:
     objects = [world.obj, world.twin, world.others[0]]
     expected = {world.auto.pk_of(each) for each in objects}
     batches: list[tuple[list[Any], list[Any]]] = []
@@ -65,13 +65,14 @@ def test_groups_and_batches_get_the_right_objects(world: World, declare: Declare
         batches.append(([each.pk for each in queryset], [each.pk for each in about]))
 
     batched = declare(world.case.policy_model, batch, name="batched", batch=5)
-    grouping(world.hand)
-    rows = [due(each, world.hand) for each in objects]
+    handled: list[Any] = []
+    shared = declare(world.case.policy_model, lambda obj, timeout: handled.append(obj.pk), name="shared", together=5)
+    rows = [due(each, shared) for each in objects]
     [work], _ = plan({row.pk: 1 for row in rows}, "default")
     assert len(work.ids) == 3
     fire(*rows)
     assert {state(row) for row in rows} == {FIRED}
-    assert set(world.handled) == expected and len(world.handled) == 3
+    assert set(handled) == expected and len(handled) == 3
 
     fire(*[due(each, batched) for each in objects])
     [(pks, from_rows)] = batches

@@ -23,7 +23,7 @@ from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
 from django_delayq.worker.sweep import DEFERRED_FOR
-from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
+from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
 from tests.support.workers import due_orders
@@ -66,7 +66,6 @@ def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_n
     step: str, name: str, stop: Callable[..., object]
 ) -> None:
     rows, label = due_orders(name, 3), f"testapp.order.{name}"
-    grouping(get_policy(label))
     if can_mark_at_once(get_policy(label), "default"):
         step = "begun"  # nothing can happen between the locks of one statement
     at(step, lambda: stop(label, by=BY))
@@ -102,16 +101,15 @@ def test_a_suspect_that_is_stopped_is_charged_for_nothing() -> None:
 
 
 @needs_row_locks
-@pytest.mark.parametrize("batch", [None, 10])
-def test_what_is_undone_in_a_group_is_not_fired_one_by_one_after_a_pause(declare: Any, batch: int | None) -> None:
+@pytest.mark.parametrize("option", ["batch", "together"])
+def test_what_is_undone_with_others_is_not_fired_one_by_one_after_a_pause(declare: Any, option: str) -> None:
     """However long it took until one of them raised."""
 
     def handler(orders: Any, timeouts: Any) -> None:
-        Effect.objects.create(what="group")
+        Effect.objects.create(what="all")
         raise ValueError("all are undone")
 
-    policy = declare(Order, handler, name="undone", batch=batch, retry=Retry([0]))
-    grouping(policy)
+    policy = declare(Order, handler, name="undone", retry=Retry([0]), **{option: 10})
     rows = due_orders(policy, 3)
     at("begun", lambda: pause(policy, by=BY), time=2)
     report = fire(*rows)

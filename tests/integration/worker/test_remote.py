@@ -99,7 +99,7 @@ def receive() -> Iterator[Callable[[], None]]:
 def test_a_message_contains_ids_and_the_label_of_the_policy_only(start: Any, receive: Any) -> None:
     rows = due_orders("remind", 3)
     start()
-    wait_until(lambda: QueueExecutor.sent)
+    wait_until(lambda: len(QueueExecutor.sent) == len(rows))
     messages = [json.loads(message) for message in QueueExecutor.sent]
     assert sorted(id for message in messages for id in message["ids"]) == [row.pk for row in rows]
     for message in messages:

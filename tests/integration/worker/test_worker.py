@@ -207,8 +207,12 @@ def test_max_timeouts_ends_the_worker_after_exactly_so_many(start_worker: StartW
 def test_what_is_given_back_untried_does_not_count_for_max_timeouts(
     start_worker: StartWorker, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WORK_SECONDS", 0.0)  # each work releases all but its first group
-    due_orders(declare(Order, name="brief"), 6)
+    def handler(objects: Any, timeouts: list[Timeout]) -> None:
+        if len(timeouts) > 1:
+            raise ValueError
+
+    monkeypatch.setattr(running, "WORK_SECONDS", 0.0)  # each work fires one of its batch alone, and releases the rest
+    due_orders(declare(Order, handler, name="brief", batch=10), 6)
     start_worker(max_timeouts=4, concurrency=1).join()
     assert states() == {"fired": 4, "pending": 2}
 

@@ -1,9 +1,8 @@
-"""Several timeouts of one policy in one transaction, and what must not leak from one member to another."""
+"""`together=n`: several timeouts in one transaction, one call for each; one that raises does not affect the others."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import outbox
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, grouping, state
+from tests.integration.firing.conftest import due, fire, locking, needs_row_locks, state
 from tests.testapp.models import Effect, ExpressOrder, Order
 
 if TYPE_CHECKING:
@@ -31,6 +30,11 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 FIRED = ("fired", "due")
 
 
+def cancel(order: Order, timeout: Timeout) -> None:
+    order.status = "cancelled"
+    order.save()
+
+
 def transactions_of(*rows: Timeout) -> int:
     """Fire `rows`; return in how many transactions."""
     steps: list[str] = []
@@ -39,9 +43,9 @@ def transactions_of(*rows: Timeout) -> int:
     return steps.count("begun")
 
 
-def test_a_group_takes_one_lock_one_mark_and_one_commit(orders: list[Order]) -> None:
-    grouping(dq.get_policy("testapp.order.cancel_unpaid"))
-    rows = [due(order, "cancel_unpaid") for order in orders]
+def test_together_they_take_one_lock_one_mark_and_one_commit(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, cancel, name="shared", when=Q(status="unpaid"), together=20)
+    rows = [due(order, policy) for order in orders]
     [work], _ = plan({row.pk: 1 for row in rows}, "default")
     with CaptureQueriesContext(connection) as queries:
         assert run(work, "default").fired == tuple(row.pk for row in rows)
@@ -58,10 +62,9 @@ def test_a_group_takes_one_lock_one_mark_and_one_commit(orders: list[Order]) -> 
     assert set(Order.objects.values_list("status", flat=True)) == {"cancelled"}
 
 
-def test_handlers_of_a_group_run_in_due_order(orders: list[Order], declare: Declare) -> None:
+def test_handlers_run_in_due_order(orders: list[Order], declare: Declare) -> None:
     ran: list[int] = []
-    policy = declare(Order, lambda obj, timeout: ran.append(obj.pk), name="ordered")
-    grouping(policy)
+    policy = declare(Order, lambda obj, timeout: ran.append(obj.pk), name="ordered", together=20)
     rows = [due(order, policy) for order in reversed(orders)]
     fire(*rows)
     assert ran == [order.pk for order in reversed(orders)]
@@ -76,8 +79,7 @@ def test_one_that_raises_is_alone_in_its_failure(orders: list[Order], declare: D
         if obj.pk == orders[2].pk:
             raise error
 
-    policy = declare(Order, handler, name="one_raises", retry=dq.Retry([60]))
-    grouping(policy)
+    policy = declare(Order, handler, name="one_raises", retry=dq.Retry([60]), together=20)
     rows = [due(order, policy) for order in orders]
     fire(*rows)
     bad = rows.pop(2)
@@ -87,7 +89,7 @@ def test_one_that_raises_is_alone_in_its_failure(orders: list[Order], declare: D
     assert sorted(Effect.objects.values_list("object_id", flat=True)) == sorted(row.object_id for row in rows)
 
 
-def test_what_an_undone_group_had_in_store_for_its_commit_does_not_happen_twice(
+def test_what_was_undone_with_a_transaction_does_not_happen_twice_on_commit(
     orders: list[Order], declare: Declare
 ) -> None:
     told: list[int] = []
@@ -101,8 +103,7 @@ def test_what_an_undone_group_had_in_store_for_its_commit_does_not_happen_twice(
     def hear(timeout: Timeout, **_: Any) -> None:
         told.append(int(timeout.object_id))
 
-    policy = declare(Order, handler, name="stores", retry=dq.Retry([60]))
-    grouping(policy)
+    policy = declare(Order, handler, name="stores", retry=dq.Retry([60]), together=20)
     rows = [due(order, policy) for order in orders]
     dq.timeout_fired.connect(hear, sender=Order)
     try:
@@ -113,7 +114,7 @@ def test_what_an_undone_group_had_in_store_for_its_commit_does_not_happen_twice(
     assert (called, told) == (expected, expected)
 
 
-def test_one_that_raises_when_the_group_commits_is_found(orders: list[Order], declare: Declare) -> None:
+def test_one_that_raises_when_all_commit_is_found(orders: list[Order], declare: Declare) -> None:
     if connection.vendor == "mysql":
         pytest.skip("InnoDB checks foreign keys at once")
 
@@ -121,8 +122,7 @@ def test_one_that_raises_when_the_group_commits_is_found(orders: list[Order], de
         obj.customer_id = 987654 if obj.pk == orders[1].pk else None
         obj.save()
 
-    policy = declare(Order, handler, name="at_commit", retry=dq.Retry([60]))
-    grouping(policy)
+    policy = declare(Order, handler, name="at_commit", retry=dq.Retry([60]), together=20)
     rows = [due(order, policy) for order in orders]
     fire(*rows)
     assert [state(row)[0] for row in rows] == ["fired", "pending", "fired", "fired", "fired"]
@@ -163,8 +163,7 @@ def test_a_transaction_broken_by_one_does_not_take_the_others_along(orders: list
         if obj.pk == orders[0].pk:
             transaction.set_rollback(True)
 
-    policy = declare(Order, handler, name="breaks", retry=dq.Retry([60]))
-    grouping(policy)
+    policy = declare(Order, handler, name="breaks", retry=dq.Retry([60]), together=20)
     rows = [due(order, policy) for order in orders]
     fire(*rows)
     assert [state(row)[0] for row in rows] == ["pending", *["fired"] * 4]
@@ -172,95 +171,15 @@ def test_a_transaction_broken_by_one_does_not_take_the_others_along(orders: list
     assert Order.objects.filter(note="mine").count() == 4
 
 
-WIDE: list[Callable[[Order], object]] = [
-    lambda obj: Order.objects.exclude(pk=obj.pk).update(status="paid"),
-    lambda obj: Order.objects.filter(status="unpaid").exclude(pk=obj.pk).update(status="paid"),
-    lambda obj: Order.objects.filter(Q(pk=obj.pk + 1) | Q(pk=obj.pk)).update(status="paid"),
-    lambda obj: Order.objects.filter(pk=obj.pk + 1).update(status="paid"),
-    lambda obj: Order.objects.filter(pk__in=[obj.pk, obj.pk + 1]).update(status="paid"),
-    lambda obj: save_all_others(obj),
-    lambda obj: Order.objects.bulk_update([Order(pk=obj.pk + 1, status="paid")], ["status"]),
-    lambda obj: raw("UPDATE testapp_order SET status = 'paid' WHERE id <> %s", [obj.pk]),
-    lambda obj: raw(f"update testapp_order set status = 'paid' where id = {obj.pk + 1}"),
-    lambda obj: Order.objects.exclude(pk=obj.pk).delete(),
-]
-
-
-def save_all_others(obj: Order) -> None:
-    for other in Order.objects.exclude(pk=obj.pk):
-        other.status = "paid"
-        other.save()
-
-
-def raw(sql: str, params: list[Any] | None = None) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, params)
-
-
-@pytest.mark.parametrize("write", WIDE)
-def test_a_handler_that_writes_other_members_leaves_none_of_them_stale(
-    declare: Declare, write: Callable[[Order], object]
-) -> None:
-    """Fired one by one, the second one finds itself paid, and skips; a stale one would overwrite that."""
-    orders = [Order.objects.create(status="unpaid") for _ in range(2)]
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        write(obj)
-        obj.status = "cancelled"
-        obj.save()
-
-    policy = declare(Order, handler, name="wide", when=Q(status="unpaid"))
-    pace = grouping(policy)
-    rows = [due(order, policy) for order in orders]
-    fire(*rows)
-    assert state(rows[0]) == FIRED
-    assert state(rows[1])[0] in {"skipped", "cancelled"}
-    assert not Order.objects.filter(pk=orders[1].pk).exclude(status="paid").exists()
-    assert pace.is_alone
-    assert pace.size() == 1
-
-
-NARROW: list[Callable[[Order], object]] = [
-    lambda obj: obj.save(),
-    lambda obj: obj.save(update_fields=["note"]),
-    lambda obj: Order.objects.filter(pk=obj.pk).update(note="x"),
-    lambda obj: Order.objects.filter(pk=obj.pk, status="unpaid").update(note="x"),
-    lambda obj: Order.objects.filter(pk=obj.pk).exclude(note="y").update(note="x"),
-    lambda obj: Order.objects.filter(pk__in=[obj.pk]).update(note="x"),
-    lambda obj: Order.objects.create(note="a new one"),
-    lambda obj: Order.objects.bulk_create([Order(note="new"), Order(note="new")]),
-    lambda obj: Effect.objects.create(what="testapp_order", object_id=obj.pk),
-    lambda obj: Effect.objects.filter(what="x").update(what="y"),
-    lambda obj: list(Order.objects.all()),
-    lambda obj: Order.objects.select_for_update().get(pk=obj.pk),
-    lambda obj: dq.schedule_timeout(obj, "remind", minutes=5),
-    lambda obj: dq.cancel_timeout(obj, "remind"),
-    lambda obj: obj.delete(),
-]
-
-
-@pytest.mark.parametrize("write", NARROW)
-def test_a_handler_that_minds_its_own_business_stays_in_its_group(
-    orders: list[Order], declare: Declare, write: Callable[[Order], object]
-) -> None:
-    policy = declare(Order, lambda obj, timeout: write(obj), name="narrow")
-    pace = grouping(policy)
-    rows = [due(order, policy) for order in orders]
-    assert transactions_of(*rows) == 1
-    assert {state(row) for row in rows} == {FIRED}
-    assert not pace.is_alone
-
-
-def test_arming_and_cancelling_other_policies_on_save_stays_in_the_group(declare: Declare) -> None:
+def test_saves_of_handlers_arm_and_cancel_other_policies_in_the_transaction(declare: Declare) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         obj.status = "done"
         obj.paid_at = timezone.now()
         obj.save()
 
     declare(Order, name="armed", when=Q(status="done"), since="paid_at", after=timedelta(days=1))
-    policy = declare(Order, handler, name="arms")
+    policy = declare(Order, handler, name="arms", together=20)
     orders = [Order.objects.create(created_at=timezone.now()) for _ in range(4)]
-    grouping(policy)
     rows = [due(order, policy) for order in orders]
     assert transactions_of(*rows) == 1
     assert {state(row) for row in rows} == {FIRED}
@@ -268,70 +187,82 @@ def test_arming_and_cancelling_other_policies_on_save_stays_in_the_group(declare
     assert Timeout.objects.filter(state="cancelled", policy="testapp.order.cancel_unpaid").count() == 4
 
 
-def test_a_child_of_two_tables_stays_in_its_group(declare: Declare) -> None:
+def test_children_of_two_tables_share_a_transaction(declare: Declare) -> None:
     def handler(obj: ExpressOrder, timeout: Timeout) -> None:
         obj.status, obj.courier = "gone", "fast"
         obj.save()
 
-    policy = declare(ExpressOrder, handler, name="narrow_child")
-    grouping(policy)
+    policy = declare(ExpressOrder, handler, name="narrow_child", together=20)
     rows = [due(ExpressOrder.objects.create(), policy) for _ in range(3)]
     assert transactions_of(*rows) == 1
     assert {state(row) for row in rows} == {FIRED}
     assert ExpressOrder.objects.filter(status="gone", courier="fast").count() == 3
 
 
-def test_a_handler_that_cancels_another_members_timeout_prevents_it(orders: list[Order], declare: Declare) -> None:
-    """In its group the other one would count as fired already, and the answer would be: too late."""
-    answers: list[bool] = []
+def test_no_more_share_a_transaction_than_declared(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, name="shared", together=2)
+    assert transactions_of(*[due(order, policy) for order in orders]) == 3
 
-    def handler(obj: Order, timeout: Timeout) -> None:
-        answers.append(dq.cancel_timeout(orders[1], "cancels") if obj.pk == orders[0].pk else True)
 
-    policy = declare(Order, handler, name="cancels")
-    grouping(policy)
+def test_one_object_is_never_twice_in_a_transaction(order: Order, declare: Declare) -> None:
+    policy = declare(Order, name="keys", together=20)
+    rows = [due(order, policy, key=key) for key in "abc"]
+    assert transactions_of(*rows) == 3
+    assert {state(row) for row in rows} == {FIRED}
+
+
+def test_async_handlers_share_a_transaction(orders: list[Order], declare: Declare) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        await Effect.objects.acreate(what="done", object_id=obj.pk)
+
+    policy = declare(Order, handler, name="later", together=20)
     rows = [due(order, policy) for order in orders]
-    fire(*rows)
-    assert [state(row)[0] for row in rows] == ["fired", "cancelled", "fired", "fired", "fired"]
-    assert all(answers[-4:])
+    assert transactions_of(*rows) == 1
+    assert Effect.objects.count() == len(orders)
 
 
-def test_a_policy_that_raises_often_is_fired_one_by_one_for_a_while(declare: Declare) -> None:
-    bad: set[int] = set()
+@needs_row_locks
+def test_a_locked_object_keeps_no_other_from_firing(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, name="partly", together=20)
+    rows = [due(order, policy) for order in orders]
+    with locking(orders[0]):
+        report = fire(*rows)
+    assert (list(report.again), set(report.fired)) == ([rows[0].pk], {row.pk for row in rows[1:]})
 
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if obj.pk in bad:
+
+@pytest.mark.parametrize("option", ["batch", "together"])
+def test_what_had_no_turn_in_time_after_one_has_raised_is_released(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(running, "WORK_SECONDS", 0.0)
+    calls: list[int] = []
+
+    def handler(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
             raise ValueError
 
-    policy = declare(Order, handler, name="often", retry=dq.Retry([3600]))
-    pace = grouping(policy)
-    orders = [Order.objects.create() for _ in range(20)]
-    bad.update(order.pk for order in orders[::2])
-    fire(*[due(order, policy) for order in orders])
-    assert pace.size() == 1
-
-
-def test_slow_handlers_do_not_keep_others_locked(declare: Declare) -> None:
-    policy = declare(Order, lambda obj, timeout: time.sleep(0.03), name="slow")
-    pace = grouping(policy)
-    rows = [due(Order.objects.create(), policy) for _ in range(3)]
-    fire(*rows)
-    assert pace.size() == 1
-    assert pace.work_size() < 10
-
-
-def test_a_policy_of_which_nothing_is_known_begins_with_one(declare: Declare) -> None:
-    policy = declare(Order, name="unknown")
-    assert transactions_of(*[due(Order.objects.create(), policy) for _ in range(2)]) == 2
-
-
-def test_what_had_no_turn_in_time_is_given_back_at_once(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "WORK_SECONDS", 0.02)
-    policy = declare(Order, lambda obj, timeout: time.sleep(0.05), name="very_slow")
+    policy = declare(Order, handler, name="raises_once", **{option: 10})
     rows = [due(Order.objects.create(), policy) for _ in range(6)]
     [work], _ = plan({row.pk: 1 for row in rows}, "default")
     report = run(work, "default")
-    assert 1 <= len(report.fired) < 6
-    assert sorted([*report.fired, *report.again]) == [row.pk for row in rows]
-    assert set(report.untried) == set(report.again)
+    assert report.fired == (rows[0].pk,)
+    assert set(report.untried) == set(report.again) == {row.pk for row in rows[1:]}
     assert all(at <= report.now for at in report.again.values() if report.now)
+
+
+def test_a_failure_that_undid_others_is_not_part_of_another_one(orders: list[Order], declare: Declare) -> None:
+    """The text of an exception may name a customer, and the second one had nothing to do with the first."""
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if obj.pk == orders[0].pk:
+            raise dq.Snooze(minutes=5, reason="the line of Ada Lovelace is busy")
+        if obj.pk == orders[1].pk:
+            raise ConnectionError("no answer")
+
+    policy = declare(Order, handler, name="fails_twice", retry=dq.Retry([60]), together=20)
+    rows = [due(order, policy) for order in orders]
+    fire(*rows)
+    assert [state(row)[0] for row in rows] == ["pending", "pending", *["fired"] * 3]
+    assert "no answer" in rows[1].errors[0]["traceback"]
+    assert "Ada" not in rows[1].errors[0]["traceback"]
