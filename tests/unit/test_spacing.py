@@ -19,13 +19,13 @@ CLAIMS = st.lists(
 
 
 @settings(deadline=None)
-@given(count=st.integers(1, 200), per=PERIODS, batch=st.none() | st.integers(1, 300), claims=CLAIMS)
-@example(count=1, per=timedelta(milliseconds=10), batch=None, claims=[(0.0, 0.0, 60, 1.0)] * 9)
+@given(count=st.integers(1, 200), per=PERIODS, together=st.integers(1, 300), claims=CLAIMS)
+@example(count=1, per=timedelta(milliseconds=10), together=1, claims=[(0.0, 0.0, 60, 1.0)] * 9)
 def test_no_period_has_more_attempts_than_the_rate(
-    count: int, per: timedelta, batch: int | None, claims: list[tuple[float, float, int, float]]
+    count: int, per: timedelta, together: int, claims: list[tuple[float, float, int, float]]
 ) -> None:
     """Workers claim at any time, prepare for any time, use a part of the slots, and threads are late in each."""
-    spacing = Spacing.of(Rate(count, per), batch)
+    spacing = Spacing.of(Rate(count, per), together)
     now = free_at = 0.0
     begins: list[float] = []
     for pause, preparation, works, used in claims:
@@ -41,13 +41,13 @@ def test_no_period_has_more_attempts_than_the_rate(
         assert bisect_left(begins, begin + per.total_seconds() - 1e-9) - place <= count
 
 
-@given(count=st.integers(1, 1_000_000), per=PERIODS, batch=st.none() | st.integers(1, 1000))
-def test_little_of_the_rate_is_lost(count: int, per: timedelta, batch: int | None) -> None:
+@given(count=st.integers(1, 1_000_000), per=PERIODS, together=st.integers(1, 1000))
+def test_little_of_the_rate_is_lost(count: int, per: timedelta, together: int) -> None:
     """A sixteenth, or ten milliseconds in each period; and what does not divide into works of one size."""
-    spacing, period = Spacing.of(Rate(count, per), batch), per.total_seconds()
-    works = -(-count // (batch or 1))
+    spacing, period = Spacing.of(Rate(count, per), together), per.total_seconds()
+    works = -(-count // together)
     attempts = spacing.size * (period + spacing.lateness) / spacing.interval
-    assert spacing.size <= (batch or 1)
+    assert spacing.size <= together
     assert count - works < round(attempts) <= count
     assert spacing.lateness <= max(period / 16, 0.01) + 1e-9
 
@@ -61,6 +61,6 @@ def test_a_slot_is_found_within_a_second_wherever_the_clock_was_set(free_in: flo
 
 
 def test_a_batch_counts_each_of_its_objects() -> None:
-    spacing = Spacing.of(Rate(20), batch=15)
+    spacing = Spacing.of(Rate(20), together=15)
     assert spacing.size == 10
     assert spacing.interval == pytest.approx(1.0625 / 2)

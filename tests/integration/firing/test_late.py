@@ -79,9 +79,9 @@ def test_a_timeout_that_is_too_late_is_settled_without_its_handler(
 def test_those_that_are_too_late_are_logged_as_one(
     orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for then, level in (("skip", logging.WARNING), ("dead", logging.ERROR)):
-        options: Any = {"late": Late(HOUR, then=then), "together": 20}
-        policy = declare(Order, name=f"logged_{then}", **options)
+    levels: dict[Any, int] = {"skip": logging.WARNING, "dead": logging.ERROR}
+    for then, level in levels.items():
+        policy = declare(Order, name=f"logged_{then}", late=Late(HOUR, then=then), together=20)
         fire(*[overdue(due(order, policy)) for order in orders])
         [record] = [each for each in caplog.records if vars(each).get("event") == "timeouts_late"]
         assert (record.levelno, vars(record)["count"], vars(record)["policy"]) == (level, 5, policy.label)
