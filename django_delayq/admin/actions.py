@@ -145,34 +145,36 @@ class OperationView(FormView):  # type: ignore[type-arg]
         request.current_app = self.site.name
         return super().dispatch(request, *args, **kwargs)
 
-    def get_form_class(self) -> type[forms.ReasonForm]:
-        return forms.FORMS.get(self.operation.name, forms.ReasonForm)
+    form_class = forms.OperationForm
+
+    def get_form_kwargs(self) -> dict[str, Any]:
+        return {**super().get_form_kwargs(), "operation": self.operation}
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         own = {"title": self.operation.question, "operation": self.operation}
         return super().get_context_data(**self.site.each_context(self.request), **own, **kwargs)
 
-    def form_valid(self, form: forms.ReasonForm) -> HttpResponse:
+    def form_valid(self, form: forms.OperationForm) -> HttpResponse:
         try:
             return self.act(form)
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
+    def act(self, form: forms.OperationForm) -> HttpResponse:
         """Run the operation. DelayqError and ValueError are shown on the page."""
         raise NotImplementedError
 
-    def call(self, target: Any, form: forms.ReasonForm, **more: Any) -> Any:
+    def call(self, target: Any, form: forms.OperationForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
         reason = form.cleaned_data["reason"]
-        return self.operation.call(target, by=self.actor, reason=reason, **{**form.parameters(), **more})
+        return self.operation.call(target, by=self.actor, reason=reason, **{**form.arguments, **more})
 
     @property
     def actor(self) -> str:
         return f"admin:{self.request.user.get_username()}"
 
-    def log(self, changed: Any, form: forms.ReasonForm) -> None:
+    def log(self, changed: Any, form: forms.OperationForm) -> None:
         message = str(self.operation.log_message).format(reason=form.cleaned_data["reason"])
         user_id: Any = self.request.user.pk
         LogEntry.objects.log_actions(user_id, changed, CHANGE, message)
@@ -209,11 +211,11 @@ class TimeoutOperationView(OperationView):
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if self.is_confirmed:
             return super().post(request, *args, **kwargs)
-        return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
+        return self.render_to_response(self.get_context_data(form=forms.OperationForm(self.operation)))
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         expected = list[str]()
-        if self.operation.name not in forms.FORMS:  # what is refused may depend on the parameters
+        if not self.operation.parameters:  # what is refused may depend on the parameters
             expected = _left_unchanged(self.operation.call(self.rows, by=self.actor, dry_run=True))
         column = object_column(self.request, self.site)
         listed = self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
@@ -238,9 +240,9 @@ class TimeoutOperationView(OperationView):
             **kwargs,
         )
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
+    def act(self, form: forms.OperationForm) -> HttpResponse:
         """Show the consequences, or change the rows and report the result."""
-        if form.needs_preview and "previewed" not in self.request.POST:
+        if self.operation.has_preview and "previewed" not in self.request.POST:
             preview = [] if "again" in self.request.POST else self._consequences(form)
             return self.render_to_response(self.get_context_data(form=form, preview=preview))
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
@@ -261,7 +263,7 @@ class TimeoutOperationView(OperationView):
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
 
-    def _consequences(self, form: forms.ReasonForm) -> list[str]:
+    def _consequences(self, form: forms.OperationForm) -> list[str]:
         """Return what other deadlines would do, in sentences."""
         result: operations.Result = self.call(self.rows, form, dry_run=True)
         n, due = result.changed, result.due_at_once
@@ -294,14 +296,8 @@ class PolicyOperationView(OperationView):
         operation, policy = POLICY_OPERATIONS.get(kwargs["operation"]), registry.get(kwargs["label"])
         if operation is None or policy is None:
             raise Http404
-        self.operation, self.using = operation, database_of(policy.concrete_model)
+        self.operation, self.using = operation.for_policy(policy), database_of(policy.concrete_model)
         self.state = policy_state(policy, self.using)
-
-    def get_form_class(self) -> type[forms.ReasonForm]:
-        """Allow a negative delay where the policy counts from a time of its object."""
-        if self.operation.name == "delay" and self.state.policy.since is not None:
-            return forms.SignedDelayForm
-        return super().get_form_class()
 
     def get_initial(self) -> dict[str, Any]:
         """Keep the reason and the end of a stop that is in force, or the values of a guard rail."""
@@ -309,7 +305,7 @@ class PolicyOperationView(OperationView):
             end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
             is_same = (self.state.stop == PolicyControl.Stop.HELD) == (self.operation.name == "hold")
             return {"reason": self.state.reason, "until": end if is_same else None}
-        return self.get_form_class().initial_of(self.state)
+        return forms.initial_of(self.operation, self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = {"opts": PolicyControl._meta, "state": self.state, **render.in_force(self.state)}
@@ -318,16 +314,16 @@ class PolicyOperationView(OperationView):
             shown["expected"] = render.followed_columns([self.state.policy])
         return super().get_context_data(**shown, **kwargs)
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
+    def act(self, form: forms.OperationForm) -> HttpResponse:
         """Show the consequences, or change the policy and report the result."""
-        if form.needs_preview and "confirmed" not in self.request.POST:
+        if self.operation.has_preview and "confirmed" not in self.request.POST:
             preview = [] if "back" in self.request.POST else self._consequences(form)
             return self.render_to_response(self.get_context_data(form=form, preview=preview))
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
         self.change(self.state, self.using, form, **more)
         return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
 
-    def change(self, state: PolicyState, using: str, form: forms.ReasonForm, **more: Any) -> None:
+    def change(self, state: PolicyState, using: str, form: forms.OperationForm, **more: Any) -> None:
         """Run the operation on one policy, and add a message with the result."""
         change: PolicyChange | None = self.call(state.policy, form, **more)
         label = _("“{name}”").format(name=state.label)  # without quotes the admin would capitalize its first letter
@@ -346,9 +342,9 @@ class PolicyOperationView(OperationView):
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
 
-    def _consequences(self, form: forms.ReasonForm) -> list[str]:
+    def _consequences(self, form: forms.OperationForm) -> list[str]:
         """Return what a change of the delay would do, in sentences."""
-        preview = operations.preview_delay(self.state.policy, **form.parameters())
+        preview = operations.preview_delay(self.state.policy, **form.arguments)
         delays, overdue = (preview.before, preview.after), preview.overdue
         before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
         pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
@@ -397,7 +393,7 @@ class PoliciesOperationView(PolicyOperationView):
         context = OperationView.get_context_data(self, **own, **kwargs)
         return context | {"title": title, "explanation": explanation}
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
+    def act(self, form: forms.OperationForm) -> HttpResponse:
         """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""
         more: dict[str, Any] = {"progress": time_limit()} if self.operation.moves_rows else {}
         if self.operation.name != "resume":

@@ -28,7 +28,7 @@ if _IS_INSTALLED:
     class RequestExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
         """The requests of actions have no other fields than the described ones."""
 
-        target_class = "django_delayq.contrib.rest_framework.inputs.ReasonSerializer"
+        target_class = "django_delayq.contrib.rest_framework.inputs.OperationSerializer"
         match_subclasses = True
 
         def map_serializer(self, auto_schema: Any, direction: Any) -> Any:

@@ -39,18 +39,6 @@ from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATI
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
 
-BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
-    "postpone": inputs.PostponeSerializer,
-    "reschedule": inputs.RescheduleSerializer,
-    "refire": inputs.RefireSerializer,
-    "pause": inputs.PauseSerializer,
-    "hold": inputs.PauseSerializer,
-    "resume": inputs.ResumeSerializer,
-    "late": inputs.SetLateSerializer,
-    "brake": inputs.SetBrakeSerializer,
-    "shadow": inputs.SetShadowSerializer,
-}
-"""The requests of the operations; those of the others are `VerbSerializer`s."""
 NOT_IN_THE_BODY: Final = _("Send the fields of an action in its body, not in its address.")
 
 
@@ -124,7 +112,7 @@ def _version_parameter(request: Request) -> tuple[str, ...]:
 
 def operation(name: str, description: str) -> Any:
     """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
-    body = BODIES.get(name, inputs.VerbSerializer)
+    body = inputs.BODIES[name]
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
         if unknown := set(request.query_params) - {"format", *_version_parameter(request)}:
@@ -162,7 +150,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         For an action, return that of its request, whose fields the browsable API shows as a form.
         """
         if self.action in self.operations:
-            return BODIES.get(self.action, inputs.VerbSerializer)
+            return inputs.BODIES[self.action]
         found = super().get_serializer_class()
         is_own_list = self.action == "list" and found is outputs.TimeoutDetailSerializer
         return outputs.TimeoutSerializer if is_own_list else found
@@ -280,7 +268,7 @@ class PolicyViewSet(OperatorView, ViewSet):
 
     def get_serializer(self, *args: Any, **options: Any) -> Any:
         """Return the serializer of the request of the action, whose fields the browsable API shows as a form."""
-        return BODIES[self.action](*args, **options)
+        return inputs.BODIES[self.action](*args, **options)
 
     def target(self) -> tuple[TimeoutPolicy[Any], str]:
         policy = registry.get(self.kwargs["label"])
