@@ -137,6 +137,8 @@ class OperationView(FormView):  # type: ignore[type-arg]
     """A page that asks for a reason and the parameters of an operation, and then runs it."""
 
     site: AdminSite = site
+    template_name = "admin/django_delayq/operate.html"
+    form_class = forms.OperationForm
     operation: Operation
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -145,24 +147,29 @@ class OperationView(FormView):  # type: ignore[type-arg]
         request.current_app = self.site.name
         return super().dispatch(request, *args, **kwargs)
 
-    form_class = forms.OperationForm
-
     def get_form_kwargs(self) -> dict[str, Any]:
         return {**super().get_form_kwargs(), "operation": self.operation}
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        own = {"title": self.operation.question, "operation": self.operation}
-        return super().get_context_data(**self.site.each_context(self.request), **own, **kwargs)
+        own = {"operation": self.operation, "title": self.operation.question, "explanation": self.operation.explanation}
+        return super().get_context_data(**self.site.each_context(self.request), **{**own, **kwargs})
 
     def form_valid(self, form: forms.OperationForm) -> HttpResponse:
         try:
-            return self.act(form)
+            if not self.operation.has_preview or "confirmed" in self.request.POST:
+                return self.act(form)
+            preview = [] if "again" in self.request.POST else self.consequences(form)
+            return self.render_to_response(self.get_context_data(form=form, preview=preview))
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
         """Run the operation. DelayqError and ValueError are shown on the page."""
+        raise NotImplementedError
+
+    def consequences(self, form: forms.OperationForm) -> list[str]:
+        """Return what an operation with a preview would do, in sentences."""
         raise NotImplementedError
 
     def call(self, target: Any, form: forms.OperationForm, **more: Any) -> Any:
@@ -186,18 +193,18 @@ class TimeoutOperationView(OperationView):
     A list's action passes `ids` and `back`, the address to return to. Otherwise the request has both.
     """
 
-    template_name = "admin/django_delayq/timeout/operate.html"
     ids: Sequence[int] = ()
     back = ""
-    is_confirmed = False
+    is_asked = False
+    """The request is of a list, and asks for the page."""
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the request. Raises Http404 without an operation or without rows."""
         super().setup(request, *args, **kwargs)
+        self.is_asked = bool(self.ids)
         if not self.ids:
             given = request.POST if request.method == "POST" else request.GET
             self.ids, self.back = ids_of(given.get("ids", "").split(",")[:MAX_ROWS]), given.get("back", "")
-            self.is_confirmed = "confirmed" in request.POST
         hosts = {request.get_host()}
         if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
             self.back = address(self.site, "timeout_changelist")
@@ -209,9 +216,10 @@ class TimeoutOperationView(OperationView):
         self.rows: Any = with_keys(shown.using(database_of(Timeout)), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        if self.is_confirmed:
-            return super().post(request, *args, **kwargs)
-        return self.render_to_response(self.get_context_data(form=forms.OperationForm(self.operation)))
+        return self.get(request, *args, **kwargs) if self.is_asked else super().post(request, *args, **kwargs)
+
+    def get_form_kwargs(self) -> dict[str, Any]:
+        return {"operation": self.operation} if self.is_asked else super().get_form_kwargs()
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         expected = list[str]()
@@ -228,6 +236,7 @@ class TimeoutOperationView(OperationView):
             expected += render.followed_columns(filter(None, map(registry.get, labels)))
         return super().get_context_data(
             opts=Timeout._meta,
+            list=address(self.site, "timeout_changelist"),
             ids=",".join(map(str, self.ids)),
             count=len(self.ids),
             button=self.operation.button_for(len(self.ids)),
@@ -241,10 +250,7 @@ class TimeoutOperationView(OperationView):
         )
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
-        """Show the consequences, or change the rows and report the result."""
-        if self.operation.has_preview and "previewed" not in self.request.POST:
-            preview = [] if "again" in self.request.POST else self._consequences(form)
-            return self.render_to_response(self.get_context_data(form=form, preview=preview))
+        """Change the rows, and report the result."""
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
@@ -263,8 +269,8 @@ class TimeoutOperationView(OperationView):
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
 
-    def _consequences(self, form: forms.OperationForm) -> list[str]:
-        """Return what other deadlines would do, in sentences."""
+    def consequences(self, form: forms.OperationForm) -> list[str]:
+        """Return how many deadlines would change, and which rows would not."""
         result: operations.Result = self.call(self.rows, form, dry_run=True)
         n, due = result.changed, result.due_at_once
         sentences = [ngettext("{n} deadline will change.", "{n} deadlines will change.", n).format(n=n)]
@@ -288,8 +294,6 @@ class PolicyOperationView(OperationView):
     A change of the delay shows its consequences first.
     """
 
-    template_name = "admin/django_delayq/policycontrol/operate.html"
-
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the state of the policy. Raises Http404 without such a policy or operation."""
         super().setup(request, *args, **kwargs)
@@ -308,17 +312,18 @@ class PolicyOperationView(OperationView):
         return forms.initial_of(self.operation, self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        shown = {"opts": PolicyControl._meta, "state": self.state, **render.in_force(self.state)}
-        shown["button"] = self.operation.button_for()
+        shown = {"state": self.state, **render.in_force(self.state), "button": self.operation.button_for()}
         if self.operation.name in MOVING:
             shown["expected"] = render.followed_columns([self.state.policy])
-        return super().get_context_data(**shown, **kwargs)
+        return super().get_context_data(**self.around(), **shown, **kwargs)
+
+    def around(self) -> dict[str, Any]:
+        """Return what leads to the list of policies and back."""
+        listed = address(self.site, "policycontrol_changelist")
+        return {"opts": PolicyControl._meta, "list": listed, "back": listed}
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
-        """Show the consequences, or change the policy and report the result."""
-        if self.operation.has_preview and "confirmed" not in self.request.POST:
-            preview = [] if "back" in self.request.POST else self._consequences(form)
-            return self.render_to_response(self.get_context_data(form=form, preview=preview))
+        """Change the policy, and report the result."""
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
         self.change(self.state, self.using, form, **more)
         return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
@@ -342,8 +347,8 @@ class PolicyOperationView(OperationView):
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
 
-    def _consequences(self, form: forms.OperationForm) -> list[str]:
-        """Return what a change of the delay would do, in sentences."""
+    def consequences(self, form: forms.OperationForm) -> list[str]:
+        """Return what a change of the delay would do."""
         preview = operations.preview_delay(self.state.policy, **form.arguments)
         delays, overdue = (preview.before, preview.after), preview.overdue
         before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
@@ -360,8 +365,6 @@ class PolicyOperationView(OperationView):
 
 class PoliciesOperationView(PolicyOperationView):
     """Pause, hold or resume several policies, or all of them with `all`, after one confirmation."""
-
-    template_name = "admin/django_delayq/policycontrol/operate_selected.html"
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the states of the policies. Raises Http404 for another operation."""
@@ -386,12 +389,11 @@ class PoliciesOperationView(PolicyOperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
-        own = {"opts": PolicyControl._meta, "policies": shown, "button": self.operation.button_for(len(shown))}
+        own = {**self.around(), "policies": shown, "button": self.operation.button_for(len(shown))}
         if self.operation.name in MOVING:
             own["expected"] = render.followed_columns(state.policy for state in self.states)
-        title, explanation = POLICIES_OPERATIONS[self.operation.name]
-        context = OperationView.get_context_data(self, **own, **kwargs)
-        return context | {"title": title, "explanation": explanation}
+        own["title"], own["explanation"] = POLICIES_OPERATIONS[self.operation.name]
+        return OperationView.get_context_data(self, **own, **kwargs)
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
         """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""

@@ -24,17 +24,22 @@ def shown(answer: Any) -> str:
     return text
 
 
+def asked(rows: list[Timeout], **fields: Any) -> dict[str, Any]:
+    """Return the form as it is sent before the consequences are confirmed."""
+    return {name: value for name, value in form(rows, **fields).items() if name != "confirmed"}
+
+
 def test_the_consequences_come_first_and_then_the_deadlines_move(admin_client: Client) -> None:
     rows = [*make(count=2), *make("dead")]
     Timeout.objects.filter(pk=rows[1].pk).update(due_at=timezone.now() + timedelta(hours=9))
-    text = shown(admin_client.post(address("reschedule"), form(rows, **MINUTES_90)))
+    text = shown(admin_client.post(address("reschedule"), asked(rows, **MINUTES_90)))
     assert "2 deadlines will change." in text and "1 of them would be due immediately." in text
     assert "1 of them will be left unchanged: dead: retry instead" in text
-    assert 'name="previewed"' in text and 'type="hidden" name="amount" value="90"' in text
+    assert 'name="confirmed"' in text and 'type="hidden" name="amount" value="90"' in text
     assert not any(row.history for row in Timeout.objects.all())
-    text = shown(admin_client.post(address("reschedule"), form(rows, **MINUTES_90, again="x")))
-    assert 'name="previewed"' not in text
-    answer = admin_client.post(address("reschedule"), form(rows, **MINUTES_90, previewed="x"))
+    text = shown(admin_client.post(address("reschedule"), asked(rows, **MINUTES_90, again="x")))
+    assert 'name="confirmed"' not in text
+    answer = admin_client.post(address("reschedule"), form(rows, **MINUTES_90))
     assert told(answer)[0] == "2 deadlines were changed."
     assert Timeout.objects.get(pk=rows[0].pk).due_at <= timezone.now()
     assert Timeout.objects.get(pk=rows[1].pk).due_at > timezone.now() + timedelta(hours=7)
@@ -44,8 +49,8 @@ def test_one_deadline_moves_to_a_time_which_may_be_earlier(admin_client: Client)
     (row,) = make()
     moment = timezone.localtime() + timedelta(minutes=20)
     fields = {"amount": "", "at": f"{moment:%Y-%m-%dT%H:%M}"}
-    assert "1 deadline will change." in shown(admin_client.post(address("reschedule"), form([row], **fields)))
-    admin_client.post(address("reschedule"), form([row], **fields, previewed="x"))
+    assert "1 deadline will change." in shown(admin_client.post(address("reschedule"), asked([row], **fields)))
+    admin_client.post(address("reschedule"), form([row], **fields))
     assert Timeout.objects.get().due_at < row.due_at
 
 

@@ -202,7 +202,7 @@ def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order
     assert f">{mode}: " in text and ">a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
     assert 'name="confirmed"' in text and state().after is None
     assert stored() == before
-    back = admin_client.post(address("delay"), {**fields, "back": "Choose again"}).content.decode()
+    back = admin_client.post(address("delay"), {**fields, "again": "Choose again"}).content.decode()
     assert 'name="amount" value="0"' in back and state().after is None
     admin_client.post(address("delay"), {**fields, "confirmed": "yes"})
     assert state().after == timedelta(0)

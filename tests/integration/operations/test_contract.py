@@ -145,7 +145,7 @@ def address_in_admin(operation: Operation) -> str:
 def post_in_admin(user: User, operation: Operation, values: Values, reason: str = "x") -> Any:
     client = Client()
     client.force_login(user)
-    entered: dict[str, Any] = {"reason": reason, "confirmed": "yes", "previewed": "yes", "setting": "on", "mode": ""}
+    entered: dict[str, Any] = {"reason": reason, "confirmed": "yes", "setting": "on", "mode": ""}
     if operation.name in TIMEOUT_OPERATIONS:
         entered["ids"] = target_of(operation).pk
     for name, value in values.items():
