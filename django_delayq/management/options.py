@@ -123,7 +123,7 @@ def add_parameters(parser: CommandParser, operation: Operation) -> None:
     group: Any = parser.add_mutually_exclusive_group(required=True) if operation.is_either else parser
     for each in operation.parameters:
         with translation.override(None):  # commands are in English
-            words = str(each.label).lower()
+            words = "; ".join([str(each.label).lower(), *(str(label) for _, label in getattr(each, "choices", ()))])
         metavar, example = _ASKED.get(type(each), (None, ""))
         how: dict[str, Any] = {"metavar": metavar, "help": f"{words}: {example}"}
         match each:

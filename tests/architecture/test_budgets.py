@@ -35,7 +35,7 @@ SOURCES = {
     "imports in functions": (14, 14),
     "numeric constants": (261, 90),
     "numeric constants without a reason": (125, 0),
-    "functions with more than 5 parameters": (25, 8),
+    "functions with more than 5 parameters": (24, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
@@ -309,6 +309,7 @@ def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serialize
     nullable: Any = {"allow_null": parameter.is_nullable}
     match parameter:
         case Moment():
+            words["help_text"] = None  # it is about a field that is empty
             return {name: MomentField(**words, **nullable)}
         case Length(in_units=True):
             examples = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
@@ -318,9 +319,12 @@ def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serialize
         case Length():
             limits = {"min_value": max(parameter.least.total_seconds(), -MAX_UNITS)}
             limits["max_value"] = min(parameter.most.total_seconds(), MAX_UNITS)
+            if parameter.least < timedelta(0):
+                words["help_text"] = _("Added to the deadline; negative: earlier.")
             return {name_of(parameter): SecondsField(source=name, initial=3600, **limits, **words)}
         case Choice():
-            return {name: serializers.ChoiceField(parameter.choices, initial=parameter.default, **words)}
+            values = [value for value, _ in parameter.choices]
+            return {name: serializers.ChoiceField(values, initial=parameter.default, **words)}
         case Number():
             limits = {"min_value": parameter.least, "max_value": parameter.most}
             first = None if parameter.is_nullable else parameter.default

@@ -27,7 +27,7 @@ from rest_framework.viewsets import GenericViewSet, ViewSet
 
 from django_delayq.clock import to_ms
 from django_delayq.contrib.rest_framework import inputs, outputs
-from django_delayq.contrib.rest_framework.openapi import describe
+from django_delayq.contrib.rest_framework.openapi import ETAG, LABEL, describe
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_connections import transient_reason
@@ -123,10 +123,10 @@ def operation(name: str, description: str) -> Any:
         return response
 
     act.__name__, act.__doc__ = name, description
-    described = describe("timeouts", outputs.ActedSerializer, body=body, conflict="Refused")
+    described = describe("timeouts", outputs.ActedSerializer, body=body)
     if name in POLICY_OPERATIONS:
         result = outputs.PolicyActedSerializer
-        described = describe("policies", result, body=body, conflict="PolicyRefused", names_policy=True)
+        described = describe("policies", result, body=body, parameters=[LABEL])
     return described(action(detail=True, methods=["post"])(act))
 
 
@@ -162,7 +162,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         except Http404:
             raise Http404 from None
 
-    @describe("timeouts", outputs.TimeoutSerializer(many=True), (400, 401, 403), query=inputs.Selection)
+    @describe("timeouts", outputs.TimeoutSerializer(many=True), (400, 401, 403), parameters=[inputs.Selection])
     def list(self, request: Request, *_: Any, **__: Any) -> Response:
         """List timeouts in pages, without payload and history.
 
@@ -239,7 +239,7 @@ class PolicyViewSet(OperatorView, ViewSet):
         states: Any = controls.policy_states(database_of(Timeout))
         return Response(outputs.PolicySerializer(states, many=True).data)
 
-    @describe("policies", outputs.PolicySerializer, names_policy=True)
+    @describe("policies", outputs.PolicySerializer, parameters=[LABEL])
     def retrieve(self, request: Request, *_: Any, **__: Any) -> Response:
         """Show one policy, by its present label or a former one."""
         return Response(outputs.PolicySerializer(controls.policy_state(*self.target())).data)
@@ -367,7 +367,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
             # Different responses, even if only in their words, would reveal which objects exist.
             raise Http404 from None
 
-    @describe("countdown", outputs.CountdownSerializer, has_etag=True)
+    @describe("countdown", outputs.CountdownSerializer, parameters=[ETAG])
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)
