@@ -137,6 +137,8 @@ class OperationView(FormView):  # type: ignore[type-arg]
     """A page that asks for a reason and the parameters of an operation, and then runs it."""
 
     site: AdminSite = site
+    template_name = "admin/django_delayq/operate.html"
+    form_class = forms.OperationForm
     operation: Operation
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -145,34 +147,41 @@ class OperationView(FormView):  # type: ignore[type-arg]
         request.current_app = self.site.name
         return super().dispatch(request, *args, **kwargs)
 
-    def get_form_class(self) -> type[forms.ReasonForm]:
-        return forms.FORMS.get(self.operation.name, forms.ReasonForm)
+    def get_form_kwargs(self) -> dict[str, Any]:
+        return {**super().get_form_kwargs(), "operation": self.operation}
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        own = {"title": self.operation.question, "operation": self.operation}
-        return super().get_context_data(**self.site.each_context(self.request), **own, **kwargs)
+        own = {"operation": self.operation, "title": self.operation.question, "explanation": self.operation.explanation}
+        return super().get_context_data(**self.site.each_context(self.request), **{**own, **kwargs})
 
-    def form_valid(self, form: forms.ReasonForm) -> HttpResponse:
+    def form_valid(self, form: forms.OperationForm) -> HttpResponse:
         try:
-            return self.act(form)
+            if not self.operation.has_preview or "confirmed" in self.request.POST:
+                return self.act(form)
+            preview = [] if "again" in self.request.POST else self.consequences(form)
+            return self.render_to_response(self.get_context_data(form=form, preview=preview))
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
+    def act(self, form: forms.OperationForm) -> HttpResponse:
         """Run the operation. DelayqError and ValueError are shown on the page."""
         raise NotImplementedError
 
-    def call(self, target: Any, form: forms.ReasonForm, **more: Any) -> Any:
+    def consequences(self, form: forms.OperationForm) -> list[str]:
+        """Return what an operation with a preview would do, in sentences."""
+        raise NotImplementedError
+
+    def call(self, target: Any, form: forms.OperationForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
         reason = form.cleaned_data["reason"]
-        return self.operation.call(target, by=self.actor, reason=reason, **{**form.parameters(), **more})
+        return self.operation.call(target, by=self.actor, reason=reason, **{**form.arguments, **more})
 
     @property
     def actor(self) -> str:
         return f"admin:{self.request.user.get_username()}"
 
-    def log(self, changed: Any, form: forms.ReasonForm) -> None:
+    def log(self, changed: Any, form: forms.OperationForm) -> None:
         message = str(self.operation.log_message).format(reason=form.cleaned_data["reason"])
         user_id: Any = self.request.user.pk
         LogEntry.objects.log_actions(user_id, changed, CHANGE, message)
@@ -184,18 +193,18 @@ class TimeoutOperationView(OperationView):
     A list's action passes `ids` and `back`, the address to return to. Otherwise the request has both.
     """
 
-    template_name = "admin/django_delayq/timeout/operate.html"
     ids: Sequence[int] = ()
     back = ""
-    is_confirmed = False
+    is_asked = False
+    """The request is of a list, and asks for the page."""
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the request. Raises Http404 without an operation or without rows."""
         super().setup(request, *args, **kwargs)
+        self.is_asked = bool(self.ids)
         if not self.ids:
             given = request.POST if request.method == "POST" else request.GET
             self.ids, self.back = ids_of(given.get("ids", "").split(",")[:MAX_ROWS]), given.get("back", "")
-            self.is_confirmed = "confirmed" in request.POST
         hosts = {request.get_host()}
         if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
             self.back = address(self.site, "timeout_changelist")
@@ -207,13 +216,14 @@ class TimeoutOperationView(OperationView):
         self.rows: Any = with_keys(shown.using(database_of(Timeout)), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        if self.is_confirmed:
-            return super().post(request, *args, **kwargs)
-        return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
+        return self.get(request, *args, **kwargs) if self.is_asked else super().post(request, *args, **kwargs)
+
+    def get_form_kwargs(self) -> dict[str, Any]:
+        return {"operation": self.operation} if self.is_asked else super().get_form_kwargs()
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         expected = list[str]()
-        if self.operation.name not in forms.FORMS:  # what is refused may depend on the parameters
+        if not self.operation.parameters:  # what is refused may depend on the parameters
             expected = _left_unchanged(self.operation.call(self.rows, by=self.actor, dry_run=True))
         column = object_column(self.request, self.site)
         listed = self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
@@ -226,6 +236,7 @@ class TimeoutOperationView(OperationView):
             expected += render.followed_columns(filter(None, map(registry.get, labels)))
         return super().get_context_data(
             opts=Timeout._meta,
+            list=address(self.site, "timeout_changelist"),
             ids=",".join(map(str, self.ids)),
             count=len(self.ids),
             button=self.operation.button_for(len(self.ids)),
@@ -238,11 +249,8 @@ class TimeoutOperationView(OperationView):
             **kwargs,
         )
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
-        """Show the consequences, or change the rows and report the result."""
-        if form.needs_preview and "previewed" not in self.request.POST:
-            preview = [] if "again" in self.request.POST else self._consequences(form)
-            return self.render_to_response(self.get_context_data(form=form, preview=preview))
+    def act(self, form: forms.OperationForm) -> HttpResponse:
+        """Change the rows, and report the result."""
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
@@ -261,8 +269,8 @@ class TimeoutOperationView(OperationView):
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
 
-    def _consequences(self, form: forms.ReasonForm) -> list[str]:
-        """Return what other deadlines would do, in sentences."""
+    def consequences(self, form: forms.OperationForm) -> list[str]:
+        """Return how many deadlines would change, and which rows would not."""
         result: operations.Result = self.call(self.rows, form, dry_run=True)
         n, due = result.changed, result.due_at_once
         sentences = [ngettext("{n} deadline will change.", "{n} deadlines will change.", n).format(n=n)]
@@ -286,22 +294,14 @@ class PolicyOperationView(OperationView):
     A change of the delay shows its consequences first.
     """
 
-    template_name = "admin/django_delayq/policycontrol/operate.html"
-
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the state of the policy. Raises Http404 without such a policy or operation."""
         super().setup(request, *args, **kwargs)
         operation, policy = POLICY_OPERATIONS.get(kwargs["operation"]), registry.get(kwargs["label"])
         if operation is None or policy is None:
             raise Http404
-        self.operation, self.using = operation, database_of(policy.concrete_model)
+        self.operation, self.using = operation.for_policy(policy), database_of(policy.concrete_model)
         self.state = policy_state(policy, self.using)
-
-    def get_form_class(self) -> type[forms.ReasonForm]:
-        """Allow a negative delay where the policy counts from a time of its object."""
-        if self.operation.name == "delay" and self.state.policy.since is not None:
-            return forms.SignedDelayForm
-        return super().get_form_class()
 
     def get_initial(self) -> dict[str, Any]:
         """Keep the reason and the end of a stop that is in force, or the values of a guard rail."""
@@ -309,25 +309,26 @@ class PolicyOperationView(OperationView):
             end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
             is_same = (self.state.stop == PolicyControl.Stop.HELD) == (self.operation.name == "hold")
             return {"reason": self.state.reason, "until": end if is_same else None}
-        return self.get_form_class().initial_of(self.state)
+        return forms.initial_of(self.operation, self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        shown = {"opts": PolicyControl._meta, "state": self.state, **render.in_force(self.state)}
-        shown["button"] = self.operation.button_for()
+        shown = {"state": self.state, **render.in_force(self.state), "button": self.operation.button_for()}
         if self.operation.name in MOVING:
             shown["expected"] = render.followed_columns([self.state.policy])
-        return super().get_context_data(**shown, **kwargs)
+        return super().get_context_data(**self.around(), **shown, **kwargs)
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
-        """Show the consequences, or change the policy and report the result."""
-        if form.needs_preview and "confirmed" not in self.request.POST:
-            preview = [] if "back" in self.request.POST else self._consequences(form)
-            return self.render_to_response(self.get_context_data(form=form, preview=preview))
+    def around(self) -> dict[str, Any]:
+        """Return what leads to the list of policies and back."""
+        listed = address(self.site, "policycontrol_changelist")
+        return {"opts": PolicyControl._meta, "list": listed, "back": listed}
+
+    def act(self, form: forms.OperationForm) -> HttpResponse:
+        """Change the policy, and report the result."""
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
         self.change(self.state, self.using, form, **more)
         return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
 
-    def change(self, state: PolicyState, using: str, form: forms.ReasonForm, **more: Any) -> None:
+    def change(self, state: PolicyState, using: str, form: forms.OperationForm, **more: Any) -> None:
         """Run the operation on one policy, and add a message with the result."""
         change: PolicyChange | None = self.call(state.policy, form, **more)
         label = _("“{name}”").format(name=state.label)  # without quotes the admin would capitalize its first letter
@@ -346,9 +347,9 @@ class PolicyOperationView(OperationView):
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
 
-    def _consequences(self, form: forms.ReasonForm) -> list[str]:
-        """Return what a change of the delay would do, in sentences."""
-        preview = operations.preview_delay(self.state.policy, **form.parameters())
+    def consequences(self, form: forms.OperationForm) -> list[str]:
+        """Return what a change of the delay would do."""
+        preview = operations.preview_delay(self.state.policy, **form.arguments)
         delays, overdue = (preview.before, preview.after), preview.overdue
         before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
         pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
@@ -364,8 +365,6 @@ class PolicyOperationView(OperationView):
 
 class PoliciesOperationView(PolicyOperationView):
     """Pause, hold or resume several policies, or all of them with `all`, after one confirmation."""
-
-    template_name = "admin/django_delayq/policycontrol/operate_selected.html"
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the states of the policies. Raises Http404 for another operation."""
@@ -390,14 +389,13 @@ class PoliciesOperationView(PolicyOperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
-        own = {"opts": PolicyControl._meta, "policies": shown, "button": self.operation.button_for(len(shown))}
+        own = {**self.around(), "policies": shown, "button": self.operation.button_for(len(shown))}
         if self.operation.name in MOVING:
             own["expected"] = render.followed_columns(state.policy for state in self.states)
-        title, explanation = POLICIES_OPERATIONS[self.operation.name]
-        context = OperationView.get_context_data(self, **own, **kwargs)
-        return context | {"title": title, "explanation": explanation}
+        own["title"], own["explanation"] = POLICIES_OPERATIONS[self.operation.name]
+        return OperationView.get_context_data(self, **own, **kwargs)
 
-    def act(self, form: forms.ReasonForm) -> HttpResponse:
+    def act(self, form: forms.OperationForm) -> HttpResponse:
         """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""
         more: dict[str, Any] = {"progress": time_limit()} if self.operation.moves_rows else {}
         if self.operation.name != "resume":

@@ -22,7 +22,14 @@ from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.logs import one_line
-from django_delayq.management.options import Selection, add_selection, moment, values_of, wrong_value
+from django_delayq.management.options import (
+    Selection,
+    add_parameters,
+    add_selection,
+    arguments_of,
+    values_of,
+    wrong_value,
+)
 from django_delayq.management.output import (
     Cells,
     Encodable,
@@ -191,16 +198,19 @@ class AskingCommand(DelayqCommand):
 class OperatorCommand(AskingCommand):
     """A command that runs an operation and stores who ran it and why."""
 
-    name: ClassVar[str]
-    """Of the operation in the registry."""
+    name: ClassVar[str] = ""
+    """Of the operation in the registry; empty: it has none, and options of its own."""
     done: ClassVar[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
+        if self.name:
+            add_parameters(parser, OPERATIONS[self.name])
         parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {}
+        """Return the arguments of the operation. Raises CommandError."""
+        return arguments_of(options, OPERATIONS[self.name])
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         more |= self.parameters(options)
@@ -239,7 +249,8 @@ class TimeoutCommand(OperatorCommand):
 
     def summary(self, result: Result) -> str:
         """Return what was done, or with `--dry-run` would be."""
-        return f"{result.changed} {self.done}"
+        due = f", {result.due_at_once} of them due at once" if result.due_at_once else ""
+        return f"{result.changed} {self.done}{due}"
 
 
 class PolicyCommand(OperatorCommand):
@@ -323,17 +334,8 @@ class StopCommand(PolicyCommand):
 
     all_help = "all policies; one that is stopped for longer already is left as it is"
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        words = "ends by itself then: 1h, a date and time; never: until it is resumed (default: unchanged, or never)"
-        parser.add_argument("--until", metavar="WHEN", default="keep", help=words)
-
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        until = options["until"]
-        if until == "keep" and not options["all"]:
-            return {}
-        is_never = until is None or str(until).strip().lower() in {"never", "keep"}
-        return {"until": None if is_never else moment("--until", until)}
+        return {**({"until": None} if options["all"] else {}), **super().parameters(options)}
 
     def left_alone(self, state: PolicyState, options: dict[str, Any]) -> str:
         is_longer = outlasts(state, self.parameters(options)["until"])
@@ -357,9 +359,3 @@ class GuardCommand(PolicyCommand):
         text, by = guards_of(state)[self.name]
         origin = f", set by {by}" if by else ", as declared" if text != "off" else ""
         return f"{text}{origin}"
-
-    def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
-        try:
-            return super().run_operation(target, options, **more)
-        except (TypeError, ValueError) as error:
-            raise CommandError(str(error)) from error

@@ -13,10 +13,11 @@ from typing import Any, Final, cast
 
 from django.apps import apps
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import router
 from django.db.models import Model, Q
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.dateparse import parse_datetime
 
 from django_delayq import clock
@@ -24,11 +25,21 @@ from django_delayq.clock import UNITS
 from django_delayq.ledger.search import labels_in
 from django_delayq.ledger.subjects import about_model, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
+from django_delayq.operations.registry import Operation
 from django_delayq.operations.selection import MAX_HITS, about_keys, find_ids
 from django_delayq.policies import get_policy, registry
 
 REPEATED: Final = ("policy", "id", "object", "state")
 SELECTING: Final = (*REPEATED, "model", "key", "search", "queue", "due_before", "due_after")
+SETTINGS: Final = ("on", "off", "declared")
+KEEP: Final = "keep"
+_ASKED: Final[dict[Any, tuple[str, str]]] = {
+    Moment: ("WHEN", "2h, 2026-03-01T18:00"),
+    Length: ("DURATION", "45m, 1h30m, 2d"),
+    Number: ("NUMBER", "50"),
+}
+"""The word for a value in the help of a command, and examples."""
 MAX_DIGITS: Final = 18
 """Of a number: what a column of ids holds, and less than Python's limit."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
@@ -105,6 +116,79 @@ def _offsets(naive: datetime) -> set[timedelta | None]:
     zone = timezone.get_current_timezone()
     found = [naive.replace(tzinfo=zone, fold=fold) for fold in (0, 1)]
     return {at.utcoffset() for at in found if at.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == naive}
+
+
+def add_parameters(parser: CommandParser, operation: Operation) -> None:
+    """Add what gives the parameters of `operation`."""
+    group: Any = parser.add_mutually_exclusive_group(required=True) if operation.is_either else parser
+    for each in operation.parameters:
+        with translation.override(None):  # commands are in English
+            words = "; ".join([str(each.label).lower(), *(str(label) for _, label in getattr(each, "choices", ()))])
+        metavar, example = _ASKED.get(type(each), (None, ""))
+        how: dict[str, Any] = {"metavar": metavar, "help": f"{words}: {example}"}
+        match each:
+            case Flag():
+                how = {"action": "store_true", "help": f"do not {words}"}
+            case Choice():
+                how = {"choices": [value for value, _ in each.choices], "required": each.is_required, "help": words}
+            case Moment(is_nullable=True):
+                how |= {"default": KEEP, "help": f"{how['help']}, never (default: unchanged, or never)"}
+            case Length(is_nullable=True):
+                group = parser.add_mutually_exclusive_group()
+                group.add_argument("--declared", action="store_true", help="the declared delay applies again")
+            case Number(is_nullable=True):
+                parser.add_argument("setting", nargs="?", metavar="|".join(SETTINGS), choices=SETTINGS)
+        if isinstance(each, Length) and each.least < timedelta(0):
+            how["help"] += f"; earlier: {each.option}=-2h"
+        if not each.option.startswith("-"):
+            how["metavar"] = f"{metavar}|off|declared"
+        (parser if isinstance(each, Choice) else group).add_argument(each.option, **how)
+
+
+def arguments_of(options: dict[str, Any], operation: Operation) -> dict[str, Any]:
+    """Return the keyword arguments of the function of `operation`. Raises CommandError."""
+    given, settings = dict[str, Any](), values_of(options.get("setting"))
+    for each in operation.parameters:
+        name, value = each.name, options[each.option.lstrip("-").replace("-", "_")]
+        match each:
+            case Flag():
+                given[name] = not value
+            case Length() | Number() if value in SETTINGS:
+                settings.append(value)
+            case Length(is_nullable=True) if options["declared"]:
+                given[name] = None
+            case Moment(is_nullable=True) if value is None or str(value).strip().lower() == "never":
+                given[name] = None
+            case Number(is_nullable=True) if value is None and settings == ["on"]:
+                given[name] = each.default
+            case _ if value is None or (isinstance(each, Moment) and value == KEEP):
+                pass
+            case _:
+                given[name] = _value_of(each, value)
+    try:
+        with translation.override(None):
+            return operation.arguments(given, settings, _name_of)
+    except ValidationError as error:
+        found = [(name, words) for name, several in error.message_dict.items() for words in several]
+        lines = [f"argument {name}: {words}" if name else words for name, words in found]
+        raise CommandError("\n".join(lines), returncode=2) from error
+
+
+def _value_of(parameter: Parameter, value: Any) -> Any:
+    option = _name_of(parameter)
+    match parameter:
+        case Moment():
+            return moment(option, value)
+        case Length():
+            return duration(option, value, may_be_negative=parameter.least < timedelta(0))
+        case Number():
+            return number(option, value, parameter.least, parameter.most)
+    return value
+
+
+def _name_of(parameter: Parameter) -> str:
+    """Return what errors call `parameter`: its option, or the word for its argument."""
+    return parameter.option if parameter.option.startswith("-") else _ASKED[type(parameter)][0]
 
 
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:

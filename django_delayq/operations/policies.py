@@ -344,7 +344,7 @@ def late(
         TypeError, ValueError: as `Late` does, or `off` and `after` are both given.
         PolicyConflict: an earlier change still moves rows.
     """
-    return _set(policy, "late", None if after is None else Late(after, then), by, reason, off=off)
+    return _set(policy, "late", _given(None if after is None else Late(after, then), off=off), by, reason)
 
 
 def brake(
@@ -371,7 +371,7 @@ def brake(
         PolicyConflict: an earlier change still moves rows.
     """
     given: Any = (most, per)
-    return _set(policy, "brake", None if given == (None, None) else Brake(*given), by, reason, off=off)
+    return _set(policy, "brake", _given(None if given == (None, None) else Brake(*given), off=off), by, reason)
 
 
 def shadow(policy: str | TimeoutPolicy[Any], *, share: int | None, by: str, reason: str = "") -> PolicyChange | None:
@@ -391,7 +391,7 @@ def shadow(policy: str | TimeoutPolicy[Any], *, share: int | None, by: str, reas
     """
     if share is not None and (isinstance(share, bool) or not isinstance(share, int) or not 0 <= share <= 100):
         raise ValueError(f"share is a percentage from 0 to 100, or None for what is declared, not {share!r}.")
-    return _set(policy, "shadow", share, by, reason, off=False)
+    return _set(policy, "shadow", DECLARED if share is None else share, by, reason)
 
 
 def _stored(value: Any) -> Any:
@@ -403,13 +403,16 @@ def _stored(value: Any) -> Any:
     return value
 
 
-def _set(
-    policy: str | TimeoutPolicy[Any], guard: str, given: Late | Brake | int | None, by: str, reason: str, *, off: bool
-) -> PolicyChange | None:
-    """Put a guard in force: `given`, or none with `off`, or else what is declared; return the change, if any."""
-    if off and given is not None:
-        raise ValueError(f"Give either off=True or {given!r}.")
-    found, value = get_policy(policy), _stored(given) if off or given is not None else DECLARED
+def _given(value: Late | Brake | None, *, off: bool) -> Any:
+    """Return what is stored of a guard: `value`, or None with `off`, or else that it is as declared."""
+    if off and value is not None:
+        raise ValueError(f"Give either off=True or {value!r}.")
+    return _stored(value) if off or value is not None else DECLARED
+
+
+def _set(policy: str | TimeoutPolicy[Any], guard: str, value: Any, by: str, reason: str) -> PolicyChange | None:
+    """Put the guard `value` in force; return the change, if any."""
+    found = get_policy(policy)
     with control_of(found, by, reason) as (control, change):
         guards = valid_guards(found, control.guards)
         if guards.get(guard, DECLARED) == value:

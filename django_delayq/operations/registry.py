@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
+from django.core.exceptions import ValidationError
+from django.forms import Field
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_delayq import operations
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
+from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
 
 State, Stop = Timeout.State, PolicyControl.Stop
 FOR_SEVERAL_POLICIES: Final = ("pause", "hold", "resume")
@@ -26,6 +32,10 @@ class Operation:
         name: its last path component in admin and REST.
         call: the function of the timeouts or the policy, `by` and `reason`; for timeouts also `dry_run` and `progress`.
         permission: the codename of the permission that is needed.
+        parameters: what else `call` takes, and an operator gives.
+        is_either: exactly one of the parameters must be given.
+        off: for guard rails: the arguments that switch it off. With None for all that is required, it is as declared.
+        has_preview: the admin shows the consequences of the parameters before it asks for a confirmation.
         states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
         moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
         label: for a button beside the policy.
@@ -42,6 +52,10 @@ class Operation:
     name: str
     call: Callable[..., Any]
     permission: str
+    parameters: tuple[Parameter, ...] = ()
+    is_either: bool = False
+    off: Mapping[str, Any] | None = None
+    has_preview: bool = False
     states: frozenset[str] = NOT_MOVING
     moves_rows: bool = False
     label: Any = None
@@ -69,11 +83,81 @@ class Operation:
         # A policy without a delay of its own has none that could be changed.
         return subject.stop in self.states and (self.name != "delay" or subject.policy.after is not None)
 
+    def for_policy(self, policy: TimeoutPolicy[Any]) -> Operation:
+        """Return the operation as `policy` allows it: without a `since`, its delay is not negative."""
+        if self.name != "delay" or policy.since is not None:
+            return self
+        after: Any = self.parameters[0]
+        return replace(self, parameters=(replace(after, least=timedelta(0), help=""), *self.parameters[1:]))
+
+    def arguments(
+        self, given: Mapping[str, Any], settings: Sequence[str], named: Callable[[Parameter], str]
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of `call`. Raises ValidationError.
+
+        Args:
+            given: the values of the parameters that were given, of the right types.
+            settings: of a guard rail: what was chosen of `on`, `off` and `declared`. Values alone choose `on`.
+            named: returns what errors call a parameter. Those of several together have an empty name.
+        """
+        required = [each for each in self.parameters if each.is_required]
+        if self.off is not None:
+            chosen = settings or ["on"] * bool(given)
+            if len(chosen) != 1 or (given and "on" not in chosen):
+                values = ", ".join(f"`{named(each)}`" for each in required)
+                words = _("Give either {values}, or `off`, or `declared`.").format(values=values)
+                raise ValidationError({"": words})
+            if "on" not in chosen:
+                return dict(self.off if "off" in chosen else {each.name: None for each in required})
+        if self.is_either and len(given) != 1:
+            raise ValidationError({"": _("Give either a duration or a time.")})
+        missing = Field.default_error_messages["required"]
+        errors: dict[str, Any] = {named(each): missing for each in required if each.name not in given}
+        for each in self.parameters:
+            try:
+                if given.get(each.name) is not None:
+                    each.check(given[each.name])
+            except ValidationError as error:
+                errors[named(each)] = error.messages
+        if errors:
+            raise ValidationError(errors)
+        return dict(given)
+
 
 def _by_name(*listed: Operation) -> dict[str, Operation]:
     return {each.name: each for each in listed}
 
 
+TO: Final = Moment("at", "--to", _("Or to this time"))
+UNTIL: Final = Moment("until", "--until", _("Until"), _("Empty: until an operator resumes it."), is_nullable=True)
+SHIFT_HELP: Final = _("After a hold, by its duration. Otherwise all timeouts that are due by now fire immediately.")
+THEN: Final = (
+    ("skip", _("skip: they do not fire")),
+    ("dead", _("dead: they are kept for a person")),
+    ("fire", _("fire: they fire anyway")),
+)
+MODES: Final = (
+    ("keep", _("keep: pending deadlines stay unchanged")),
+    ("recompute", _("recompute: each is counted from its start again, also one that was set by hand")),
+    ("shift", _("shift: each moves by the difference")),
+)
+MAX_DELAY: Final = timedelta(days=10_000)
+"""A longer delay is a typing error, and with the `since` of old rows it would lead beyond the calendar."""
+DELAY_HELP: Final = _("Negative: before the time that it counts from.")
+DELAY: Final = Length(
+    "after", "--after", _("New delay"), DELAY_HELP, least=-MAX_DELAY, most=MAX_DELAY, is_required=True, is_nullable=True
+)
+SHARE_HELP: Final = _("100: for all; 0: off; null: as declared.")
+SHARE: Final = Number(
+    "share",
+    "--share",
+    _("Percentage of objects"),
+    SHARE_HELP,
+    most=100,
+    default=100,
+    is_required=True,
+    is_nullable=True,
+)
 TIMEOUT_OPERATIONS: Final = _by_name(
     Operation(
         name="cancel",
@@ -105,6 +189,8 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         name="postpone",
         call=operations.postpone,
         permission="postpone_timeout",
+        parameters=(Length("after", "--by", _("Later by"), least=timedelta.resolution, in_units=True), TO),
+        is_either=True,
         states=frozenset({State.PENDING}),
         button=ngettext_lazy("Postpone the timeout", "Postpone {n} timeouts"),
         action=_("Postpone selected timeouts"),
@@ -118,6 +204,9 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         name="reschedule",
         call=operations.change_deadline,
         permission="postpone_timeout",
+        parameters=(Length("shift", "--by", _("By"), least=timedelta.min, has_direction=True), TO),
+        is_either=True,
+        has_preview=True,
         states=frozenset({State.PENDING}),
         button=ngettext_lazy("Change the deadline", "Change {n} deadlines"),
         action=_("Change the deadlines of selected timeouts"),
@@ -146,6 +235,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         name="refire",
         call=operations.refire,
         permission="refire_timeout",
+        parameters=(Moment("at", "--at", _("Due at"), _("Empty: now.")),),
         states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
         button=ngettext_lazy("Fire the timeout again", "Fire {n} timeouts again"),
         action=_("Fire selected settled timeouts again"),
@@ -164,6 +254,7 @@ POLICY_OPERATIONS: Final = _by_name(
         name="pause",
         call=operations.pause,
         permission="pause_policy",
+        parameters=(UNTIL,),
         states=frozenset({Stop.NONE, Stop.PAUSED}),
         label=_("Pause"),
         button=ngettext_lazy("Pause the policy", "Pause {n} policies"),
@@ -178,6 +269,7 @@ POLICY_OPERATIONS: Final = _by_name(
         name="hold",
         call=operations.hold,
         permission="pause_policy",
+        parameters=(UNTIL,),
         label=_("Hold"),
         button=ngettext_lazy("Hold the policy", "Hold {n} policies"),
         question=_("Hold this policy?"),
@@ -191,6 +283,7 @@ POLICY_OPERATIONS: Final = _by_name(
         name="resume",
         call=operations.resume,
         permission="pause_policy",
+        parameters=(Flag("shift", "--no-shift", _("Move deadlines"), SHIFT_HELP, default=True),),
         states=frozenset({Stop.PAUSED, Stop.HELD}),
         moves_rows=True,
         label=_("Resume"),
@@ -203,6 +296,11 @@ POLICY_OPERATIONS: Final = _by_name(
         name="delay",
         call=operations.change_delay,
         permission="change_policy_delay",
+        parameters=(
+            DELAY,
+            Choice("mode", "--mode", _("Pending deadlines"), choices=MODES, default="keep", is_required=True),
+        ),
+        has_preview=True,
         moves_rows=True,
         label=_("Change the delay"),
         button=_("Change the delay"),
@@ -216,6 +314,11 @@ POLICY_OPERATIONS: Final = _by_name(
         name="late",
         call=operations.late,
         permission="change_policy_guards",
+        parameters=(
+            Length("after", "after", _("Later than"), most=MAX_PERIOD, unit="hours", is_required=True),
+            Choice("then", "--then", _("Late timeouts"), choices=THEN, default="skip"),
+        ),
+        off={"off": True},
         label=_("Limit the lateness"),
         button=_("Change the limit of lateness"),
         question=_("Change the limit of lateness of this policy?"),
@@ -229,6 +332,11 @@ POLICY_OPERATIONS: Final = _by_name(
         name="brake",
         call=operations.brake,
         permission="change_policy_guards",
+        parameters=(
+            Number("most", "most", _("More firings than"), least=1, most=MAX_COUNT, default=1000, is_required=True),
+            Length("per", "--per", _("Within"), least=timedelta(seconds=1), most=MAX_PERIOD, is_required=True),
+        ),
+        off={"off": True},
         label=_("Change the brake"),
         button=_("Change the brake"),
         question=_("Change the brake of this policy?"),
@@ -242,6 +350,8 @@ POLICY_OPERATIONS: Final = _by_name(
         name="shadow",
         call=operations.shadow,
         permission="change_policy_guards",
+        parameters=(SHARE,),
+        off={"share": 0},
         label=_("Shadow mode"),
         button=_("Change the shadow mode"),
         question=_("Change the shadow mode of this policy?"),

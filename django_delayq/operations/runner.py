@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -116,6 +116,50 @@ class Action:
     """If it begins rounds: the id of the newest row before the first page."""
     begun: set[str] = field(default_factory=set)
     """The slots in which it has begun rounds, or in a dry run would have; about 150 bytes each."""
+    due_at_once: int = 0
+    """How many rows it has made due now, or in a dry run would have."""
+
+    def run(
+        self, target: Target, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
+    ) -> Result:
+        """Change each row of `target` that is not refused, and return what changed and what did not.
+
+        Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
+        interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
+        """
+        by, reason = checked_actor(by), clipped(reason)
+
+        def change(page: Page) -> Result:
+            context, accepted = Context(self, page, by, reason, clock.database_now(page.using)), []
+            missing = set(page.ids) - {row.pk for row in page.rows}
+            refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
+            for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
+                if why := self.refuse(row, context):
+                    context.refused.append(row)
+                    refusals.append(Refused(row.pk, why))
+                else:
+                    accepted.append(row)
+            accepted.sort(key=lambda row: (row.slot, row.pk))
+            if not dry_run:
+                new = self.write(accepted, context)
+                for row in (new or accepted) if isinstance(target, Timeout) else ():
+                    announce(self.signal, row, page.using)
+            counts = dict(Counter(why for _, why in refusals))
+            return Result(self.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
+
+        total = Result(self.name, dry_run=dry_run)
+        by_id = "-pk" if self.begins_rounds else "pk"
+        for result in each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run):
+            total += result
+            if progress is not None:
+                progress(result)
+        if not dry_run:
+            logger.info(
+                "%s by %s: %d changed, %d unchanged",
+                *(self.name, by, total.changed, total.unchanged),
+                extra={"event": "timeouts_operated", "verb": self.name, "by": by, "reason": reason},
+            )
+        return replace(total, due_at_once=self.due_at_once)
 
 
 @dataclass
@@ -180,49 +224,6 @@ def refuse_unless_pending(row: Timeout, context: Context) -> Refusal | None:
     if row.state == State.PENDING:
         return None
     return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
-
-
-def run_action(
-    target: Target, action: Action, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
-) -> Result:
-    """Change each row of `target` that is not refused, and return what changed and what did not.
-
-    Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
-    interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
-    """
-    by, reason = checked_actor(by), clipped(reason)
-
-    def change(page: Page) -> Result:
-        context, accepted = Context(action, page, by, reason, clock.database_now(page.using)), []
-        missing = set(page.ids) - {row.pk for row in page.rows}
-        refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
-        for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
-            if why := action.refuse(row, context):
-                context.refused.append(row)
-                refusals.append(Refused(row.pk, why))
-            else:
-                accepted.append(row)
-        accepted.sort(key=lambda row: (row.slot, row.pk))
-        if not dry_run:
-            new = action.write(accepted, context)
-            for row in (new or accepted) if isinstance(target, Timeout) else ():
-                announce(action.signal, row, page.using)
-        counts = dict(Counter(why for _, why in refusals))
-        return Result(action.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
-
-    total = Result(action.name, dry_run=dry_run)
-    by_id = "-pk" if action.begins_rounds else "pk"
-    for result in each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run):
-        total += result
-        if progress is not None:
-            progress(result)
-    if not dry_run:
-        logger.info(
-            "%s by %s: %d changed, %d unchanged",
-            *(action.name, by, total.changed, total.unchanged),
-            extra={"event": "timeouts_operated", "verb": action.name, "by": by, "reason": reason},
-        )
-    return total
 
 
 def checked_actor(by: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack
@@ -33,7 +34,6 @@ from django_delayq.operations.runner import (
     checked_actor,
     refuse_round,
     refuse_unless_pending,
-    run_action,
 )
 from django_delayq.policies import registry
 from django_delayq.redis_clients import get_engine
@@ -69,7 +69,7 @@ def cancel(
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)
-    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def fire_now(
@@ -94,7 +94,7 @@ def fire_now(
         writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
     action = Action("fire_now", signals.timeout_rescheduled, refuse, write)
-    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def postpone(
@@ -122,24 +122,42 @@ def postpone(
         words = gettext("{moment} is in the past. To fire it now, use another operation: fire.")
         raise InvalidDelay(words.format(moment=clock.local(given.at)))
 
-    def postponed(row: Timeout, now: datetime) -> datetime:
+    def later(row: Timeout, now: datetime) -> datetime:
         return given.at or shifted(max(row.due_at, now), given.after or timedelta(0))
+
+    action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, is_fixed=given.at is not None)
+    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def _moves(
+    name: str, what: str, new: Callable[[Timeout, datetime], datetime], unless: Refusal, *, is_fixed: bool
+) -> Action:
+    """Return the action that gives pending rows `new` deadlines.
+
+    Args:
+        what: the event in the history of each row.
+        unless: why a row is refused whose deadline would not change, or for `NOT_LATER` would become earlier.
+        is_fixed: the deadline is a datetime that was given, and not counted from the former one.
+    """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if why := refuse_unless_pending(row, context):
             return why
         try:
-            return None if postponed(row, context.now) > row.due_at else Refusal.NOT_LATER
+            due_at = new(row, context.now)
         except InvalidDelay:
             return Refusal.TOO_FAR
+        if due_at == row.due_at or (due_at < row.due_at and unless is Refusal.NOT_LATER):
+            return unless
+        context.action.due_at_once += writing.run_at_of(row, due_at) <= context.now
+        return None
 
     def write(rows: list[Timeout], context: Context) -> None:
-        deadlines = [(row, postponed(row, context.now)) for row in rows]
+        deadlines = [(row, new(row, context.now)) for row in rows]
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        writing.move_rows(moves, context.using, what="postponed", fixed=given.at is not None, **context.event)
+        writing.move_rows(moves, context.using, what=what, fixed=is_fixed, **context.event)
 
-    action = Action("postpone", signals.timeout_rescheduled, refuse, write)
-    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return Action(name, signals.timeout_rescheduled, refuse, write)
 
 
 def change_deadline(
@@ -169,32 +187,12 @@ def change_deadline(
         raise InvalidDelay(gettext("The new deadline is missing: give either at= or shift=."))
     fixed = None if at is None else check_moment(at, "at")
     by_how_much = timedelta(0) if shift is None else check_length(shift, "shift", may_be_negative=True)
-    due_at_once = 0
 
     def moved(row: Timeout, now: datetime) -> datetime:
         return max(fixed or shifted(row.due_at, by_how_much), now)
 
-    def refuse(row: Timeout, context: Context) -> Refusal | None:
-        nonlocal due_at_once
-        if why := refuse_unless_pending(row, context):
-            return why
-        try:
-            due_at = moved(row, context.now)
-        except InvalidDelay:
-            return Refusal.TOO_FAR
-        if due_at == row.due_at:
-            return Refusal.SAME_DEADLINE
-        due_at_once += writing.run_at_of(row, due_at) <= context.now
-        return None
-
-    def write(rows: list[Timeout], context: Context) -> None:
-        deadlines = [(row, moved(row, context.now)) for row in rows]
-        moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        writing.move_rows(moves, context.using, what="deadline_changed", fixed=fixed is not None, **context.event)
-
-    action = Action("change_deadline", signals.timeout_rescheduled, refuse, write)
-    result = run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
-    return replace(result, due_at_once=due_at_once)
+    action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, is_fixed=fixed is not None)
+    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def retry(
@@ -219,7 +217,7 @@ def retry(
         writing.revive(rows, context.using, context.now)
 
     action = Action("retry", signals.timeout_scheduled, refuse, write, begins_rounds=True)
-    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def refire(
@@ -261,7 +259,7 @@ def refire(
         return new
 
     action = Action("refire", signals.timeout_scheduled, refuse, write, begins_rounds=True)
-    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
@@ -325,7 +323,7 @@ def retire(label: str, *, by: str, reason: str = "", dry_run: bool = False, prog
         change.save(using=using)
 
     action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
-    return run_action(rows, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(rows, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,11 +408,11 @@ def _change_rows(done: Adoption, using: str, pending: str | None, **options: Any
     kept, cancelled = Q(state=State.DEAD), 0
     if pending == "cancel":
         action = Action("cancel", signals.timeout_cancelled, _refuse_settled, _cancel)
-        cancelled = run_action(rows.unsettled(), action, **options).changed
+        cancelled = action.run(rows.unsettled(), **options).changed
     else:
         kept |= Q(settled_at__isnull=True)
     action = Action("adopt", signals.timeout_rescheduled, _refuse_settled, _renew)
-    return replace(done, cancelled=cancelled, renewed=run_action(rows.filter(kept), action, **options).changed)
+    return replace(done, cancelled=cancelled, renewed=action.run(rows.filter(kept), **options).changed)
 
 
 def _refuse_settled(row: Timeout, context: Context) -> Refusal | None:

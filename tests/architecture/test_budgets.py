@@ -29,13 +29,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     "code lines of the core": (12_800, 9_500),
     "code lines of the edges": (6_450, 4_900),
-    "modules": (155, 120),
+    "modules": (156, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
     "numeric constants": (244, 90),
-    "numeric constants without a reason": (115, 0),
-    "functions with more than 5 parameters": (27, 8),
+    "numeric constants without a reason": (114, 0),
+    "functions with more than 5 parameters": (24, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
@@ -47,8 +47,8 @@ ROOMS = {
     ("lua",): (220, 219),
     ("firing",): (2_050, 1_430),
     ("worker",): (1_950, 1_480),
-    ("operations", "monitoring"): (2_100, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (4_400, 3_450),
+    ("operations", "monitoring"): (2_200, 1_470),
+    ("admin", "contrib", "management", "templatetags"): (4_250, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (41, 18), "schedule_timeout": (17, 12), "cancel_timeout": (17, 10)}

@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 
-from django_delayq.admin.forms import FORMS
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 
@@ -21,9 +20,13 @@ def test_the_function_of_an_operation_takes_what_its_callers_give(operation: Ope
         common |= {"dry_run", "progress"}
     if operation.moves_rows:
         common |= {"progress"}
-    assert (operation.name in FORMS) == bool({*others} - common), "the admin asks for the other arguments"
     assert first == ("target" if operation.name in TIMEOUT_OPERATIONS else "policy")
     assert common <= {*others}
+    own = {*others} - common
+    named = {parameter.name for parameter in operation.parameters}
+    if operation.off is not None and "off" in operation.off:
+        named |= {"off"}
+    assert own in (named, {"delay"}), "postpone takes units, too"
 
 
 @each

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
+from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
@@ -25,14 +26,16 @@ from rest_framework.views import APIView
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.fields import SecondsField, shown_time
 from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obstacles_of
+from django_delayq.exceptions import InvalidDelay
 from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
+from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
+from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import labels_of, registry
-from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD, Then
 
 State = Timeout.State
 UNSETTLED: Final = (State.PENDING, State.FIRING)
@@ -46,9 +49,10 @@ LOOKUPS: Final = {
 }
 MAX_UNITS: Final = 1e9
 """More than any deadline allows in every unit, and less than Python's limit."""
+SETTINGS: Final = ("off", "declared")
 
 
-class Moment(serializers.DateTimeField):
+class MomentField(serializers.DateTimeField):
     """A datetime in the years that every database can compare."""
 
     def enforce_timezone(self, value: datetime) -> datetime:
@@ -96,16 +100,16 @@ class Selection(serializers.Serializer[Any]):
         trim_whitespace=False,
         help_text=_("A complete object id, a key, or the value of a field that a policy names in `search`."),
     )
-    due_from = Moment(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
-    due_until = Moment(required=False, help_text=_("Pending rows whose next attempt is before this time."))
+    due_from = MomentField(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
+    due_until = MomentField(required=False, help_text=_("Pending rows whose next attempt is before this time."))
     overdue = serializers.BooleanField(
         required=False, help_text=_("true: pending rows that are due by the database's clock.")
     )
     failing = serializers.BooleanField(
         required=False, help_text=_("true: pending rows of which an attempt has failed, and which are tried again.")
     )
-    settled_from = Moment(required=False, help_text=_("Rows that were settled at this time or later."))
-    settled_until = Moment(required=False, help_text=_("Rows that were settled before this time."))
+    settled_from = MomentField(required=False, help_text=_("Rows that were settled at this time or later."))
+    settled_until = MomentField(required=False, help_text=_("Rows that were settled before this time."))
 
     @classmethod
     def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> Selection:
@@ -234,10 +238,42 @@ class KeysetPagination(BasePagination):
         ]
 
 
-class ReasonSerializer(serializers.Serializer[Any]):
-    """An operation with a reason, which is stored with the change. Unknown fields are refused."""
+class OperationSerializer(serializers.Serializer[Any]):
+    """The parameters of an operation, and a reason, which is stored with the change. Unknown fields are refused."""
 
-    reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
+    operation: typing.ClassVar[Operation]
+
+    def get_fields(self) -> dict[str, Any]:
+        reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
+        fields: dict[str, Any] = {"reason": reason}
+        if self.operation.name in TIMEOUT_OPERATIONS:
+            words = _("Only report what would happen.")
+            fields["dry_run"] = serializers.BooleanField(required=False, default=False, help_text=words)
+        if self._has_settings:
+            fields |= {name: serializers.BooleanField(required=False, default=False) for name in SETTINGS}
+        for each in self.operation.parameters:
+            fields |= fields_of(each, is_required=each.is_required and not self._has_settings)
+        return fields
+
+    @property
+    def _has_settings(self) -> bool:
+        """Return whether it is a guard rail that is off, or declared, by a field of its own and not by a value."""
+        return self.operation.off is not None and not any(each.is_nullable for each in self.operation.parameters)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of the operation."""
+        common = {name: attrs.pop(name) for name in ("reason", "dry_run") if name in attrs}
+        settings = [name for name in SETTINGS if attrs.pop(name, False)]
+        units = {name: attrs.pop(name) for name in clock.UNITS if name in attrs}
+        try:
+            if delay := clock.parse_delay(units):
+                attrs["after"] = delay.after
+            return common | self.operation.arguments(attrs, settings, name_of)
+        except DjangoValidationError as error:
+            together = "delay" if self.operation.off is None else "guard"
+            raise ValidationError({name or together: words for name, words in error.message_dict.items()}) from error
+        except InvalidDelay as error:
+            raise ValidationError({"delay": [str(error)]}) from error
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
@@ -266,115 +302,47 @@ class ReasonSerializer(serializers.Serializer[Any]):
                 raise ValidationError({name.encode(errors="replace").decode(): error.detail}) from error
 
 
-class VerbSerializer(ReasonSerializer):
-    """An operation on a timeout."""
-
-    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only report what would happen."))
-
-
-class PostponeSerializer(VerbSerializer):
-    """How much later, counted from the deadline, or from now if that has passed; or until when."""
-
-    at = Moment(required=False)
-
-    def get_fields(self) -> dict[str, Any]:
-        example = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
-        units = {
-            unit: serializers.FloatField(
-                required=False, min_value=0, max_value=MAX_UNITS, initial=example.get(unit, serializers.empty)
-            )
-            for unit in clock.UNITS
-        }
-        return super().get_fields() | units
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        delay = attrs.keys() & {*clock.UNITS, "at"}
-        if not delay or ("at" in delay and len(delay) > 1):
-            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
-        return attrs
-
-
-class RescheduleSerializer(VerbSerializer):
-    """The new deadline, or by how much it moves."""
-
-    at = Moment(required=False)
-    shift_seconds = SecondsField(
-        source="shift",
-        required=False,
-        min_value=-MAX_UNITS,
-        max_value=MAX_UNITS,
-        initial=3600,
-        help_text=_("Added to the deadline; negative: earlier."),
-    )
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        if len(attrs.keys() & {"at", "shift"}) != 1:
-            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
-        return attrs
+def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+    """Return the fields of a request that give the value of `parameter`."""
+    name, limits = parameter.name, dict[str, Any]()
+    words: dict[str, Any] = {"required": is_required, "help_text": parameter.help or None}
+    nullable: Any = {"allow_null": parameter.is_nullable}
+    match parameter:
+        case Moment():
+            words["help_text"] = None  # it is about a field that is empty
+            return {name: MomentField(**words, **nullable)}
+        case Length(in_units=True):
+            examples = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
+            limits = {"required": False, "min_value": 0, "max_value": MAX_UNITS}
+            units: Any = {unit: examples.get(unit, serializers.empty) for unit in clock.UNITS}
+            return {unit: serializers.FloatField(initial=first, **limits) for unit, first in units.items()}
+        case Length():
+            limits = {"min_value": max(parameter.least.total_seconds(), -MAX_UNITS)}
+            limits["max_value"] = min(parameter.most.total_seconds(), MAX_UNITS)
+            if parameter.least < timedelta(0):
+                words["help_text"] = _("Added to the deadline; negative: earlier.")
+            return {name_of(parameter): SecondsField(source=name, initial=3600, **limits, **words)}
+        case Choice():
+            values = [value for value, _ in parameter.choices]
+            return {name: serializers.ChoiceField(values, initial=parameter.default, **words)}
+        case Number():
+            limits = {"min_value": parameter.least, "max_value": parameter.most}
+            first = None if parameter.is_nullable else parameter.default
+            return {name: serializers.IntegerField(initial=first, **limits, **words, **nullable)}
+    return {name: serializers.BooleanField(default=parameter.default, initial=parameter.default, **words)}
 
 
-class RefireSerializer(VerbSerializer):
-    """The deadline of the new round; without it, now."""
-
-    at = Moment(required=False)
-
-
-class PauseSerializer(ReasonSerializer):
-    """The end of a pause or hold; null: until it is resumed. Without it, the one in force keeps its end."""
-
-    until = Moment(required=False, allow_null=True)
+def name_of(parameter: Parameter) -> str:
+    """Return the name of the field of `parameter`; `delay` for a duration in several fields."""
+    if isinstance(parameter, Length):
+        return "delay" if parameter.in_units else f"{parameter.name}_seconds"
+    return parameter.name
 
 
-class ResumeSerializer(ReasonSerializer):
-    """Whether, after a hold, pending deadlines move by its length."""
-
-    shift = serializers.BooleanField(required=False, default=True, initial=True)
-
-
-class GuardSerializer(ReasonSerializer):
-    """A guard rail: its values, or `off`, or `declared`: as the code declares it."""
-
-    values: typing.ClassVar[tuple[str, ...]] = ()
-    """The fields that are required unless it is off or declared."""
-    off = serializers.BooleanField(required=False, default=False)
-    declared = serializers.BooleanField(required=False, default=False)
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of the operation. Raises ValidationError unless one of the three is given."""
-        off, declared = attrs.pop("off"), attrs.pop("declared")
-        missing = [name for name in self.values if self.fields[name].source not in attrs]
-        is_on = len(missing) < len(self.values)
-        if off + declared + is_on != 1:
-            words = _("Give either {values}, or `off`, or `declared`.")
-            raise ValidationError({"guard": [words.format(values=", ".join(f"`{name}`" for name in self.values))]})
-        if is_on and missing:
-            raise ValidationError({name: [self.fields[name].error_messages["required"]] for name in missing})
-        return attrs if is_on else {"reason": attrs["reason"], "off": off}
+def _body_of(operation: Operation) -> type[OperationSerializer]:
+    name = f"{'' if operation.off is None else 'Set'}{operation.name.title()}Serializer"  # its schema is named so, too
+    return type(name, (OperationSerializer,), {"operation": operation, "__doc__": ""})
 
 
-class SetLateSerializer(GuardSerializer):
-    """How late a first attempt may begin, and what happens to timeouts that are later."""
-
-    values = ("after_seconds",)
-    after_seconds = SecondsField(
-        source="after", required=False, min_value=0, max_value=MAX_PERIOD.total_seconds(), initial=3600
-    )
-    then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip", initial="skip")
-
-
-class SetBrakeSerializer(GuardSerializer):
-    """After how many firings within a period the policy pauses itself."""
-
-    values = ("most", "per_seconds")
-    most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT, initial=1000)
-    per_seconds = SecondsField(
-        source="per", required=False, min_value=1, max_value=MAX_PERIOD.total_seconds(), initial=3600
-    )
-
-
-class SetShadowSerializer(ReasonSerializer):
-    """For which percentage of the objects everything happens but the handler."""
-
-    share = serializers.IntegerField(
-        min_value=0, max_value=100, allow_null=True, help_text=_("100: for all; 0: off; null: as declared.")
-    )
+BODIES: Final = {name: _body_of(each) for name, each in OPERATIONS.items()}
+"""The body of the request of each operation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.apps import apps
 from rest_framework.settings import api_settings
@@ -28,7 +28,7 @@ if _IS_INSTALLED:
     class RequestExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
         """The requests of actions have no other fields than the described ones."""
 
-        target_class = "django_delayq.contrib.rest_framework.inputs.ReasonSerializer"
+        target_class = "django_delayq.contrib.rest_framework.inputs.OperationSerializer"
         match_subclasses = True
 
         def map_serializer(self, auto_schema: Any, direction: Any) -> Any:
@@ -52,7 +52,13 @@ if _IS_INSTALLED:
             }
 
 
-_ERRORS = {
+LABEL, ETAG = "label", "If-None-Match"
+_PARAMETERS: Final[dict[Any, tuple[Any, str]]] = {
+    LABEL: ("path", "Like `shop.order.cancel_unpaid`."),
+    ETAG: ("header", "The ETag of an earlier answer."),
+}
+_CONFLICTS = {"timeouts": "Refused", "policies": "PolicyRefused"}
+_STATUSES = {
     400: "What is wrong, by the name of the parameter.",
     401: "Authentication is required.",
     403: "The permission for this is missing.",
@@ -62,45 +68,31 @@ _ERRORS = {
 
 
 def describe(
-    tag: str,
-    result: Any,
-    errors: Sequence[int] = (401, 403, 404),
-    *,
-    body: Any = None,
-    conflict: str = "",
-    query: Any = None,
-    names_policy: bool = False,
-    has_etag: bool = False,
+    tag: str, result: Any, errors: Sequence[int] = (401, 403, 404), *, body: Any = None, parameters: Sequence[Any] = ()
 ) -> Callable[[F], F]:
     """Describe a method of a view.
 
     Args:
         tag: the group of its address.
-        result: the serializer of status 200.
+        result: the serializer of status 200, and with a `body` of 409, which may also have only a `detail`.
         errors: the other statuses.
         body: the serializer of the request.
-        conflict: the name of the schema of status 409, which has the result or only a `detail`.
-        query: the serializer of the query parameters.
-        names_policy: its path has the label of a policy.
-        has_etag: it answers with 304 if nothing has changed.
+        parameters: a serializer of the query, or `LABEL` or `ETAG`. With the latter, it answers with 304 if nothing has
+            changed.
     """
     default: Any = api_settings.DEFAULT_SCHEMA_CLASS
     if not _IS_INSTALLED or not issubclass(default, AutoSchema):
         return lambda method: method
-    statuses = {*errors, *((400, 415) if body else ())}
-    responses: dict[int, Any] = {
-        status: OpenApiResponse(OpenApiTypes.OBJECT, _ERRORS[status]) for status in sorted(statuses)
-    }
+    statuses = sorted({*errors, *((400, 415) if body else ())})
+    responses: dict[int, Any] = {each: OpenApiResponse(OpenApiTypes.OBJECT, _STATUSES[each]) for each in statuses}
     responses[200] = result
-    parameters = [query] if query else []
-    if conflict:
+    if body:
         either = [result, outputs.TroubleSerializer]
-        responses[409] = PolymorphicProxySerializer(conflict, either, resource_type_field_name=None)
-    if names_policy:
-        words = "Like `shop.order.cancel_unpaid`."
-        parameters.append(OpenApiParameter("label", str, OpenApiParameter.PATH, description=words))
-    if has_etag:
+        responses[409] = PolymorphicProxySerializer(_CONFLICTS[tag], either, resource_type_field_name=None)
+    if ETAG in parameters:
         responses[304] = OpenApiResponse(description="Unchanged.")
-        words = "The ETag of an earlier answer."
-        parameters.append(OpenApiParameter("If-None-Match", str, OpenApiParameter.HEADER, description=words))
-    return extend_schema(tags=[tag], request=body, responses=responses, parameters=parameters)
+    described = []
+    for each in parameters:
+        place, words = _PARAMETERS.get(each, ("", ""))
+        described.append(OpenApiParameter(each, str, place, description=words) if place else each)
+    return extend_schema(tags=[tag], request=body, responses=responses, parameters=described)

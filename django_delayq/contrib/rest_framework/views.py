@@ -27,7 +27,7 @@ from rest_framework.viewsets import GenericViewSet, ViewSet
 
 from django_delayq.clock import to_ms
 from django_delayq.contrib.rest_framework import inputs, outputs
-from django_delayq.contrib.rest_framework.openapi import describe
+from django_delayq.contrib.rest_framework.openapi import ETAG, LABEL, describe
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_connections import transient_reason
@@ -39,18 +39,6 @@ from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATI
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
 
-BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
-    "postpone": inputs.PostponeSerializer,
-    "reschedule": inputs.RescheduleSerializer,
-    "refire": inputs.RefireSerializer,
-    "pause": inputs.PauseSerializer,
-    "hold": inputs.PauseSerializer,
-    "resume": inputs.ResumeSerializer,
-    "late": inputs.SetLateSerializer,
-    "brake": inputs.SetBrakeSerializer,
-    "shadow": inputs.SetShadowSerializer,
-}
-"""The requests of the operations; those of the others are `VerbSerializer`s."""
 NOT_IN_THE_BODY: Final = _("Send the fields of an action in its body, not in its address.")
 
 
@@ -124,7 +112,7 @@ def _version_parameter(request: Request) -> tuple[str, ...]:
 
 def operation(name: str, description: str) -> Any:
     """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
-    body = BODIES.get(name, inputs.VerbSerializer)
+    body = inputs.BODIES[name]
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
         if unknown := set(request.query_params) - {"format", *_version_parameter(request)}:
@@ -135,10 +123,10 @@ def operation(name: str, description: str) -> Any:
         return response
 
     act.__name__, act.__doc__ = name, description
-    described = describe("timeouts", outputs.ActedSerializer, body=body, conflict="Refused")
+    described = describe("timeouts", outputs.ActedSerializer, body=body)
     if name in POLICY_OPERATIONS:
         result = outputs.PolicyActedSerializer
-        described = describe("policies", result, body=body, conflict="PolicyRefused", names_policy=True)
+        described = describe("policies", result, body=body, parameters=[LABEL])
     return described(action(detail=True, methods=["post"])(act))
 
 
@@ -162,7 +150,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         For an action, return that of its request, whose fields the browsable API shows as a form.
         """
         if self.action in self.operations:
-            return BODIES.get(self.action, inputs.VerbSerializer)
+            return inputs.BODIES[self.action]
         found = super().get_serializer_class()
         is_own_list = self.action == "list" and found is outputs.TimeoutDetailSerializer
         return outputs.TimeoutSerializer if is_own_list else found
@@ -174,7 +162,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         except Http404:
             raise Http404 from None
 
-    @describe("timeouts", outputs.TimeoutSerializer(many=True), (400, 401, 403), query=inputs.Selection)
+    @describe("timeouts", outputs.TimeoutSerializer(many=True), (400, 401, 403), parameters=[inputs.Selection])
     def list(self, request: Request, *_: Any, **__: Any) -> Response:
         """List timeouts in pages, without payload and history.
 
@@ -251,7 +239,7 @@ class PolicyViewSet(OperatorView, ViewSet):
         states: Any = controls.policy_states(database_of(Timeout))
         return Response(outputs.PolicySerializer(states, many=True).data)
 
-    @describe("policies", outputs.PolicySerializer, names_policy=True)
+    @describe("policies", outputs.PolicySerializer, parameters=[LABEL])
     def retrieve(self, request: Request, *_: Any, **__: Any) -> Response:
         """Show one policy, by its present label or a former one."""
         return Response(outputs.PolicySerializer(controls.policy_state(*self.target())).data)
@@ -280,7 +268,7 @@ class PolicyViewSet(OperatorView, ViewSet):
 
     def get_serializer(self, *args: Any, **options: Any) -> Any:
         """Return the serializer of the request of the action, whose fields the browsable API shows as a form."""
-        return BODIES[self.action](*args, **options)
+        return inputs.BODIES[self.action](*args, **options)
 
     def target(self) -> tuple[TimeoutPolicy[Any], str]:
         policy = registry.get(self.kwargs["label"])
@@ -379,7 +367,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
             # Different responses, even if only in their words, would reveal which objects exist.
             raise Http404 from None
 
-    @describe("countdown", outputs.CountdownSerializer, has_etag=True)
+    @describe("countdown", outputs.CountdownSerializer, parameters=[ETAG])
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)

@@ -3,16 +3,14 @@
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from django_delayq.clock import duration_text, plural
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.management.operating import PolicyCommand
-from django_delayq.management.options import duration
 from django_delayq.operations import preview_delay
-from django_delayq.operations.policies import MODES
 
 
 class Command(PolicyCommand):
@@ -25,26 +23,17 @@ class Command(PolicyCommand):
     )
     name = "delay"
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        delay = parser.add_mutually_exclusive_group()
-        delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d; before: --after=-1h")
-        delay.add_argument("--declared", action="store_true", help="the declared delay applies again")
-        words = "pending deadlines: keep them, recompute them with the delay, or shift them by the difference"
-        parser.add_argument("--mode", choices=MODES, required=True, help=words)
-        super().add_arguments(parser)
-
     def handle(self, *args: Any, **options: Any) -> None:
         policies, mode = self.policies(options), options["mode"]
         if len(policies) != 1:
             raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
         policy = policies[0]
-        after = None
-        if options["after"] is not None:
-            after = duration("--after", options["after"], may_be_negative=True)
-        elif not options["declared"]:
+        if options["after"] is None and not options["declared"]:
             if mode != "recompute":
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
-            after = policy_state(policy, database_of(policy.concrete_model)).after
+            options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
+            options["declared"] = options["after"] is None
+        after = self.parameters(options)["after"]
         seen = preview_delay(policy, after, mode)
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
@@ -55,7 +44,7 @@ class Command(PolicyCommand):
             return
         if mode != "keep":
             self.ask(mode, pending, options)
-        done = self.run_operation(policy, options, after=after, mode=mode)
+        done = self.run_operation(policy, options)
         self.stdout.write(f"changed; {done.moved} moved, {done.unmoved} left unchanged")
 
 

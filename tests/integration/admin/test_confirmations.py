@@ -98,7 +98,7 @@ def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: lis
     preview = {"amount": "5", "unit": "minutes", "mode": "keep", "reason": "x"}
     delay = reverse(OPERATE, args=[LABEL, "delay"])
     answers[f"{delay} preview"] = browser.post(delay, preview, headers={"accept-language": code})
-    later = {"ids": ids, "confirmed": "yes", "at": "2099-01-01T00:00", "reason": "x"}
+    later = {"ids": ids, "at": "2099-01-01T00:00", "reason": "x"}
     other = reverse(OPERATION, args=["reschedule"])
     answers[f"{other} preview"] = browser.post(other, later, headers={"accept-language": code})
     for address, answer in answers.items():
@@ -112,7 +112,7 @@ def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: lis
 
 
 def test_a_preview_repeats_what_was_entered_and_mentions_no_next_page(browser: Client, rows: list[Timeout]) -> None:
-    given = {"ids": str(rows[0].pk), "confirmed": "yes", "reason": "asked for"}
+    given = {"ids": str(rows[0].pk), "reason": "asked for"}
     address = reverse(OPERATION, args=["reschedule"])
     at = words(browser.post(address, given | {"at": "2099-01-01T00:00"}))
     earlier = words(browser.post(address, given | {"amount": "90", "unit": "minutes", "direction": "earlier"}))

@@ -27,9 +27,9 @@ UNPAID = "testapp.order.cancel_unpaid"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["delayq_brake", REMIND, "off", "--per", "10m"], "--per is the period"),
-        (["delayq_late", REMIND, "off", "--then", "dead"], "--then goes with a duration"),
-        (["delayq_brake", "--policy", REMIND, "500", "--per", "10m"], "MOST|policy"),
+        (["delayq_brake", REMIND, "off", "--per", "10m"], "Give either `NUMBER`, `--per`, or `off`"),
+        (["delayq_late", REMIND, "off", "--then", "dead"], "Give either `DURATION`, or `off`"),
+        (["delayq_brake", "--policy", REMIND, "500", "--per", "10m"], "NUMBER|policy"),
         (["delayq_explain", "--id", "1", "--policy", "no_such_policy"], "does not go with it"),
     ],
 )
@@ -70,16 +70,16 @@ def test_a_guard_is_set_and_declared_again(do: Do, command: str, arguments: list
     [
         (["delayq_late", REMIND], "required"),
         (["delayq_late", REMIND, "soon"], "is not a duration"),
-        (["delayq_late", REMIND, "400d"], "after must lie between"),
+        (["delayq_late", REMIND, "400d"], "DURATION: This duration is too short or too long"),
         (["delayq_late", REMIND, "6h", "--then", "explode"], "invalid choice"),
         (["delayq_late", "testapp.order.remynd", "6h"], "Did you mean"),
-        (["delayq_brake", REMIND, "500"], "needs a period"),
+        (["delayq_brake", REMIND, "500"], "--per: This field is required"),
         (["delayq_brake", REMIND, "many", "--per", "10m"], "is not a number"),
-        (["delayq_brake", REMIND, "5", "--per", "0s"], "per must lie between"),
-        (["delayq_shadow", REMIND], "Give on, off or declared, or --share PERCENT"),
+        (["delayq_brake", REMIND, "5", "--per", "0s"], "--per: This duration is too short or too long"),
+        (["delayq_shadow", REMIND], "Give either `--share`, or `off`, or `declared`"),
         (["delayq_shadow", REMIND, "maybe"], r"argument on\|off\|declared: invalid choice"),
         (["delayq_shadow", REMIND, "--share", "101"], "must be 0 to 100"),
-        (["delayq_shadow", REMIND, "off", "--share", "10"], "does not go with"),
+        (["delayq_shadow", REMIND, "off", "--share", "10"], "Give either"),
     ],
 )
 def test_a_wrong_setting_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:

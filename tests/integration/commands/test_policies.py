@@ -105,7 +105,7 @@ def test_a_dry_run_changes_no_policy(do: Do, command: str) -> None:
         (["delayq_pause", REMIND, "--until", "1m ago"], 1, "is in the past"),
         (["delayq_pause", LINGER], 1, "held: resume it first"),
         (["delayq_brake", REMIND, "abc", "--per", "10m"], 2, "is not a number"),
-        (["delayq_brake", REMIND, "5", "--per", "0s"], 1, "per must lie between"),
+        (["delayq_brake", REMIND, "5", "--per", "0s"], 2, "too short or too long"),
         (["delayq_late", REMIND, "soon"], 2, "is not a duration"),
         (["delayq_shadow", REMIND, "--share", "101"], 2, "must be 0 to 100"),
     ],

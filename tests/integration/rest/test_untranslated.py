@@ -156,10 +156,10 @@ def test_a_wrong_guard_is_refused_in_translated_words(operator: APIClient, guard
 
 def every_field() -> Iterator[serializers.Field[Any, Any, Any, Any]]:
     """The fields of all serializers of this package."""
-    for module in (inputs, outputs):
-        for found in vars(module).values():
-            if isinstance(found, type) and issubclass(found, serializers.Serializer):
-                yield from found().fields.values()
+    named = [found for module in (inputs, outputs) for found in vars(module).values() if isinstance(found, type)]
+    for found in [*named, *inputs.BODIES.values()]:
+        if issubclass(found, serializers.Serializer) and found is not inputs.OperationSerializer:
+            yield from found().fields.values()
 
 
 def test_what_helps_to_fill_in_a_field_is_translated(operator: APIClient) -> None:
