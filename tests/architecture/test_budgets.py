@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (13_100, 9_500),
-    "code lines of the edges": (6_450, 4_900),
-    "modules": (157, 120),
+    "code lines of the core": (12_850, 9_500),
+    "code lines of the edges": (6_750, 4_900),
+    "modules": (158, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
@@ -39,8 +39,8 @@ SOURCES = {
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (3_150, 2_280),
-    ("scheduling",): (950, 740),
+    ("root",): (2_950, 2_280),
+    ("scheduling",): (900, 740),
     ("arming",): (1_100, 830),
     ("ledger",): (2_650, 1_900),
     ("engine", "redis_clients"): (950, 820),
@@ -48,7 +48,7 @@ ROOMS = {
     ("firing",): (2_250, 1_430),
     ("worker",): (1_950, 1_480),
     ("operations", "monitoring"): (2_100, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (4_400, 3_450),
+    ("admin", "contrib", "management", "templatetags"): (4_700, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (41, 18), "schedule_timeout": (17, 12), "cancel_timeout": (17, 10)}

@@ -15,13 +15,13 @@ from django.db import OperationalError, connections
 from django.utils import timezone
 
 from django_delayq import clock
+from django_delayq.contrib.remote import fire
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import ForeignEngine, WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.monitoring import doctor
 from django_delayq.redis_clients import forget_engine, get_worker_engine
-from django_delayq.remote import fire
 from django_delayq.worker import Worker
 from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
