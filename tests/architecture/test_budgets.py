@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (12_850, 9_500),
+    "code lines of the core": (12_750, 9_500),
     "code lines of the edges": (6_750, 4_900),
     "modules": (158, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (261, 90),
+    "numeric constants": (260, 90),
     "numeric constants without a reason": (126, 0),
     "functions with more than 5 parameters": (27, 8),
 }
@@ -42,12 +42,12 @@ ROOMS = {
     ("root",): (2_950, 2_280),
     ("scheduling",): (900, 740),
     ("arming",): (1_100, 830),
-    ("ledger",): (2_650, 1_900),
-    ("engine", "redis_clients"): (950, 820),
+    ("ledger",): (2_600, 1_900),
+    ("engine", "redis_clients"): (900, 820),
     ("lua",): (220, 219),
     ("firing",): (2_250, 1_430),
     ("worker",): (1_950, 1_480),
-    ("operations", "monitoring"): (2_100, 1_470),
+    ("operations", "monitoring"): (2_050, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_700, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis

@@ -56,8 +56,8 @@ class Command(TextCommand):
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
     is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
     code is 1, as it is if the database has not answered for a minute. With --processes, all of them do so, and a
-    process that dies is started again. A worker whose database or Redis belongs to another installation, or whose
-    policies lack an alias by which the database has timeouts, changes nothing, and exits with 3.
+    process that dies is started again. A worker whose database belongs to another installation, or whose policies
+    lack an alias by which the database has timeouts, changes nothing, and exits with 3.
     """
 
     help = __doc__
