@@ -22,11 +22,15 @@ from django_delayq.policy_options import Retry
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
+"""Also of shards. More threads, or keys in Redis for each queue, are a typing error."""
 MAX_INSTALLATION = 100
+"""The column of the ledger holds no more."""
 MIN_DURATION = timedelta(milliseconds=50)
+"""With less, periodic passes would run without a pause, and a lease would end before its handler begins."""
 MAX_DURATION = timedelta(days=36_500)
 """Deadlines are computed with the durations: with longer ones, datetimes would overflow inside a caller's `save()`."""
 MAX_LEASE = timedelta(days=1)
+"""The engine honors no longer ones. The timeouts of a worker that died wait as long."""
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 

@@ -16,6 +16,7 @@ from django_delayq.ledger.history import MAX_REASON
 from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
 
 MAX_DELAY: Final = timedelta(days=10_000)
+"""Beyond it deadlines of objects that exist today could be after `LATEST_YEAR`, and each save would fail."""
 MINUTES = (("minutes", _("minutes")), ("hours", _("hours")), ("days", _("days")))
 SECONDS = (("seconds", _("seconds")), *MINUTES)
 

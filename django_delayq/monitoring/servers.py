@@ -16,10 +16,13 @@ from django_delayq.monitoring.snapshot import redis_status
 from django_delayq.redis_clients import get_engine
 
 SKEW_WARNING_SECONDS: Final = 1.0
+"""NTP keeps clocks within milliseconds. An answer may be late by some hundred."""
 SKEW_ERROR_SECONDS: Final = 30.0
 """Below this nothing fires early, but deadlines that application code computes are wrong by the skew."""
 MIN_REDIS: Final = (6, 2)
+"""The scripts need ZMSCORE, which is new in it."""
 MEMORY_WARNING: Final = 0.9
+"""Redis needs some memory to answer; when it is full, timeouts are read from the database."""
 
 
 def skew(name: str, clock: str, ahead: float) -> CheckMessage:

@@ -33,8 +33,8 @@ SOURCES = {
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (260, 90),
-    "numeric constants without a reason": (126, 0),
+    "numeric constants": (252, 90),
+    "numeric constants without a reason": (64, 0),
     "functions with more than 5 parameters": (27, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines

@@ -40,9 +40,11 @@ from django_delayq.worker.watchdog import exit_at_once
 logger = logging.getLogger("django_delayq.worker")
 
 MAX_PROCESSES: Final = 256
+"""More are a typing error, and would leave no memory for other programs."""
 MAX_POLICIES: Final = 30
 """So many policies are listed at the start."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
+"""A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL."""
 EXIT_SECONDS: Final = 5.0
 """How long a process that is reloaded waits for running handlers."""
 POLL_SECONDS: Final = 1.0
@@ -142,7 +144,6 @@ class Command(TextCommand):
             )
             worker = new_worker()  # also to find wrong settings before any process starts
             began(worker)
-            # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
             worker_started.connect(greet)
             if count > 1:
