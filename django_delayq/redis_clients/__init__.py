@@ -38,6 +38,8 @@ def get_engine(using: str) -> Engine | None:
     try:
         return _shared[using]
     except KeyError:
+        if get_settings().redis is not None:
+            key_prefix(using)  # not within the lock: threads that wait for it have the connections of a small pool
         with _lock:
             if using not in _shared:
                 _shared[using] = _new_engine(using)
