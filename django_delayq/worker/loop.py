@@ -130,8 +130,8 @@ class Worker(WorkerParts):
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
         Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
-        writes anything, if the ledger belongs to another installation; before it fires anything, if a copy
-        of one replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
+        writes anything, if the ledger belongs to another installation; before it fires anything, if a copy of one
+        replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
         for them. DelayqError: this thread has a transaction open.
         """
         if connections[self.using].in_atomic_block:

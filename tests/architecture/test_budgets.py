@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (12_750, 9_500),
+    "code lines of the core": (12_650, 9_500),
     "code lines of the edges": (6_750, 4_900),
     "modules": (158, 120),
     "longest chain of imports": (17, 18),
@@ -39,8 +39,8 @@ SOURCES = {
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (2_950, 2_280),
-    ("scheduling",): (900, 740),
+    ("root",): (2_900, 2_280),
+    ("scheduling",): (850, 740),
     ("arming",): (1_100, 830),
     ("ledger",): (2_600, 1_900),
     ("engine", "redis_clients"): (900, 820),
