@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -22,11 +22,15 @@ from django_delayq.policy_options import Retry
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
+"""Also of shards. More threads, or keys in Redis for each queue, are a typing error."""
 MAX_INSTALLATION = 100
+"""The column of the ledger holds no more."""
 MIN_DURATION = timedelta(milliseconds=50)
+"""With less, periodic passes would run without a pause, and a lease would end before its handler begins."""
 MAX_DURATION = timedelta(days=36_500)
 """Deadlines are computed with the durations: with longer ones, datetimes would overflow inside a caller's `save()`."""
 MAX_LEASE = timedelta(days=1)
+"""The engine honors no longer ones. The timeouts of a worker that died wait as long."""
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
@@ -42,8 +46,7 @@ class Settings:
     Attributes:
         redis: a `CACHES` alias, a URL, a dotted path to a callable that returns a redis-py client, or
             None (workers then poll the ledger once a second). Default: alias `"default"` if Redis serves it.
-        prefix: the first part of every Redis key. Projects that share a Redis need different prefixes. A mapping from
-            aliases in `DATABASES` gives each of several ledgers its own.
+        prefix: the first part of every Redis key. An identity of the ledger follows.
         shards: number of sorted sets per queue; only Redis Cluster needs more than 1.
         horizon: a timeout due later than this, and than two sweeps, is added to Redis by a later sweep.
         lease: how long a worker may fire what it claimed; extended while a handler runs. After a SIGKILL the
@@ -62,7 +65,7 @@ class Settings:
     """
 
     redis: str | Callable[[], Any] | None = field(default=None, repr=False)  # a URL may contain a password
-    prefix: str | Mapping[str, str] = "delayq"
+    prefix: str = "delayq"
     shards: int = 1
     horizon: timedelta = timedelta(hours=1)
     lease: timedelta = timedelta(seconds=60)
@@ -115,8 +118,6 @@ def _checked(key: str, value: Any) -> Any:
     default = KEYS[key].default
     if key == "REDIS":
         return _checked_redis(value)
-    if key == "PREFIX":
-        return _checked_prefix(value)
     if value is None and default is None:
         return None
     if isinstance(default, timedelta) or key == "HANDLER_LIMIT":
@@ -133,6 +134,9 @@ def _checked(key: str, value: Any) -> Any:
         expected, rule = _is_dotted(value), "a dotted path"
     elif key == "SCRUB":
         expected, rule = _is_dotted(value) or callable(value), "a callable, a dotted path to one"
+    elif key == "PREFIX":
+        expected = isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
+        rule = "a non-empty string without braces and blanks"
     else:  # INSTALLATION
         expected = isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
         rule = f"a string of 1 to {MAX_INSTALLATION} printable characters"
@@ -164,30 +168,6 @@ def _checked_redis(value: Any) -> Any:
         f"DELAYQ['REDIS'] is {shown}, which is neither a URL nor a dotted path nor a cache alias served by Redis. "
         f"Such aliases here: {known}."
     )
-
-
-def _checked_prefix(value: Any) -> str | Mapping[str, str]:
-    """Return the prefix, or those of several ledgers, which must differ, because their rows have the same ids."""
-    if not isinstance(value, Mapping):
-        return _checked_string(value, "DELAYQ['PREFIX']")
-    if not value:
-        raise ConfigError("DELAYQ['PREFIX'] names no database.")
-    owners: dict[str, str] = {}
-    for alias, prefix in value.items():
-        if alias not in django_settings.DATABASES:
-            known = ", ".join(django_settings.DATABASES)
-            raise ConfigError(f"DELAYQ['PREFIX'] names the database {alias!r}. Those in DATABASES are: {known}.")
-        _checked_string(prefix, f"DELAYQ['PREFIX'][{alias!r}]")
-        if (other := owners.setdefault(prefix, alias)) != alias:
-            words = f"DELAYQ['PREFIX'] is {prefix!r} for the databases {other!r} and {alias!r}"
-            raise ConfigError(f"{words}. Give each its own.")
-    return dict(value)
-
-
-def _checked_string(value: Any, name: str) -> str:
-    if isinstance(value, str) and value and not set(value) & set("{} \n\r\t"):
-        return value
-    raise ConfigError(f"{name} must be a non-empty string without braces and blanks, not {value!r}.")
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

@@ -31,7 +31,9 @@ MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
 SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
 """The system checks that report a policy which works as it is declared, if that is what the developer means."""
 MAX_LABEL = 200
+"""The columns of the ledger hold no more."""
 MAX_BATCH = 10_000
+"""The objects of a batch are locked together: for more, others wait too long."""
 
 
 def check_call(model: Any, options: Mapping[str, Any], known: Sequence[str]) -> None:

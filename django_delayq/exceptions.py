@@ -43,7 +43,7 @@ class NotMigrated(DelayqError):
 
 
 class WrongInstallation(DelayqError):
-    """The ledger, or the keys in Redis, belong to another installation. Nothing was changed."""
+    """The ledger belongs to another installation. Nothing was changed."""
 
 
 class EngineError(DelayqError):
@@ -56,15 +56,6 @@ class EngineUnavailable(EngineError):
 
 class EngineFull(EngineUnavailable):
     """Redis is out of memory: it accepts no new entries, but existing ones can be claimed."""
-
-
-class ForeignEngine(WrongInstallation, EngineError):
-    """The keys in Redis under `PREFIX` belong to another installation. Redis is not used until they do not.
-
-    `is_of_unnamed`: they belong to a database without the name of an installation.
-    """
-
-    is_of_unnamed = False
 
 
 def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:

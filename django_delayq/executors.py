@@ -31,7 +31,7 @@ Done: TypeAlias = Callable[[Work, Report], None]
 """Accepts the report on a work, in any thread. A late or second report does no harm."""
 
 WEIGHT: Final = 0.2
-LOG_SECONDS: Final = 0.5
+"""Of the newest work in the average. With more, one quick work would give a slow policy the last free thread."""
 OPEN_AFTER_SECONDS: Final = 1.0
 """If the server has too few connections, sweep and heartbeat must have theirs before the handlers take the rest."""
 
@@ -206,7 +206,7 @@ class ThreadExecutor(Executor):
 
     def _log_long_runs(self) -> None:
         lease = get_settings().lease.total_seconds()
-        while self._has_works.wait() and not self._closed.wait(min(LOG_SECONDS, lease / 3)):
+        while self._has_works.wait() and not self._closed.wait(min(SLOW_SECONDS / 2, lease / 3)):
             log_long_runs(lease, len(self._threads))
             self._has_works.clear()
             if not self._works.is_idle:  # asked after `clear`: a work that comes now sets it again

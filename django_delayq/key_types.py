@@ -25,11 +25,13 @@ from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
 from django.db.models.sql.compiler import SQLCompiler
 
 from django_delayq.dialects import dialect_of
+from django_delayq.engine.records import MAX_ID
 from django_delayq.exceptions import PolicyError
 
 LONGEST = 255
-BIGGEST_INTEGER = 2**63 - 1
+"""The column of the ledger for the keys of objects holds no longer text."""
 DASHES = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+"""Where the groups of a UUID begin, and how long they are."""
 
 
 class KeyType:
@@ -173,7 +175,7 @@ def pk_of(model: type[Model], object_id: str) -> Any:
         pk = root_of_key(model).to_python(object_id)
     except Exception as error:
         raise ValueError(f"{object_id!r} is not a key of {model.__name__}.") from error
-    if isinstance(pk, int) and abs(pk) > BIGGEST_INTEGER:  # SQLite raises when it is only asked for one
+    if isinstance(pk, int) and abs(pk) > MAX_ID:  # SQLite raises when it is only asked for one
         raise ValueError(f"{object_id!r} is too big to be a key of {model.__name__}.")
     return pk
 

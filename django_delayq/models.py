@@ -23,6 +23,7 @@ from django_delayq import clock
 from django_delayq.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, HexField, KindField, PartialIndex
 
 SLOT_BYTES = 16
+"""With fewer, two slots could be made alike: see `slot_of`."""
 
 
 def new_idempotency_key() -> str:

@@ -10,7 +10,9 @@ from typing import Any, Final, Literal, get_args
 
 Then = Literal["skip", "dead", "fire"]
 MAX_PERIOD: Final = timedelta(days=366)
+"""Longer waits are deadlines of their own. Sums of many must not be beyond the last year of a datetime."""
 MAX_COUNT: Final = 1_000_000
+"""Numbers of timeouts beyond it are typing errors; a counter that never reaches its limit would not protect."""
 MAX_STORED: Final = 32_000
 """The columns of the ledger for attempts and extensions are small integers."""
 _MINUTE, _HOUR = 60.0, 3600.0

@@ -73,7 +73,7 @@ def redis_client(redis_url: str, prefix: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> Iterator[None]:
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """With `DELAYQ_TEST_POOLER=pgbouncer`, tests and their child processes reach PostgreSQL through PgBouncer.
 
     With `DELAYQ_TEST_POOL`, the thread of the test has a connection outside the pool, which belongs to its workers.
@@ -83,6 +83,10 @@ def django_db_setup(django_db_setup: None) -> Iterator[None]:
             stack.enter_context(_through_pgbouncer())
         if os.environ.get("DELAYQ_TEST_POOL"):
             stack.enter_context(_outside_the_pool())
+        from django_delayq.redis_clients import key_prefix  # not before the settings are loaded
+
+        with django_db_blocker.unblock():
+            key_prefix("default")  # read once in a process, by a query that no test counts
         yield
 
 

@@ -39,7 +39,9 @@ from django_delayq.policies import registry
 MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
+"""A page that asks for confirmation names so many: each row needs its object, and a page of 1,000 takes seconds."""
 MAX_IDS_SHOWN: Final = 10
+"""A message is kept in a cookie, which holds 4 KB."""
 MOVING: Final = frozenset(("postpone", "reschedule", "hold", "resume"))
 """The operations that move deadlines, but not the columns of objects that deadlines may follow."""
 POLICIES_OPERATIONS: Final = {

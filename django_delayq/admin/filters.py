@@ -28,6 +28,7 @@ from django_delayq.policies import declared_queues, get_policies, labels_of
 State = Timeout.State
 
 MAX_LABELS: Final = 100
+"""Each is a query of its own within one statement. Labels that nothing declares any more may be many."""
 STATE, POLICY, DUE, OBJECT, OWNER = "state__exact", "policy", "due", "object", "owner"
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
 DUE_LABELS: Final = {

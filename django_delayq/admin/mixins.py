@@ -38,6 +38,7 @@ else:
     _Mixin = object
 
 MAX_OBJECTS: Final = 1_000
+"""So many keys are parameters of one query; the objects of a backlog of millions must not be."""
 
 
 class TimeoutsFilter(admin.SimpleListFilter):

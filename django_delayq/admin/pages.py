@@ -63,6 +63,7 @@ COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
 """The numbers of a policy: the label, and the filters of the list that shows the rows."""
 BAR_STEP, CHART_HEIGHT = 20, 64
 HOURS_PER_LABEL: Final = 6
+"""The axis of the chart has no room for all hours."""
 
 
 @admin.register(Timeout)
@@ -244,7 +245,7 @@ def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
         hour = clock.local(now + timedelta(hours=number))
         place = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height, "count": count}
         bar = {name: str(value) for name, value in place.items()}  # strings: the template would localize numbers
-        is_labelled = number % HOURS_PER_LABEL == 0  # the axis has no room for all hours
+        is_labelled = number % HOURS_PER_LABEL == 0
         bars.append({**bar, "hour": f"{hour:%H:%M}", "is_labelled": is_labelled})
     return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
 

@@ -1,1 +1,1 @@
-"""What needs an optional package; nothing else of the library imports it."""
+"""Parts that a project chooses: the core imports none of them, only template tags do."""

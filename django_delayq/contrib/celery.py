@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import current_app, shared_task
 
-from django_delayq.remote import RemoteExecutor, fire
+from django_delayq.contrib.remote import RemoteExecutor, fire
 
 # Acknowledged before it runs: a message whose process died is sent again by the worker after a lease, as a suspect.
 # Celery itself would deliver it again without that mark, and so kill one process after another.

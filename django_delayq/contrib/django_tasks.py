@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from django_delayq.remote import RemoteExecutor, fire
+from django_delayq.contrib.remote import RemoteExecutor, fire
 
 tasks: Any = import_module("django.tasks" if find_spec("django.tasks") else "django_tasks")
 

@@ -11,8 +11,8 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.contrib.remote import RemoteExecutor, fire
 from django_delayq.redis_clients.clients import WORKER, make_client
-from django_delayq.remote import RemoteExecutor, fire
 
 FIRE = f"{fire.__module__}.{fire.__qualname__}"
 FAILURE_SECONDS = 3600

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 from zlib import crc32
 
@@ -17,12 +16,10 @@ from django_delayq.engine.records import (
     Change,
     QueueKeys,
     counter_key,
-    foreign_key,
-    installation_key,
 )
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
-from django_delayq.exceptions import EngineError, EngineFull
+from django_delayq.exceptions import EngineError
 
 MAX_BATCH: Final = 1000
 """Members that one script may change: 100,000 would block every client of the server for most of a second."""
@@ -345,40 +342,6 @@ class Engine:
         wakeup = Wakeup(self.client, [queue.keys.wake for queue in self.queues(queues)])
         self._wakeups.add(wakeup)
         return wakeup
-
-    def installation(self) -> str | None:
-        """Return the name of the installation that uses this prefix; None: none has claimed it, or Redis lost the name.
-
-        Every client that can write to Redis can change it, so show it with `repr`. Raises EngineUnavailable or
-        EngineError.
-        """
-        key, client = installation_key(self.prefix), cast("Any", self.client)
-        try:
-            with translated(client):
-                name = client.get(key)
-        except EngineError as error:
-            if "WRONGTYPE" not in str(error):
-                raise
-            # Not a name: a key of another application, or of an attacker, which would turn Redis off for good.
-            aside = foreign_key(self.prefix, key, time.time_ns() // 1_000_000)
-            with translated(client):
-                client.renamenx(key, aside)
-            self.caller.log_once("foreign_key", key, "A key of another application was renamed to %s", aside)
-            return None
-        return name.decode(errors="replace") if isinstance(name, bytes) else name
-
-    def claim_prefix(self, name: str, *, replace: bool = False, seconds: float | None = None) -> str:
-        """Claim the prefix for the installation `name`, unless another one has it; return the name of its owner.
-
-        `replace`: also if another one has it. `seconds`: how long the claim lasts; None: without end. A Redis that is
-        out of memory refuses to store the name; then a later call stores it. Raises the errors of `installation`.
-        """
-        if not replace and (owner := self.installation()) is not None:
-            return owner
-        with suppress(EngineFull), translated(self.client):
-            lasts = None if seconds is None else int(1000 * seconds)
-            self.client.set(installation_key(self.prefix), name, nx=not replace, px=lasts)
-        return self.installation() or name
 
     def ping(self) -> None:
         with translated(self.client):

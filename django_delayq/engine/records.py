@@ -5,8 +5,9 @@
     delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
     delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
-    delayq:installation      string       the name of the installation whose workers use this prefix
     delayq:turn:<work>       string       whose turn a background pass is; expires
+
+"delayq" is the prefix of the ledger here: see `redis_clients.key_prefix`.
 
 The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """
@@ -46,16 +47,6 @@ class QueueKeys(NamedTuple):
 def counter_key(prefix: str, name: str) -> str:
     """Return the key of the counter `name`, any string."""
     return f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}"
-
-
-def installation_key(prefix: str) -> str:
-    """Return the key that holds the name of the installation."""
-    return f"{_quoted(prefix, safe=':')}:installation"
-
-
-def foreign_key(prefix: str, key: str, ms: int) -> str:
-    """Return the name to rename a foreign `key` without a tag to: in its slot, and under the prefix, as ACLs demand."""
-    return f"{_quoted(prefix, safe=':')}:foreign:{{{key}}}:{ms}"
 
 
 def turn_key(prefix: str, work: str) -> str:

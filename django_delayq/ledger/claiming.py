@@ -36,8 +36,11 @@ AHEAD_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.5
 """How long before the next free slot it is assigned. Until then the worker that got the last ones fires in order."""
 LATENESS_PART: Final = 16
+"""Slots are valid for this fraction of the period. With a longer one the rate would be lower than declared."""
 MIN_LATENESS_SECONDS: Final = 0.01
+"""A thread needs some milliseconds to begin: with less, most slots of short periods would be lost."""
 MAX_LATENESS_SECONDS: Final = 2.0
+"""Without it, a timeout with a rate per hour could be fired minutes after its slot."""
 
 
 class Slot(NamedTuple):
@@ -126,6 +129,7 @@ def meter(policy: str, name: str, using: str, *, wait: bool = True) -> Iterator[
 
 
 CHUNK = 200
+"""So many rows are locked in one transaction: handlers of other workers wait for its end."""
 LONGEST_DEFERRAL = timedelta(minutes=2)
 """A row that cannot be fired now is deferred for less. One that is claimed for longer was claimed by a clock that was
 ahead."""

@@ -33,9 +33,11 @@ from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labe
 from django_delayq.policy_options import Brake, Late
 
 CACHE_SECONDS: Final = 1.0
+"""A stop is in force everywhere after it. Without a cache, each firing would read the stops once more."""
 RECHECK_AFTER: Final = timedelta(minutes=1)
 """The average time after which timeouts of a stopped policy are checked again. Resuming brings them back at once."""
 RECHECK_SPREAD: Final = 0.5
+"""Without it, all timeouts of a stopped policy would be checked again at the same time."""
 GUARDS: Final = ("late", "brake", "shadow")
 """The guard rails that operators can set."""
 BRAKE_ACTOR: Final = "brake"

@@ -62,7 +62,7 @@ def register(using: str) -> set[str]:
     """Make the declarations of this process known, and confirm those that are the newest; log a change of that.
 
     Return the labels of the policies of which another declaration is the newest. Each sync of a worker calls it. Raises
-    the database's errors, and PolicyError for `wrong_names`, if the worker has begun while the database was away.
+    the database's errors, and PolicyError for `wrong_names`, if another database replaced it meanwhile.
     """
     declared, rows = _declared(using), PolicySync.objects.using(using)
     now, interval = database_now(using), get_settings().sync_interval

@@ -27,13 +27,17 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
+"""A timeout that is snoozed each minute would otherwise grow, and be rewritten whole, without end."""
 BY_APPLICATION = ("hand", "save")
 """The actors of events that are not operators."""
 MAX_MESSAGE = 1_000
+"""Some libraries put whole responses into their messages: 40 of them must fit into a row."""
 MAX_LOGGED = 50_000
 """A longer traceback contains a message of megabytes, and is logged as short as it is stored."""
 MAX_TRACEBACK = 6000
+"""The last frames, which name the cause, have room; a recursion of a thousand frames has none."""
 MAX_REASON = 255
+"""The columns of the ledger hold no more."""
 # The reasons that the library itself gives; `story.reason_label` translates them.
 SINCE_CHANGED = "what it counts from has changed"
 BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."

@@ -27,10 +27,10 @@ from django_delayq.ledger.statements import Param, Statement, chunks
 from django_delayq.models import TimeoutQuerySet
 from django_delayq.policies import registry
 
-MAX_EXAMINED: Final = 10_000
-"""How many rows a page examines at most if no index answers the whole condition."""
 MAX_LABELS: Final = 1_000
+"""No project has so many policies. A ledger that was filled by mistake may have more labels, each of them a query."""
 MAX_COUNT: Final = 10_000
+"""How many rows are counted, and examined for a page if no index answers its condition: millions take seconds."""
 COUNTS_PER_STATEMENT: Final = 100
 """SQLite accepts at most 500 parts of a UNION."""
 YEARS: Final = range(1900, 3000)
@@ -138,12 +138,12 @@ def page(rows: Any, narrow: Q, start: Cursor | None, size: int) -> tuple[list[An
     """Return the next `size` of `rows` after `start` that match `narrow`, and the cursor of the next page (None: end).
 
     `rows` are in the order of an index that answers their condition. No index answers `narrow`, so at most
-    `MAX_EXAMINED` rows are examined: the page may be short, or empty, although there is a next one.
+    `MAX_COUNT` rows are examined: the page may be short, or empty, although there is a next one.
     """
     order = Order.of(rows)
     if start is not None:
         rows = start.after(rows)
-    last = rows.values_list(*order.columns)[MAX_EXAMINED - 1 : MAX_EXAMINED].first() if narrow else None
+    last = rows.values_list(*order.columns)[MAX_COUNT - 1 : MAX_COUNT].first() if narrow else None
     end = None if last is None else Cursor(order, tuple(last))
     if end is not None:
         rows = end.until(rows)

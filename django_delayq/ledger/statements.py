@@ -42,6 +42,7 @@ T = TypeVar("T")
 MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
 CHUNK = 500
+"""Every database accepts statements with some parameters for each of so many rows."""
 _PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
 

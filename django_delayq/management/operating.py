@@ -53,7 +53,6 @@ MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
 STILL_FIRING: Final = 3
 """The exit code of a cancellation that could only forbid further attempts. Not 0, so that a script does not refund."""
-PROGRESS_WIDTH: Final = 40
 PROGRESS_SECONDS: Final = 60
 """More often, the log of a nightly sync of a big table would be mostly progress."""
 INDENT: Final = Painted("  ")
@@ -187,7 +186,7 @@ class AskingCommand(DelayqCommand):
 
         yield add
         if self.stderr.isatty():  # no part of the progress remains beside the result
-            self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
+            self.stderr.write(" " * len(f"  {total} examined"), style_func=str, ending="\r")
             self.stderr.flush()
 
     def report(self, line: str, options: dict[str, Any]) -> None:

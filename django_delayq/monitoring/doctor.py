@@ -35,7 +35,7 @@ from django_delayq.ledger.db_connections import (
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import NOTHING, count_each, in_state
+from django_delayq.ledger.search import MAX_COUNT, NOTHING, count_each, in_state
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.servers import redis, skew
@@ -45,14 +45,16 @@ from django_delayq.policies import TimeoutPolicy, declared_queues
 from django_delayq.worker.servers import REDIS_AWAY
 
 STUCK_SECONDS: Final = 30.0
-MAX_OVERDUE_ROWS: Final = 1_000
+"""A main loop passes each second, and may wait for a lock or a connection of the database for some."""
 SAMPLE: Final = 100
 """How many pending timeouts of a policy are compared with its delay, at each end, and how many fired ones with their
 objects."""
 MIN_ALIKE: Final = 2
-MIN_ALIKE_SHARE: Final = 0.1
-"""How many of the compared timeouts must have the same other delay to be taken for those of a former one."""
+"""One timeout with another delay was most likely scheduled by hand."""
+MIN_SHARE: Final = 0.1
+"""Fewer of the compared timeouts with the same other delay, or of the objects that match again, are exceptions."""
 OVERDUE_ERROR: Final = timedelta(minutes=10)
+"""The backlog of a peak is gone by then. A longer one needs an operator."""
 FAILURES_WARNING: Final = 3
 """A third attempt comes minutes after the deadline by default. Earlier failures are often transient."""
 ALL_FAIL_ERROR: Final = timedelta(minutes=10)
@@ -61,10 +63,10 @@ MAX_FAILING: Final = 20
 """How many failing and how many dead timeouts of a policy are read with their histories, which may be long."""
 MIN_ENDED: Final = 5
 """Fewer objects that no longer match may be a coincidence: see `matching_again`."""
-MAX_REVIVED_SHARE: Final = 0.1
-"""If more of the objects match, the handler most likely does not end its condition."""
 STOPPED_WARNING: Final = timedelta(days=1)
+"""A stop for an incident ends within hours: a longer one was most likely forgotten."""
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
+"""A worker continues an abandoned change within a minute. After this, none does."""
 CAPACITY: Final = {
     "firings_per_second_two_processes": 2500,
     "ledger_bytes_per_row": 450,
@@ -194,7 +196,7 @@ def workers(using: str) -> Iterator[CheckMessage]:
     if any(worker.queues is None for worker in found):
         return
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=database_now(using) - OVERDUE)
-    overdue = set(rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_OVERDUE_ROWS])
+    overdue = set(rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_COUNT])
     for obstacle in obstacles(using, (), {*declared_queues(), *overdue}):
         is_overdue = obstacle.queue in overdue
         kind, why = (Error, "and timeouts in it are overdue") if is_overdue else (Warning, "which policies name")
@@ -334,7 +336,7 @@ def matching_again(using: str) -> Iterator[CheckMessage]:
         matching = _still_matching(policy, fired, using)
         recent = [row for row in fired if row.settled_at and row.settled_at > yesterday]
         still = sum(row.pk in matching for row in recent)
-        if not matching or len(recent) - still < MIN_ENDED or still > len(recent) * MAX_REVIVED_SHARE:
+        if not matching or len(recent) - still < MIN_ENDED or still > len(recent) * MIN_SHARE:
             continue
         row = next(row for row in fired if row.pk in matching)
         one = f"object matches {policy.label} although its round has fired,"
@@ -410,7 +412,7 @@ def delays(using: str) -> Iterator[CheckMessage]:
         # Without fractions of a second, which a timeout has that was scheduled with a delay of its own.
         former = Counter(each for each in found if each != delay and not each.microseconds)
         for distance, count in former.most_common(1):
-            if count < max(MIN_ALIKE, len(rows) * MIN_ALIKE_SHARE):
+            if count < max(MIN_ALIKE, len(rows) * MIN_SHARE):
                 continue  # a few timeouts that were scheduled by hand, at a round time
             text = f"Of {plural(len(rows), 'checked timeout')} of {policy.label}, "
             text += f"{plural(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "

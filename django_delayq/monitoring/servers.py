@@ -12,15 +12,17 @@ from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
-from django_delayq.ledger.installation import check_prefix
 from django_delayq.monitoring.snapshot import redis_status
 from django_delayq.redis_clients import get_engine
 
 SKEW_WARNING_SECONDS: Final = 1.0
+"""NTP keeps clocks within milliseconds. An answer may be late by some hundred."""
 SKEW_ERROR_SECONDS: Final = 30.0
 """Below this nothing fires early, but deadlines that application code computes are wrong by the skew."""
 MIN_REDIS: Final = (6, 2)
+"""The scripts need ZMSCORE, which is new in it."""
 MEMORY_WARNING: Final = 0.9
+"""Redis needs some memory to answer; when it is full, timeouts are read from the database."""
 
 
 def skew(name: str, clock: str, ahead: float) -> CheckMessage:
@@ -37,11 +39,7 @@ def redis(using: str) -> Iterator[CheckMessage]:
     """Check that Redis is reachable, on time and in step with the ledger, and examine each of its servers."""
     engine = get_engine(using)
     if engine is None:
-        if get_settings().redis is None:
-            yield Info("No Redis is configured: workers poll the database once a second.", id="redis")
-        else:
-            text = f"DELAYQ['PREFIX'] has no prefix for database {using!r}: workers poll the database once a second."
-            yield Warning(text, hint="Give each database with timeouts a prefix of its own.", id="redis")
+        yield Info("No Redis is configured: workers poll the database once a second.", id="redis")
         return
     status = redis_status(using, database_now(using))
     if not status.is_reachable:
@@ -49,11 +47,6 @@ def redis(using: str) -> Iterator[CheckMessage]:
         yield Error(status.error, hint=hint, id="redis")
         return
     yield Info("Redis answers.", id="redis")
-    try:
-        check_prefix(engine, using, claim=False)
-    except EngineError as error:
-        hint = "Workers do not use Redis until this is corrected: timeouts are up to a second late."
-        yield Error(f"{error}.", hint=hint, id="redis.owner")
     # Redis's clock wakes workers. They correct a small skew.
     now_ms = engine.queue("default", 0).stats().now_ms
     yield skew("redis.clock", "Redis's clock", (now_ms - to_ms(database_now(using))) / 1000)

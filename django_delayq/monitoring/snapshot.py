@@ -30,15 +30,17 @@ OVERDUE: Final = timedelta(minutes=1)
 """A pending timeout counts as overdue this long after it was to run."""
 ALIVE: Final = timedelta(seconds=20)
 """A worker whose last heartbeat is older does not count as running."""
-RECENT: Final = timedelta(hours=24)
 MAX_LAGS: Final = 1_000
+"""How many firings the percentiles of the lag are computed from. A day of a busy policy has millions."""
 MAX_LATE: Final = 100
 """How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
 HOURS: Final = 24
+"""How far the counts of fired timeouts reach back, and those of pending ones ahead: the rhythm of a business."""
 
 COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500
+"""How many entries are read of each queue and shard. The engine returns no more."""
 
 COUNTS: Final = ("pending", "due", "overdue", "failing", "firing", "dead", "fired", "skipped")
 """The counts of a policy."""
@@ -345,8 +347,9 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -
     """Return the counts, the oldest due row and the lag of the rows with these labels, as `PolicyStatus` has them."""
     counts, coming, fired, oldest = Counter[str](), Counter[int](), list[Any](), list[datetime]()
     starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
+    recent = now - timedelta(hours=HOURS)
     for label in labels:
-        at = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT, "starts": starts}
+        at = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": recent, "starts": starts}
         counts.update({COUNTS[number]: value for number, value in _counts.rows(using, **at)})
         for state in (State.FIRED, State.SKIPPED):
             ((late,),) = _late.rows(using, state, MAX_LATE, **at)

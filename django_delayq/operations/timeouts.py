@@ -36,7 +36,6 @@ from django_delayq.operations.runner import (
     refuse_unless_pending,
 )
 from django_delayq.policies import registry
-from django_delayq.redis_clients import get_engine
 
 logger = logging.getLogger("django_delayq.operations")
 State = Timeout.State
@@ -348,7 +347,6 @@ def adopt(
     by: str,
     reason: str = "",
     pending: Literal["cancel", "keep"] | None = None,
-    with_redis: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
     using: str | None = None,
@@ -363,14 +361,12 @@ def adopt(
     Args:
         by, reason: see `operations`. They are stored in the history of each row.
         pending: `"cancel"` pending and firing timeouts by hand, or `"keep"` them. Required if there are any.
-        with_redis: also claim the Redis under `PREFIX`, from an installation that does not use it any more.
         dry_run: count, and write nothing.
         progress: called with the result of each page, after its commit.
         using: the database; by default where the routers write the ledger.
 
     Raises:
         ConfigError: `INSTALLATION` is not set.
-        WrongInstallation: the Redis under `PREFIX` belongs to another installation. Nothing was changed.
         DelayqError: `pending` is missing. Nothing was changed.
         ValueError: `by` is empty, or `pending` has another value.
     """
@@ -380,11 +376,6 @@ def adopt(
     if pending not in ("cancel", "keep", None):
         raise ValueError(f'pending is "cancel", "keep" or None, not {pending!r}.')
     done = Adoption(installation.ledger_name(using), name)
-    if not with_redis:
-        # Before a row is cancelled, whose id may be the id of a timeout of the other installation.
-        error = installation.redis_failure(get_engine(using), using, claim=False)
-        if error is not None:
-            logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
     if done.before != name:
         done = _change_rows(done, using, pending, by=by, reason=reason, dry_run=dry_run, progress=progress)
     if done.before != name and not dry_run:
@@ -395,8 +386,6 @@ def adopt(
             *(done.before, name, by, plural(done.cancelled, "timeout"), plural(done.renewed, "idempotency key")),
             extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
         )
-    if with_redis and not dry_run and (engine := get_engine(using)) is not None:
-        engine.claim_prefix(name, replace=True)
     return done
 
 

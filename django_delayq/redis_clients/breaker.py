@@ -22,7 +22,9 @@ T = TypeVar("T")
 LIMIT_SECONDS: Final = 0.25
 """How long a call waits at most, for name servers, several addresses, handshakes and sentinels together."""
 FIRST_PAUSE_SECONDS: Final = 1.0
+"""A restarted Redis is back within a second; more often, each probe would cost a thread."""
 LONGEST_PAUSE_SECONDS: Final = 5.0
+"""How long pushes still skip a Redis that is back: their timeouts wait for a sweep."""
 FRESH_SECONDS: Final = 10.0
 """A connection that was used within this time most likely needs no look-up and no handshake."""
 

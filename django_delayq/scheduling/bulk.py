@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.single import Moved, OnConflict
 
 LOCKED_AT_ONCE = 5_000
+"""To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
 COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
 """What moving a row reads and writes."""
 
@@ -114,7 +115,6 @@ def _lock_and_plan(
     now, to_python = clock.now(), root_of_key(policy.model).to_python
     rounds: list[paging.Round] = []
     due_at = None if given is None else given.due_from(now, as_given=as_given)
-    # Large pages: to find 500 rows of a table of 50,000, PostgreSQL reads all of it.
     for chunk in chunks(pks, None if connections[using].features.max_query_params else LOCKED_AT_ONCE):
         rows = locking_rows(policy.model, chunk, using)
         if callable(policy.since) or (due_at is None and callable(policy.after)):

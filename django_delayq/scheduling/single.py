@@ -49,6 +49,7 @@ OnConflict = Literal["replace", "keep", "error", "once"]
 Moved = Literal["rescheduled", "extended"]
 State = Timeout.State
 MAX_PAYLOAD_BYTES = 1_000_000
+"""Each firing reads and each change writes the whole row, and MySQL accepts no statement of many megabytes."""
 MAX_PAYLOAD_DEPTH = 31
 """The number of lists and dicts in each other that MariaDB can parse; the other databases can parse more."""
 

@@ -10,8 +10,8 @@ from django.db.models import Model
 from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
+from django_delayq.contrib.countdown import Countdown, countdown_of
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.scheduling.queries import Countdown, countdown_of
 
 register = template.Library()
 

@@ -33,7 +33,6 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import StopChanges, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
-from django_delayq.ledger.installation import check_prefix
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.operations.policies import end_holds
@@ -244,7 +243,7 @@ class Background:
     def __init__(self, worker: WorkerParts) -> None:
         self._worker, self._redis, self._using = worker, worker.redis, worker.using
         self.progress = Progress("thread for leases and sweeps", worker.using, SLOW_SECONDS)
-        self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
+        self._sweep: Sweep | None = None
         self._known_queues = set(worker.queues)
         self._queues_at = 0.0
         self._news = StopChanges(0.0, clock.now(), False, Stopped(), {}, {})
@@ -291,11 +290,11 @@ class Background:
 
         `everything`: sweep everything, without waiting for a turn. Raises the database's errors.
         """
-        if self._sweep is None:
+        if self._redis.engine is None:
             return
+        self._sweep = self._sweep or Sweep(self._redis.engine, self._using, self._worker.skew)
         was_up = self._redis.is_up
         try:
-            check_prefix(self._redis.engine, self._using)  # another one may have claimed a Redis that was emptied
             if was_up:
                 self._sweep.run_once(everything=everything, between=between)
                 self._redis.accepted()

@@ -19,7 +19,6 @@ from django.db import connections
 
 from django_delayq import __version__
 from django_delayq.clock import brief, plural
-from django_delayq.conf import get_settings
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
 from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
@@ -35,6 +34,7 @@ from django_delayq.ledger.db_connections import (
 from django_delayq.ledger.declarations import check_names
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
+from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
 from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
 from django_delayq.worker.dispatch import Dispatch
@@ -132,8 +132,8 @@ class Worker(WorkerParts):
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
         Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
-        writes anything, if the ledger or the Redis belongs to another installation; before it fires anything, if a copy
-        of one replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
+        writes anything, if the ledger belongs to another installation; before it fires anything, if a copy of one
+        replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
         for them. DelayqError: this thread has a transaction open.
         """
         if connections[self.using].in_atomic_block:
@@ -181,33 +181,28 @@ class Worker(WorkerParts):
     def _is_admitted(self) -> bool:
         """Wait until the ledger has its tables and is this installation's; return False if stopped first.
 
-        A Redis that is not available is checked before it is used. Raises WrongInstallation, and PolicyError for names
-        by which the ledger does not know its timeouts; in a burst NotMigrated.
+        Raises WrongInstallation, and PolicyError for names by which the ledger does not know its timeouts; in a burst
+        NotMigrated.
         """
-        must_wait = get_settings().installation is not None
         while not self._stopping:
             try:
                 with self.progress.step():
-                    if failure := installation.check(self.using, self.redis.engine):
-                        self.redis.lost(failure)
+                    installation.check(self.using)
                     check_names(self.using)
+                    self._connect(get_worker_engine(self.using))
                     self.redis.probe_at_start(self.queues)
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:
-                if missing := not_migrated(error, self.using):
-                    must_wait = True
-                    if self.is_burst:
-                        raise missing from error
-                if not must_wait:
-                    return True  # no other installation would be refused, and `declarations.register` checks the names
+                if self.is_burst and (missing := not_migrated(error, self.using)):
+                    raise missing from error
                 self._database.failed(error)
                 self._give_up_burst()
                 if not self._stopping:
                     self._wakeup.wait(self._database.seconds_left)
             finally:
                 check_connections()
-        return not must_wait and not self.gave_up
+        return False
 
     def _prepare(self, background: Background) -> None:
         self.skew.ask_database()

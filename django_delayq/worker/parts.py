@@ -11,11 +11,11 @@ from typing import Any, cast
 from django.db import router
 
 from django_delayq.conf import get_settings
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.ledger.db_connections import Limit, pool_limit
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.redis import Sources
 
@@ -43,7 +43,12 @@ class WorkerParts:
         """For `Background`: queues to serve, too, that only rows name."""
         self.skew = ClockSkew(self.using)
         self.limit_concurrency(pool_limit(self.using))
-        self.redis = RedisHealth(get_worker_engine(self.using))
+        self.redis = RedisHealth(None)
+        self._connect(None)
+
+    def _connect(self, engine: Engine | None) -> None:
+        """Take due timeouts from this engine, too. It needs the ledger, whose identity is part of the keys in Redis."""
+        self.redis.engine = engine
         self.sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
         self._wakeup = self._new_wakeup()
 

@@ -25,7 +25,7 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import database_now
 from django_delayq.dialects import dialect_of
 from django_delayq.engine.engine import Engine
-from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
+from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import due_ms_of
@@ -119,9 +119,7 @@ class RedisHealth:
         with self._lock:
             if self.is_up:
                 self._backoff.failed()
-        is_foreign = isinstance(error, ForeignEngine)
-        level = logging.ERROR if is_foreign else logging.WARNING
-        self._outages.failed(f"%s. {REDIS_AWAY}", error, kind=is_foreign, level=level)
+        self._outages.failed(f"%s. {REDIS_AWAY}", error)
 
     def probe(self, queues: Iterable[str]) -> None:
         """Check that Redis accepts for all these queues what a worker sends; raise EngineError if it does not.

@@ -27,28 +27,28 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (12_800, 9_500),
-    "code lines of the edges": (6_450, 4_900),
-    "modules": (156, 120),
+    "code lines of the core": (12_350, 9_500),
+    "code lines of the edges": (6_700, 4_900),
+    "modules": (157, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (244, 90),
-    "numeric constants without a reason": (114, 0),
+    "numeric constants": (235, 90),
+    "numeric constants without a reason": (53, 0),
     "functions with more than 5 parameters": (24, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (3_100, 2_280),
-    ("scheduling",): (950, 740),
+    ("root",): (2_900, 2_280),
+    ("scheduling",): (850, 740),
     ("arming",): (1_050, 830),
-    ("ledger",): (2_650, 1_900),
-    ("engine", "redis_clients"): (950, 820),
+    ("ledger",): (2_600, 1_900),
+    ("engine", "redis_clients"): (900, 820),
     ("lua",): (220, 219),
     ("firing",): (2_050, 1_430),
     ("worker",): (1_950, 1_480),
     ("operations", "monitoring"): (2_200, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (4_250, 3_450),
+    ("admin", "contrib", "management", "templatetags"): (4_550, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (41, 18), "schedule_timeout": (17, 12), "cancel_timeout": (17, 10)}

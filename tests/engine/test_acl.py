@@ -42,7 +42,6 @@ def use_everything(url: str, owner: redis.Redis) -> None:
     engine = Engine(make_client(url, WORKER), prefix="delayq")
     with contextlib.closing(engine):  # also when a right is missing: no thread may remain
         engine.ping()
-        assert engine.claim_prefix("production") == engine.claim_prefix("staging") == "production"
         for _ in range(2):  # the second finds it taken
             try_claim_turn(engine, "sweep", timedelta(seconds=1))
         owner.set(engine.queue("q", 0).keys.entries, "mine")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change, QueueKeys, counter_key, installation_key, turn_key
+from django_delayq.engine.records import Change, QueueKeys, counter_key, turn_key
 
 ODD_NAMES = [
     "",
@@ -54,7 +54,7 @@ def test_two_names_never_share_a_key(names: list[str]) -> None:
 
 @pytest.mark.parametrize(("prefix", "quoted"), [("shop:eu", "shop:eu"), ("a{b}", "a%7Bb%7D"), ("50%", "50%25")])
 def test_all_keys_of_a_prefix_match_one_pattern_of_an_acl(prefix: str, quoted: str) -> None:
-    others = [counter_key(prefix, "brake"), installation_key(prefix), turn_key(prefix, "sweep")]
+    others = [counter_key(prefix, "brake"), turn_key(prefix, "sweep")]
     for key in (*QueueKeys.of(prefix, "default", 0, 1), *others):
         assert key.startswith(f"{quoted}:")
 

@@ -42,8 +42,8 @@ from django_delayq import (
     sync_timeouts,
     timeout_policy,
 )
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.queries import countdown_of
 from tests.testapp.models import ExpressOrder, Order, Parcel
 
 

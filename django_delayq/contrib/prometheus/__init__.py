@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.metrics")
 
 CACHE_SECONDS: Final = 5.0
+"""Several servers scrape several times a minute, and each scrape would count the ledger."""
 LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600, 21600, 86400)
+"""From the milliseconds of a healthy worker to the day of one that was down; fewer would hide one of them."""
 ADDRESS_VARIABLE: Final = "DELAYQ_METRICS_ADDRESS"
 
 COUNTERS: Final = {

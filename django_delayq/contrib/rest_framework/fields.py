@@ -11,8 +11,8 @@ from rest_framework import serializers
 from rest_framework.fields import get_attribute
 
 from django_delayq import clock
+from django_delayq.contrib.countdown import Countdown, pending_countdowns
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.scheduling.queries import Countdown, pending_countdowns
 
 
 def shown_time(at: datetime) -> Any:

@@ -26,6 +26,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
 from django_delayq.clock import to_ms
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.contrib.rest_framework import inputs, outputs
 from django_delayq.contrib.rest_framework.openapi import ETAG, LABEL, describe
 from django_delayq.exceptions import InvalidDelay
@@ -37,7 +38,6 @@ from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
-from django_delayq.scheduling.queries import countdown_of
 
 NOT_IN_THE_BODY: Final = _("Send the fields of an action in its body, not in its address.")
 

@@ -18,19 +18,13 @@ from django_delayq.operations import adopt
 class Command(OperatorCommand):
     """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
 
-    examples = (
-        "--cancel-pending --dry-run",
-        "--cancel-pending --reason 'restored into staging'",
-        "--keep-pending --redis",
-    )
+    examples = ("--cancel-pending --dry-run", "--cancel-pending --reason 'restored into staging'")
 
     def add_arguments(self, parser: CommandParser) -> None:
         pending = parser.add_mutually_exclusive_group()
         pending.add_argument("--cancel-pending", action="store_true", help="cancel all pending timeouts")
         words = "fire them here too, with new idempotency keys"
         pending.add_argument("--keep-pending", action="store_true", help=words)
-        words = "also claim the Redis prefix, if the other installation does not use it any more"
-        parser.add_argument("--redis", action="store_true", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -44,7 +38,7 @@ class Command(OperatorCommand):
             raise CommandError(f"{used} within the last {ALIVE.seconds} seconds. {advice}")
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
-        how: dict[str, Any] = {"pending": pending, "with_redis": options["redis"], "dry_run": options["dry_run"]}
+        how: dict[str, Any] = {"pending": pending, "dry_run": options["dry_run"]}
         with self.progress(options) as add:
             how["progress"] = lambda page: add(page.changed + page.unchanged)
             done = adopt(by=actor(), reason=options["reason"], using=using, **how)

@@ -29,6 +29,7 @@ from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import Story, condition_values, story_of
 
 MAX_FOUND = 50
+"""Each object that is found is explained with its history: for more, the text to search for is a mistake."""
 DATETIME_WIDTH = 25
 """Of an event, with the blanks after its datetime."""
 

@@ -17,6 +17,7 @@ from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
+"""More often, watching a big ledger would keep the database busy."""
 
 
 class Command(ReportCommand):

@@ -40,9 +40,11 @@ from django_delayq.worker.watchdog import exit_at_once
 logger = logging.getLogger("django_delayq.worker")
 
 MAX_PROCESSES: Final = 256
+"""More are a typing error, and would leave no memory for other programs."""
 MAX_POLICIES: Final = 30
 """So many policies are listed at the start."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
+"""A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL."""
 EXIT_SECONDS: Final = 5.0
 """How long a process that is reloaded waits for running handlers."""
 POLL_SECONDS: Final = 1.0
@@ -56,8 +58,8 @@ class Command(TextCommand):
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
     is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
     code is 1, as it is if the database has not answered for a minute. With --processes, all of them do so, and a
-    process that dies is started again. A worker whose database or Redis belongs to another installation, or whose
-    policies lack an alias by which the database has timeouts, changes nothing, and exits with 3.
+    process that dies is started again. A worker whose database belongs to another installation, or whose policies
+    lack an alias by which the database has timeouts, changes nothing, and exits with 3.
     """
 
     help = __doc__
@@ -142,7 +144,6 @@ class Command(TextCommand):
             )
             worker = new_worker()  # also to find wrong settings before any process starts
             began(worker)
-            # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
             worker_started.connect(greet)
             if count > 1:

@@ -16,6 +16,7 @@ from django.db import connections
 from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine.records import QueueKeys, turn_key
 from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.redis_clients import key_prefix
 from tests.settings import DB
 from tests.support.processes import effects
 from tests.support.waiting import wait_until
@@ -40,8 +41,8 @@ MESSAGES = [b"", b"nan", b"-1", b"9" * 100_000, b"\xff\xfe", b"\x80\x04cos\nsyst
 
 
 @pytest.fixture
-def keys(prefix: str, redis_client: redis.Redis) -> QueueKeys:
-    return QueueKeys.of(prefix, "default", 0, 1)
+def keys(redis_client: redis.Redis) -> QueueKeys:
+    return QueueKeys.of(key_prefix("default"), "default", 0, 1)
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
 
 
 def test_every_key_may_be_of_another_type(
-    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, prefix: str
+    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys
 ) -> None:
     def fill(name: str, number: int) -> None:
         redis_client.delete(name)
@@ -187,6 +188,7 @@ def test_every_key_may_be_of_another_type(
         ]
         writes[number]()
 
+    prefix = key_prefix("default")
     names = [keys.entries, keys.counter, keys.wake, *(turn_key(prefix, work) for work in ("sweep", "full-sweep"))]
     for name in names:
         fill(name, 0)

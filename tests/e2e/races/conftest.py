@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from django_delayq.engine.records import QueueKeys
+from django_delayq.redis_clients import key_prefix
 from tests.e2e.races.stage import PATIENCE, Actor, all_answer
 from tests.support.waiting import wait_until
 
@@ -52,7 +53,7 @@ def actors(
 
 @pytest.fixture
 def two_workers(
-    start_command: Callable[..., subprocess.Popen[bytes]], redis_client: redis.Redis, prefix: str, tmp_path: Path
+    start_command: Callable[..., subprocess.Popen[bytes]], redis_client: redis.Redis, tmp_path: Path
 ) -> Iterator[None]:
     """Two worker processes fire; at the end they are asked to stop, and do."""
     logs = [tmp_path / f"worker{number}.log" for number in (1, 2)]
@@ -60,7 +61,7 @@ def two_workers(
     for log in logs:
         with log.open("wb") as output:
             workers.append(start_command("delayq_worker", stdout=output, stderr=output))
-    channel = QueueKeys.of(prefix, "default", 0, 1).wake
+    channel = QueueKeys.of(key_prefix("default"), "default", 0, 1).wake
 
     def both_listen() -> bool:
         ended = [log.read_text() for worker, log in zip(workers, logs, strict=True) if worker.poll() is not None]

@@ -25,8 +25,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 import django_delayq as dq
-from django_delayq import remote, signals
+from django_delayq import signals
 from django_delayq.conf import ConfigError
+from django_delayq.contrib import remote
 from django_delayq.executors import make_executor
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.db_connections import check_connections

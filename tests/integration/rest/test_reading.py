@@ -200,7 +200,7 @@ def test_filters_find_just_what_they_say(
 def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "MAX_EXAMINED", 2)
+    monkeypatch.setattr(search, "MAX_COUNT", 2)
     rare = [schedule("linger").pk, *(schedule().pk for _ in range(6)), schedule("linger").pk]
     assert all_pages(viewer, f"{LIST}?policy=testapp.order.linger") == [[rare[-1], rare[0]]]
     monkeypatch.setattr(inputs, "MAX_SORTED", 1)
@@ -211,7 +211,7 @@ def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
 def test_of_a_state_with_few_rows_all_are_on_the_first_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "MAX_EXAMINED", 2)
+    monkeypatch.setattr(search, "MAX_COUNT", 2)
     rows = [settle(schedule(), "dead" if number in (0, 7) else "fired").pk for number in range(8)]
     assert all_pages(viewer, f"{LIST}?state=dead") == [[rows[7], rows[0]]]
     monkeypatch.setattr(inputs, "MAX_SORTED", 1)
@@ -289,7 +289,7 @@ def test_rows_that_come_and_go_between_pages_move_nothing(viewer: APIClient, sch
 def test_what_no_index_finds_is_looked_for_a_bounded_way_a_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "MAX_EXAMINED", 4)
+    monkeypatch.setattr(search, "MAX_COUNT", 4)
     rows = [schedule(minutes=number + 1).pk for number in range(11)]
     Timeout.objects.filter(pk__in=[rows[0], rows[9]]).update(queue="slow")
     assert all_pages(viewer, f"{LIST}?queue=slow") == [[rows[9]], [], [rows[0]]]

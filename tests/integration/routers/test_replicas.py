@@ -15,9 +15,9 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations, signals
+from django_delayq.contrib.countdown import countdown_of, pending_countdowns
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.scheduling.queries import countdown_of, pending_countdowns
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])

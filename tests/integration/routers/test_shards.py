@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,7 +15,6 @@ from pytest_django import Settings
 
 import django_delayq as dq
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.monitoring import servers
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.worker.sweep import try_claim_turn
@@ -36,11 +34,10 @@ next_million = itertools.count(1_000_000, 1_000_000)
 
 
 @pytest.fixture(autouse=True)
-def one_redis(settings: Settings, prefix: str, redis_client: redis.Redis) -> Iterator[None]:
+def one_redis(settings: Settings, redis_client: redis.Redis) -> Iterator[None]:
     """Without routers both databases have a ledger. After its start no worker sweeps, which would hide lost entries."""
     settings.DATABASE_ROUTERS = []
-    prefixes = {"default": prefix, "replica": f"{prefix}-asia"}
-    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefixes, "SWEEP_INTERVAL": HOUR, "SYNC_INTERVAL": HOUR}
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": HOUR, "SYNC_INTERVAL": HOUR}
     yield
     forget_engine()
 
@@ -129,33 +126,3 @@ def test_the_engines_of_all_ledgers_share_one_client_and_one_circuit_breaker() -
     assert one is not None and other is not None
     assert one.prefix != other.prefix
     assert one.client is other.client and one.caller is other.caller
-
-
-@pytest.mark.parametrize("is_named", [True, False], ids=["mapping", "string"])
-def test_a_ledger_without_a_prefix_does_without_redis(
-    settings: Settings, declare: Declare, prefix: str, is_named: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": {"default": prefix} if is_named else prefix}
-    policy = declare(Order, name="shard")
-    rows = [schedule(policy, "replica") for _ in range(2)]
-    assert get_engine("replica") is None and entries("default") == 0
-    assert [vars(record)["event"] for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "prefix_missing"
-    ]
-    [finding] = servers.redis("replica")
-    assert "no prefix for database 'replica'" in finding.msg
-    with worker_of("replica", policy):
-        wait_until(lambda: {state(row) for row in rows} == {"fired"}, "the ledger is polled")
-
-
-def test_a_single_prefix_belongs_to_the_ledger_that_the_routers_choose(settings: Settings, prefix: str) -> None:
-    class Elsewhere:
-        def db_for_write(self, model: Any, **hints: Any) -> str:
-            return "replica"
-
-    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefix}
-    assert get_engine("default") is not None
-    settings.DATABASE_ROUTERS = [Elsewhere()]
-    engine = get_engine("replica")
-    assert engine is not None and engine.prefix == prefix
-    assert get_engine("default") is None

@@ -19,9 +19,9 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import ledger_fits, row_state, row_states
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.scheduling import story
-from django_delayq.scheduling.queries import countdown_of
 from tests.testapp.models import Order
 
 ROUNDS = 3000

@@ -15,10 +15,10 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import timeout_cancelled
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
-from django_delayq.scheduling.queries import countdown_of
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

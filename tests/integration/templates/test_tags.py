@@ -14,8 +14,8 @@ from django.utils import timezone, translation
 
 import django_delayq as dq
 from django_delayq import clock
+from django_delayq.contrib.countdown import Countdown
 from django_delayq.models import Timeout
-from django_delayq.scheduling.queries import Countdown
 from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 

@@ -1,32 +1,29 @@
-"""The name of an installation in the ledger and in Redis: who claims it, and what a worker with another name does."""
+"""The name of an installation: who claims a ledger, what a worker with another name does, and keys in Redis."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.checks import ERROR, run_checks
+from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from django_delayq import clock
-from django_delayq.engine.engine import Engine
-from django_delayq.exceptions import ForeignEngine, WrongInstallation
+from django_delayq import clock, redis_clients
+from django_delayq.contrib.remote import fire
+from django_delayq.exceptions import WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
-from django_delayq.monitoring import doctor
 from django_delayq.redis_clients import forget_engine, get_worker_engine
-from django_delayq.remote import fire
-from django_delayq.worker import Worker
-from tests.e2e.outages.wire import Wire
-from tests.engine.redis_process import RedisProcess
+from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events
+from tests.support.workers import StartWorker, all_are, due_orders, events, states
 
 if TYPE_CHECKING:
     import redis
@@ -50,20 +47,12 @@ def named(name: str) -> None:
     Installation.objects.create(name=name, since_at=timezone.now())
 
 
-@pytest.fixture
-def engine(with_redis: redis.Redis) -> Any:
-    made = get_worker_engine("default")
-    assert made is not None
-    yield made
-    made.close()
-
-
-def test_the_first_worker_names_ledger_and_redis(start_worker: StartWorker, engine: Engine, called: Call) -> None:
+def test_the_first_worker_names_the_ledger(start_worker: StartWorker, source: str, called: Call) -> None:
     called("production")
     due_orders("remind", 3)
     start_worker()
     wait_until(all_are("fired"))
-    assert Installation.objects.get().name == engine.installation() == "production"
+    assert Installation.objects.get().name == "production"
 
 
 @pytest.mark.parametrize("options", [{}, {"burst": True}, {"max_timeouts": 1}], ids=str)
@@ -101,15 +90,6 @@ def test_the_command_exits_with_3(without_redis: None, called: Call) -> None:
     assert raised.value.returncode == 3
 
 
-def test_a_refusal_because_of_redis_does_not_name_the_ledger(engine: Engine, called: Call) -> None:
-    assert engine.claim_prefix("production") == "production"
-    called("staging")
-    with pytest.raises(ForeignEngine, match=r"'production'.*PREFIX"):
-        Worker(burst=True).run()
-    assert not Installation.objects.exists()
-    assert engine.installation() == "production"
-
-
 def test_of_several_first_workers_one_name_wins(without_redis: None, called: Call) -> None:
     called("production")
     together = Barrier(4)
@@ -117,7 +97,7 @@ def test_of_several_first_workers_one_name_wins(without_redis: None, called: Cal
     def check(_: int) -> str | None:
         try:
             together.wait(20)
-            installation.check("default", None)
+            installation.check("default")
             return installation.ledger_name("default")
         finally:
             connections.close_all()
@@ -140,7 +120,7 @@ def test_a_first_worker_that_comes_second_is_refused(
 
     monkeypatch.setattr(installation, "database_now", another_is_faster)
     with pytest.raises(WrongInstallation):
-        installation.check("default", None)
+        installation.check("default")
     assert Installation.objects.get().name == "production"
 
 
@@ -152,83 +132,6 @@ def test_without_a_name_every_ledger_is_accepted_with_a_warning(
     start_worker()
     wait_until(all_are("fired"))
     assert events(caplog) == ["installation_unknown"]
-
-
-def test_a_redis_that_was_emptied_gets_the_name_again(
-    start_worker: StartWorker, own_redis: RedisProcess, called: Call
-) -> None:
-    called("production")
-    start_worker()
-    engine = get_worker_engine("default")
-    assert engine is not None
-    wait_until(lambda: engine.installation() == "production")
-    with own_redis.client() as client:
-        client.flushall()
-    wait_until(lambda: engine.installation() == "production")
-    engine.close()
-
-
-def test_a_redis_that_is_away_at_the_start_is_not_used_if_it_comes_back_as_another_installations(
-    start_worker: StartWorker,
-    own_redis: RedisProcess,
-    called: Call,
-    settings: Settings,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    called("staging")
-    prefix = settings.DELAYQ["PREFIX"]
-    with Wire(own_redis.port) as wire, own_redis.client() as client:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url}
-        client.set(f"{prefix}:installation", "production")
-        wire.go_silent()
-        running = start_worker()
-        due_orders("remind", 2)
-        wait_until(all_are("fired"))
-        assert installation.ledger_name("default") == "staging"
-        wire.speak()
-        wire.cut()
-        wait_until(lambda: "'production'" in caplog.text)
-        due_orders("remind", 2)
-        wait_until(all_are("fired"))
-        for key in client.scan_iter(f"{prefix}:{{*"):  # what the test itself has pushed
-            client.delete(key)
-        asked = wire.asked
-        wait_until(lambda: wire.asked > asked, "the worker has probed again")
-        assert set(client.scan_iter(f"{prefix}*")) == {f"{prefix}:installation".encode()}
-        running.stop()
-        forget_engine()
-    foreign = [line for line in caplog.records if "'production'" in line.getMessage() and line.levelno > logging.DEBUG]
-    assert [(line.levelname, vars(line)["event"]) for line in foreign] == [("ERROR", "redis_away")]
-
-
-def test_a_worker_stops_using_a_redis_that_another_installation_has_claimed(
-    start_worker: StartWorker, own_redis: RedisProcess, called: Call, prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    called("staging")
-    running = start_worker()
-    with own_redis.client() as client:
-        wait_until(lambda: WorkerSeen.objects.exists(), "the worker has passed the check of its start")
-        assert client.get(f"{prefix}:installation") == b"staging"
-        client.set(f"{prefix}:installation", "production")
-        wait_until(lambda: not running.worker.redis.is_up)
-        due_orders("remind", 2)
-        wait_until(all_are("fired"))
-        client.delete(f"{prefix}:installation")
-        wait_until(lambda: events(caplog) == ["redis_away", "redis_back"], "it is logged after it is used")
-        assert client.get(f"{prefix}:installation") == b"staging"
-
-
-def test_a_full_redis_without_the_name_is_used(called: Call, own_redis: RedisProcess) -> None:
-    called("production")
-    full = get_worker_engine("default")
-    assert full is not None
-    with own_redis.client() as client:
-        client.config_set("maxmemory", "1")
-        installation.check_prefix(full, "default")
-        client.config_set("maxmemory", "0")
-        installation.check_prefix(full, "default")
-    assert full.installation() == "production"
-    full.close()
 
 
 def test_a_database_that_is_away_at_the_start_is_waited_for(
@@ -287,61 +190,60 @@ def test_deployments_are_advised_to_have_a_name(called: Call) -> None:
     assert "django_delayq.W030" not in found()
 
 
-@pytest.mark.parametrize("name", ["production", None])
-def test_a_key_of_another_type_in_place_of_the_name_is_renamed(
-    engine: Engine, with_redis: redis.Redis, prefix: str, called: Call, name: str | None
+@pytest.mark.parametrize("name", [None, "production"])
+def test_two_ledgers_on_one_redis_leave_each_others_entries_alone_and_both_are_punctual(
+    start_worker: StartWorker, with_redis: redis.Redis, called: Call, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    """It would turn Redis off for good."""
+    """Their rows have the same ids. A turn of one worker must not keep the other one from sweeping."""
     called(name)
-    with_redis.rpush(f"{prefix}:installation", "x")
-    installation.check_prefix(engine, "default")
-    assert engine.installation() in (name, installation.name_of_unnamed("default"))
-    [aside] = with_redis.scan_iter(f"{prefix}:foreign:*")
-    assert with_redis.lrange(aside, 0, -1) == [b"x"]
+    rows = due_orders("remind", 3, seconds=4)
+    with monkeypatch.context() as patched:
+        patched.setitem(redis_clients._created, "default", "another")
+        forget_engine()
+        other = get_worker_engine("default")
+    assert other is not None
+    other.queue("default", 0).ensure([(row.pk, 1) for row in rows])
+    assert try_claim_turn(other, "sweep", timedelta(hours=1))
+    forget_engine()
+    engine = get_worker_engine("default")
+    assert engine is not None
+    engine.queue("default", 0).remove([row.pk for row in rows])
+    start_worker()
+    wait_until(lambda: engine.queue("default", 0).stats().total == 3, "its sweep has added them again")
+    wait_until(lambda: states() == {"fired": 3}, "all have fired")
+    assert all(row.settled_at < row.due_at + timedelta(seconds=1) for row in Timeout.objects.all() if row.settled_at)
+    assert {id for id, _ in other.queue("default", 0).peek()} == {row.pk for row in rows}
+    for each in (other, engine):
+        each.close()
 
 
-OTHER = f"{installation.UNNAMED} 2020-02-02T00:00:00+00:00)"
+def test_copies_of_a_database_that_have_got_names_have_keys_of_their_own(called: Call, prefix: str) -> None:
+    found = set()
+    for name in (None, "production", "staging"):
+        called(name)
+        found.add(redis_clients.key_prefix("default"))
+    assert len(found) == 3
+    assert all(each.startswith(f"{prefix}:") for each in found), "as rules of ACLs demand"
 
 
-def test_of_two_databases_without_a_name_under_one_prefix_the_second_does_without_redis(
-    start_worker: StartWorker, own_redis: RedisProcess, prefix: str, caplog: pytest.LogCaptureFixture
+def test_a_database_without_migrations_has_keys_too(called: Call, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `pytest --no-migrations`."""
+    monkeypatch.delitem(redis_clients._created, "default", raising=False)
+    monkeypatch.setattr(MigrationRecorder, "has_table", lambda _: False)
+    assert redis_clients.key_prefix("default") == prefix
+    monkeypatch.delitem(redis_clients._created, "default")
+
+
+def test_a_push_before_which_the_identity_of_the_ledger_cannot_be_read_leaves_the_row_to_the_sweep(
+    with_redis: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would remove each other's entries, and the turns of one would keep the other from sweeping."""
-    with own_redis.client() as client:
-        client.set(f"{prefix}:installation", OTHER, px=300_000)
-        due_orders("remind", 3)
-        running = start_worker()
-        wait_until(all_are("fired"))
-        assert not running.worker.redis.is_up
-        client.delete(f"{prefix}:installation")  # it has lapsed
-        wait_until(lambda: events(caplog) == ["redis_away", "redis_back"], "the other one has gone")
-        assert client.get(f"{prefix}:installation") == str(installation.name_of_unnamed("default")).encode()
-        assert 0 < client.pttl(f"{prefix}:installation") <= 1000 * installation.UNNAMED_SECONDS
-    [line] = [line for line in caplog.records if vars(line).get("event") == "redis_away" and line.levelno > 10]
-    assert line.levelname == "ERROR"
-    assert "PREFIX" in line.getMessage()
+    def away(_: object) -> bool:
+        raise OperationalError("away")
 
-
-def test_a_worker_without_a_name_refuses_the_redis_of_an_installation(engine: Engine) -> None:
-    engine.claim_prefix("production")
-    with pytest.raises(ForeignEngine, match=r"'production'.*PREFIX"):
-        Worker(burst=True).run()
-    assert engine.installation() == "production"
-
-
-def test_a_database_that_gets_a_name_keeps_its_prefix_and_so_do_its_workers_without_one(
-    engine: Engine, called: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    installation.check("default", engine)
-    called("production")
-    installation.check("default", engine)
-    assert engine.installation() == "production"
-    called(None)
-    assert installation.check("default", engine) is None
-    assert events(caplog) == ["installation_unknown"]
-
-
-def test_the_doctor_reports_a_prefix_of_another_database(engine: Engine, with_redis: redis.Redis, prefix: str) -> None:
-    with_redis.set(f"{prefix}:installation", OTHER)
-    found = [each for each in doctor.examine(quick=True) if each.id == "redis.owner"]
-    assert [each.level for each in found] == [ERROR]
+    monkeypatch.delitem(redis_clients._created, "default", raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(MigrationRecorder, "has_table", away)
+        due_orders("remind", minutes=1)
+    assert Timeout.objects.count() == 1 and not list(with_redis.scan_iter(f"{prefix}*"))
+    due_orders("remind", minutes=1)
+    assert list(with_redis.scan_iter(f"{prefix}:*:z")), "the next push reads it again"

@@ -79,7 +79,7 @@ def test_a_worker_that_would_not_find_the_timeouts_is_refused(deploy: Deploy, na
     with pytest.raises(SystemCheckError, match=rf"E025.*{oldest}"):
         call_command("check", databases=["default"])
     assert any(oldest in finding.msg for finding in examine(quick=True) if finding.id == "names")
-    with pytest.raises(dq.PolicyError, match=oldest):  # of a worker that has begun while the database was away
+    with pytest.raises(dq.PolicyError, match=oldest):  # of a worker whose database was replaced
         TableSync("default").run()
     assert rows() == before
 

@@ -14,11 +14,13 @@ from django.db import DatabaseError, OperationalError, connection, transaction
 from django_delayq import clock, schedule_timeout, schedule_timeouts
 from django_delayq.clock import database_now
 from django_delayq.engine.records import turn_key
+from django_delayq.engine.wakeup import Wakeup
 from django_delayq.firing import plan
 from django_delayq.ledger import installation, outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.worker import Worker, sweep
+from django_delayq.worker.sources.redis import Sources
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
@@ -44,18 +46,18 @@ def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(mon
     """It would use a whole core, and connect again and again, until the database is back."""
     worker, waits = Worker(concurrency=1), list[float]()
 
-    def flush() -> None:
+    def flush(_: Sources) -> None:
         raise OperationalError("the database is away")
 
-    def wait(seconds: float) -> bool:
+    def wait(_: Wakeup, seconds: float) -> bool:
         waits.append(seconds)
         if len(waits) == 3:
             worker.stop()
         return False
 
     passes = itertools.count()
-    monkeypatch.setattr(worker.sources, "flush", flush)
-    monkeypatch.setattr(worker._wakeup, "wait", wait)
+    monkeypatch.setattr(Sources, "flush", flush)
+    monkeypatch.setattr(Wakeup, "wait", wait)
     original = worker._pass
 
     def one_pass(dispatch: Any) -> float:

@@ -20,6 +20,7 @@ from django_delayq.backoff import Backoff
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, needs_new_connection
 from django_delayq.models import WorkerSeen
+from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job, PeriodicThread
 from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
@@ -204,7 +205,9 @@ def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_l
         raise OperationalError("the server closed the connection")
 
     monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", fail)
-    quick, _ = Background(Worker()).threads(MagicMock(), MagicMock())
+    worker = Worker()
+    worker._connect(get_worker_engine("default"))
+    quick, _ = Background(worker).threads(MagicMock(), MagicMock())
     [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
     for _ in range(8):
         job.run()

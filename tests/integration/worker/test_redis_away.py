@@ -81,7 +81,7 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
 
 @once
 def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
-    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, prefix: str
+    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
 ) -> None:
     """With a query of the ledger once a second, nothing is later than two seconds."""
     engine = get_worker_engine("default")
@@ -97,7 +97,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         due_orders("remind", 1)
         wait_until(all_are("fired"))
         with own_redis.client() as client:  # calls at the start and late acknowledgements do not count
-            wait_until(lambda: client.exists(turn_key(prefix, "prune")) == 1)
+            wait_until(lambda: client.exists(turn_key(engine.prefix, "prune")) == 1)
             wait_until(lambda: not client.exists(engine.queue("default", 0).keys.entries))
         wire.go_silent()
         wire.asked = 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from django_delayq.contrib.remote import fire
 from django_delayq.models import Timeout
-from django_delayq.remote import fire
 from tests.support.workers import due_orders
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq import clock
+from django_delayq.contrib.remote import RemoteExecutor
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.remote import RemoteExecutor
 from django_delayq.worker.dispatch import MAX_PREFETCH, Prefetch
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource

@@ -20,6 +20,7 @@ from django.db import Error, connections
 
 from django_delayq.backoff import StateLog
 from django_delayq.conf import get_settings
+from django_delayq.declaring import MAX_LABEL
 from django_delayq.engine.records import MAX_ID
 from django_delayq.executors import Done, Executor
 from django_delayq.firing.planning import plan
@@ -35,12 +36,14 @@ from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.worker")
 
-MAX_LABEL: Final = 200
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 0.5
 """Between two reads of the ledger: the first after progress, the second while nothing changes."""
 JOIN_SECONDS: Final = 5.0
+"""A broker that does not answer must not keep the worker from ending for longer."""
 REPEATED_WITHIN: Final = timedelta(seconds=1)
+"""What can be tried again later than this is sent again by the worker. To wait for it would occupy the process."""
 EXTEND_RETRY_SECONDS: Final = 5.0
+"""Without a retry before the next third of a lease, a short outage of the database would cost the lease."""
 MAX_TRIES_SECONDS: Final = 5.0
 """How long `fire` repeats timeouts that cannot be tried, for example because another transaction locks their object."""
 
@@ -107,7 +110,7 @@ class RemoteExecutor(Executor):
             self._is_closed = True
             self._changed.notify()
         if wait:
-            self._thread.join(JOIN_SECONDS)  # a broker that does not answer must not keep the worker from ending
+            self._thread.join(JOIN_SECONDS)
 
     def _serve(self) -> None:
         open_connection(self._using)
