@@ -285,9 +285,10 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
     """
     stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
-    rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
+    rows = list(due.values_list("id", "queue", "policy", "run_at")[:MAX_REQUEUED])
     for chunk in statements.chunks(rows, REQUEUE_PAGE):
-        claiming.requeue([row_id for row_id, _, _ in chunk], using)
+        claiming.requeue([row_id for row_id, *_ in chunk], using)
         # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
         # change makes that lease stale.
-        outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])
+        moves = [Change(queue, label, row_id, outbox.due_ms_of(run_at)) for row_id, queue, label, run_at in chunk]
+        outbox.push(using, moves)

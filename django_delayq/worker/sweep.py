@@ -51,7 +51,7 @@ from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policies import declared_queues, registry
 from django_delayq.signals import entries_restored
 from django_delayq.worker.servers import ClockSkew
 
@@ -157,6 +157,9 @@ class Sweep:
     def _run(self, now: datetime, *, everything: bool) -> Swept:
         interval = get_settings().sweep_interval
         with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
+            if is_full:
+                for queue in self._engine.queues(declared_queues()):
+                    queue.correct_heads()
             self._now, end = now, now + 2 * interval
             kind, start = ("full", None) if is_full else ("behind", now - OVERDUE_BY)
             page = page_of(self._using, start, None, end)
@@ -211,7 +214,7 @@ class Sweep:
         settings = get_settings()
         # A younger row may be between its commit and its push, so its entry is not lost.
         pushed_before = self._skew.now() - 2 * settings.sweep_interval
-        entries: dict[tuple[str, int, bool], list[tuple[int, int]]] = defaultdict(list)
+        entries: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
             # Entries of a stopped policy are deferred, so that they are checked once a minute. Entries of a policy
             # that is not declared here stay deferred for this worker; workers that may know it sweep the others.
@@ -228,11 +231,11 @@ class Sweep:
             # Workers remove entries of policies with a rate shortly before they are due, and defer those of others.
             is_kept = policy is not None and not has_rate and row.run_at > self._now
             was_pushed = is_kept and row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
-            place = row.queue, self._engine.shard_of(row.id), was_pushed
+            place = row.queue, self._engine.shard_of(row.id), row.policy, was_pushed
             entries[place].append((row.id, self._skew.redis_ms(due_at)))
         changed = {True: 0, False: 0}
-        for (queue, shard, was_pushed), found in entries.items():
-            changed[was_pushed] += self._engine.queue(queue, shard).ensure(found)
+        for (queue, shard, label, was_pushed), found in entries.items():
+            changed[was_pushed] += self._engine.queue(queue, shard).ensure(label, found)
         return Swept(len(rows), sum(changed.values()), changed[True])
 
 

@@ -63,6 +63,8 @@ class RedisSource:
         self._lock = threading.RLock()
         self._check_at: dict[DelayQueue, float] = {}
         """When to ask each queue and shard next."""
+        self._heads: dict[DelayQueue, Mapping[str, int]] = {}
+        """The lines of each that had work soon when it was asked last; without it, to be asked first."""
         self._turn = 0
         self._leased: list[_Leased] = []
         self._by_id: dict[int, _Leased] = {}
@@ -79,6 +81,7 @@ class RedisSource:
 
     def _check_soon(self, queue: DelayQueue) -> None:
         """Make the next `take` ask `queue`; while unknown policies are about, only after the handicap."""
+        self._heads.pop(queue, None)
         soon = time.monotonic() + HANDICAP_SECONDS if firing_state.unknown.are_about else 0.0
         self._check_at[queue] = min(self._check_at[queue], soon)
 
@@ -103,13 +106,21 @@ class RedisSource:
         return Batch(deliveries, max(0.0, wait), is_part=bool(asked))
 
     def _reserve(self, queue: DelayQueue, limit: int, deliveries: dict[int, int]) -> bool:
-        """Lease entries of one queue into `deliveries`; return whether it has more. After an error release all."""
+        """Lease entries of one queue into `deliveries`, of the lines that its last answer named.
+
+        Return whether it has more. After an error release all.
+        """
         lease_seconds = get_settings().lease.total_seconds()
+        lease_ms = int(lease_seconds * 1000)
         asked, is_handicapped = time.monotonic(), firing_state.unknown.are_about
         with self._lock:
             # With a handicap nothing ahead: the check for another entry may come just before the deadline of this one.
             try:
-                reserved = queue.reserve(limit, int(lease_seconds * 1000), 0 if is_handicapped else AHEAD_MS)
+                if (heads := self._heads.get(queue)) is None:
+                    heads = queue.reserve({}, lease_ms).heads
+                lines = sorted(heads, key=heads.__getitem__)[:limit]
+                limits = dict.fromkeys(lines, max(1, limit // max(1, len(lines))))
+                reserved = queue.reserve(limits, lease_ms, 0 if is_handicapped else AHEAD_MS)
             except EngineError:  # the caller never learns what other queues have leased
                 self.resolve((), dict.fromkeys(deliveries, self._skew.now()))
                 raise
@@ -124,7 +135,8 @@ class RedisSource:
                     self._by_id[id] = leased
         deliveries.update((entry.id, entry.deliveries) for entry in reserved.entries)
         self._skew.note_redis(reserved.now_ms)
-        next_ms = reserved.next_due_ms
+        self._heads[queue] = reserved.heads
+        next_ms = min(reserved.heads.values(), default=None)
         idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
         wait = idle if next_ms is None else min(idle, max(0, next_ms - LEAD_MS - reserved.now_ms) / 1000)
         handicap = HANDICAP_SECONDS if is_handicapped else 0.0

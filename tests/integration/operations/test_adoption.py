@@ -159,13 +159,13 @@ def test_entries_of_another_installation_in_redis_are_not_removed(
     """Both ledgers have a row with this id; the entry belongs to production."""
     row = pending(order, seconds=30)
     redis_client.set(f"{prefix}:installation", "production")
-    entries = redis_client.zrange(f"{prefix}:{{default.0}}:z", 0, -1)
+    entries = redis_client.zrange(f"{prefix}:{{default.0}}:l:{row.policy}", 0, -1)
     assert entries == [str(row.pk).encode()]
     before = ledger()
     with pytest.raises(WrongInstallation, match="PREFIX"):
         adopt(by=BY, pending="cancel")
     assert ledger() == before
-    assert redis_client.zrange(f"{prefix}:{{default.0}}:z", 0, -1) == entries
+    assert redis_client.zrange(f"{prefix}:{{default.0}}:l:{row.policy}", 0, -1) == entries
 
 
 def test_a_redis_that_the_former_installation_does_not_use_any_more_can_be_taken_over(

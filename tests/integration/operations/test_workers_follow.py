@@ -21,6 +21,7 @@ from django_delayq.worker.background import Background
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep
 from tests.integration.operations.conftest import BY, pending
+from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders, states
 from tests.testapp.models import Effect, Order
@@ -156,7 +157,7 @@ def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) 
     pause(REMIND, by=BY)
     rows = due_orders("remind", 2)
     queue = engine.queue("default", 0)
-    queue.remove([row.pk for row in rows])
+    remove_ids(queue, [row.pk for row in rows])
     clocks = ClockSkew("default")
     sweep = Sweep(engine, "default", clocks)
     sweep.run_once(everything=True)

@@ -14,6 +14,7 @@ from django_delayq import operations, schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import get_engine
 from tests.engine.redis_process import RedisProcess
+from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, states
 from tests.testapp.models import Order
@@ -98,7 +99,7 @@ def test_a_sweep_restores_what_is_due_soon(start_worker: StartWorker, with_redis
     rows = due_orders("remind", 3, seconds=30)
     engine = get_engine("default")
     assert engine is not None
-    engine.queue("default", 0).remove([row.pk for row in rows])
+    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
     start_worker()
     wait_until(lambda: set(entries()) == {row.pk for row in rows})
 

@@ -35,7 +35,7 @@ def test_in_redis(start_worker: StartWorker, with_redis: redis.Redis) -> None:
     [queue] = engine.queues(["default"])
     seconds, _ = with_redis.time()
     far_ms = (seconds + int(FAR.total_seconds())) * 1000
-    with_redis.zadd(queue.keys.entries, {str(row.pk): LEASED + far_ms * DUE_UNIT})
+    with_redis.zadd(queue.keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
     start_worker()
     wait_until(all_are("fired"), "its lease ended")
 

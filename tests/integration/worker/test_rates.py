@@ -25,6 +25,7 @@ from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource, PacedSource, SlotQueue
 from django_delayq.worker.sweep import Sweep
 from tests.integration.firing.conftest import another_session, needs_row_locks
+from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections, states
 from tests.testapp.models import Order
@@ -273,7 +274,7 @@ def test_a_sweep_adds_no_entries_for_a_backlog(with_redis: Any, declare: Declare
     engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
-    queue.remove([id for id, _ in queue.peek()])
+    remove_ids(queue, [id for id, _ in queue.peek()])
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     assert [id for id, _ in queue.peek()] == [soon.pk]
     engine.close()

@@ -24,6 +24,7 @@ from django_delayq.worker import sweep
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep, Swept, try_claim_turn
 from tests.integration.firing.conftest import another_session, needs_row_locks
+from tests.support.lines import lose_entries, remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
@@ -84,7 +85,7 @@ def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: lis
     made = Sweep(engine, "default", ClockSkew("default"))
     made.run_once()
     assert forgotten[0].pk in in_redis(engine)
-    engine.queue("default", 0).remove(in_redis(engine))
+    remove_ids(engine.queue("default", 0), in_redis(engine))
     engine.client.delete(turn_key(engine.prefix, "sweep"))
     made.run_once()
     assert forgotten[0].pk not in in_redis(engine), "not every time"
@@ -112,9 +113,9 @@ def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int
 def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
     early, late, leased = forgotten[2:5]
     queue = engine.queue("default", 0)
-    queue.ensure([(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
-    queue.reschedule([(late.pk, due_ms_of(late.run_at) + 60_000)])
-    reserved = queue.reserve(1, 60_000)
+    queue.ensure(early.policy, [(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
+    queue.reschedule(late.policy, [(late.pk, due_ms_of(late.run_at) + 60_000)])
+    reserved = queue.reserve({leased.policy: 1}, 60_000)
     assert [entry.id for entry in reserved.entries] == [leased.pk]
     expiry = in_redis(engine)[leased.pk]
     swept = Sweep(engine, "default", ClockSkew("default")).run_once()
@@ -156,7 +157,7 @@ def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     workers[0].run_once(everything=True)
     assert (restored(caplog), counted) == ([], [])
     for worker in workers:
-        engine.client.delete(engine.queue("default", 0).keys.entries)
+        lose_entries(engine.queue("default", 0))
         worker.run_once(everything=True)
         assert len(in_redis(engine)) == 12
     assert restored(caplog) == [12], "one line, however many sweeps and workers find more of it"
@@ -173,7 +174,7 @@ def test_what_was_restored_is_reported_although_the_sweep_of_the_backlog_fails(
     due_orders("remind", 10, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
     lost = scheduled_earlier(3, timedelta(minutes=1), seconds=9)
-    engine.queue("default", 0).remove([row.pk for row in lost])
+    remove_ids(engine.queue("default", 0), [row.pk for row in lost])
     pages = count(1)
 
     def fail_in_the_backlog() -> None:
@@ -192,7 +193,7 @@ def test_loading_what_comes_within_the_horizon_and_few_losses_are_not_logged(
     due_orders("remind", 30, hours=3)
     Timeout.objects.update(run_at=clock.now() + timedelta(seconds=9), created_at=clock.now() - timedelta(hours=3))
     near = scheduled_earlier(lost, timedelta(minutes=1), seconds=9)
-    engine.queue("default", 0).remove([row.pk for row in near])
+    remove_ids(engine.queue("default", 0), [row.pk for row in near])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30 + lost
     assert restored(caplog) == []
@@ -203,7 +204,7 @@ def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
 ) -> None:
     rows = due_orders("remind", 30, seconds=9)
-    engine.queue("default", 0).remove([row.pk for row in rows])
+    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30
     assert (restored(caplog), counted) == ([], [])
@@ -216,7 +217,7 @@ def test_entries_that_workers_remove_or_defer_themselves_are_not_lost(
     rows = [*due_orders("paced", 20, seconds=9), *due_orders("remind", 20, seconds=9)]
     Timeout.objects.filter(policy="testapp.order.remind").update(policy="testapp.order.of_another_release")
     Timeout.objects.update(created_at=clock.now() - timedelta(minutes=1))
-    engine.queue("default", 0).remove([row.pk for row in rows])
+    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert (restored(caplog), counted) == ([], [])
 
@@ -254,7 +255,7 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     swept = made.run_once(everything=True)
     assert (swept.checked, swept.changed) == (34, 34)
     assert made.run_once(everything=True).checked == 10, "Redis is as it should be: one pass is enough"
-    engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
+    remove_ids(engine.queue("default", 0), sorted(in_redis(engine))[10:])
     try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
     assert made.run_once().checked == 0, "the latest minute"
     assert made.run_once(everything=True).checked == 24, "the next one continues where that one ended"

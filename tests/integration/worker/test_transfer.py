@@ -31,13 +31,16 @@ def engine(with_redis: redis.Redis) -> Iterator[Engine]:
     made.close()
 
 
+LINE = "testapp.order.remind"
+
+
 def transfer(engine: Engine, *queues: str) -> RedisSource:
     return RedisSource(engine, queues, ClockSkew("default"))
 
 
 def fill(engine: Engine, queue: str, ids: range, due_ms: int = 0) -> None:
     for id in ids:
-        engine.queue(queue, engine.shard_of(id)).ensure([(id, due_ms)])
+        engine.queue(queue, engine.shard_of(id)).ensure(LINE, [(id, due_ms)])
 
 
 def now_ms(engine: Engine) -> int:
@@ -90,7 +93,7 @@ def test_what_is_about_to_be_due_is_taken(engine: Engine) -> None:
     one = transfer(engine, "a")
     fill(engine, "a", range(1, 2), now_ms(engine) + 60_000)
     assert one.take(10).deliveries == {}
-    engine.queue("a", 0).reschedule([(1, now_ms(engine) + AHEAD_MS)])
+    engine.queue("a", 0).reschedule(LINE, [(1, now_ms(engine) + AHEAD_MS)])
     one.check_now()
     assert one.take(10).deliveries == {1: 1}
 
@@ -149,7 +152,7 @@ def test_a_lease_that_was_lost_is_told_of_once(engine: Engine, caplog: pytest.Lo
     fill(engine, "a", range(1, 4))
     one = transfer(engine, "a")
     one.take(10)
-    engine.queue("a", 0).reschedule([(1, 0)])
+    engine.queue("a", 0).reschedule(LINE, [(1, 0)])
     for _ in range(3):
         one.extend()
     assert [record.event for record in caplog.records] == ["lease_lost"]  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
 from django_delayq.worker.sources.redis import HANDICAP_SECONDS, RedisSource
 from django_delayq.worker.sweep import Sweep
+from tests.support.lines import remove_ids
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
@@ -124,7 +125,7 @@ def test_the_sweep_brings_rows_on_time_that_this_worker_has_not_met(stranger: Ti
     engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
-    queue.remove([stranger.pk])
+    remove_ids(queue, [stranger.pk])
     sweep = Sweep(engine, "default", ClockSkew("default"))
     sweep.run_once(everything=True)
     assert queue.stats().due == 1
@@ -135,7 +136,7 @@ def test_the_sweep_leaves_rows_parked_that_this_worker_has_met(stranger: Timeout
     engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
-    queue.remove([stranger.pk])
+    remove_ids(queue, [stranger.pk])
     for _ in range(4):
         pause_of(stranger)
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)

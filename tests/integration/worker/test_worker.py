@@ -336,14 +336,16 @@ def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_red
     engine = get_engine("default")
     assert engine is not None
     keys = engine.queue("default", 0).keys
-    with_redis.zadd(keys.entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
+    entries = keys.line("testapp.order.remind")
+    with_redis.zadd(entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
     with_redis.set(keys.counter, "x")
     due_orders("remind", 5)
     start_worker()
     wait_until(all_are("fired"))
-    wait_until(lambda: with_redis.zcard(keys.entries) == 0)
-    with_redis.delete(keys.entries)
-    with_redis.set(keys.entries, "of another program")
+    wait_until(lambda: with_redis.zcard(entries) == 0)
+    for key in (entries, keys.heads):
+        with_redis.delete(key)
+        with_redis.set(key, "of another program")
     due_orders("remind", 5)
     wait_until(all_are("fired"))
 
@@ -353,7 +355,7 @@ def test_what_ended_is_acknowledged(start_worker: StartWorker, with_redis: Any) 
     start_worker(burst=True).join()
     engine = get_engine("default")
     assert engine is not None
-    assert with_redis.zcard(engine.queue("default", 0).keys.entries) == 0
+    assert with_redis.zcard(engine.queue("default", 0).keys.heads) == 0
 
 
 def test_a_worker_in_the_main_thread_restores_the_signal_handlers(with_redis: Any) -> None:
