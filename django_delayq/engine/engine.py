@@ -33,16 +33,17 @@ T = TypeVar("T")
 MAX_BATCH: Final = 1000
 """Members that one script may change: 100,000 would block every client of the server for most of a second."""
 MAX_LINES: Final = 100
-"""Lines of one script: each costs about ten look-ups, and other clients wait for all of them together."""
-MAX_HEADS: Final = 1000
+"""Lines of one script: each costs about ten reads, and all other clients wait for it."""
 HEADS_MS: Final = 1000
-"""How long a worker waits at most: it need not know of work that begins later."""
+"""A worker waits no longer, so it need not know of work that begins later; an idle queue's reply stays short."""
 MAX_PEEK: Final = 500
+"""Entries that are only shown: without a limit, the reply about a backlog would be hundreds of megabytes."""
 MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
-"""An engine may honour shorter leases only: see `Engine`."""
+"""A longer lease is a forgery, or of a clock that was ahead, and would hold its entry. See also `Engine`."""
 NO_LEASE: Final = 2**52
-"""The token of a lease that ended in 1970, which no worker has."""
+"""The token of a lease that ended in 1970, which no worker has: a probe with another one could move entries."""
 MAX_AHEAD_MS: Final = 1000
+"""Entries leased earlier would be held by a worker that may die before they are due."""
 DUE_UNIT: Final = 1024
 """The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""
 
@@ -73,8 +74,8 @@ class Reserved(NamedTuple):
     """The answer of one `reserve`.
 
     `heads` has each line of the queue, asked or not, whose next work (a due time, or the expiry of a lease) is at most
-    `HEADS_MS` later than `now_ms`, or earlier: what remains after this reserve. Of more than `MAX_HEADS` it has the
-    earliest. All times are the server's, so their difference is the time to wait, whatever the clock of the worker.
+    `HEADS_MS` later than `now_ms`, or earlier, as it is after this reserve. Of more than 1,000 it has the earliest. All
+    times are the server's, so their difference is the time to wait, whatever the clock of the worker.
     `lease` is None if and only if `entries` is empty.
     """
 
@@ -174,8 +175,8 @@ class DelayQueue:
         end later than any may; with `ahead_ms` (at most 1,000) also
         those that fall due within that time, for a caller that prepares them. No other caller gets them before the
         lease ends. At most 1,000 entries are changed for each hundred lines. Works when Redis is out of memory.
-        Invalid members are removed, counted in `discarded`, and logged once for each queue. Without lines this is
-        only a look at the heads.
+        Invalid members are removed, counted in `discarded`, and logged once for each queue. Without lines it
+        only reads the heads.
         """
         if any(limit < 1 for limit in limits.values()):
             raise ValueError(f"the limit of a line is 1 or more, not {min(limits.values())}")
@@ -288,12 +289,12 @@ class DelayQueue:
         self._reserve([(name, 0) for name in names], (1, 0), HEADS_MS)
 
     def _names(self) -> tuple[list[str], int]:
-        """Return the names of the lines with a head, at most `MAX_HEADS`, the earliest first, and the server's time."""
+        """Return the names of the lines with a head, at most 1,000, the earliest first, and the server's time."""
         with understood("reserve"):
-            ((now_ms, _, heads, _),) = self._reserve([], (1, 0), MAX_DUE_MS)
+            ((now_ms, _, heads, _),) = self._reserve([], (1, 0), "inf")
             return [text_of(name) for name in heads[::2]], int(now_ms)
 
-    def _reserve(self, lines: Sequence[tuple[str, int]], times: tuple[int, int], heads_ms: int) -> list[Any]:
+    def _reserve(self, lines: Sequence[tuple[str, int]], times: tuple[int, int], heads_ms: int | str) -> list[Any]:
         """Return the replies to a reserve of lines, given by their names among the heads and their limits."""
         args = (*times, self._longest_lease_ms, heads_ms)
         calls = []

@@ -10,7 +10,7 @@
 --- include keep
 --- include wake
 
--- First a look, so that foreign heads stop the command before it has changed anything.
+-- Read first, so that foreign heads stop the command before it has changed anything.
 redis.call('ZCARD', KEYS[1])
 local head = waiting_head(KEYS[2])
 local changed = redis.call('ZADD', KEYS[2], 'CH', unpack(ARGV, 3))
