@@ -19,7 +19,16 @@ from hypothesis.stateful import run_state_machine_as_test
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineUnavailable
-from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve
+from tests.engine import (
+    lines_model,
+    test_ensure,
+    test_faults,
+    test_foreign_data,
+    test_leases,
+    test_lines,
+    test_looking,
+    test_reserve,
+)
 from tests.engine.lines import one_line
 from tests.engine.model import machine
 from tests.engine.virtual import VirtualQueue
@@ -127,7 +136,7 @@ STEP = int(os.environ.get("DELAYQ_TEST_MUTANTS_STEP", "1"))
 # Each begins with a removal; without it nothing drains at full memory.
 FULL_MEMORY_MUTANTS = ["reserve", "release", "extend", "acknowledge", "remove"]
 
-MODULES = [test_reserve, test_leases, test_ensure, test_foreign_data, test_looking]
+MODULES = [test_reserve, test_leases, test_ensure, test_foreign_data, test_looking, test_lines]
 QUICK = settings(  # what needs luck here should rather have a unit test
     max_examples=100,
     stateful_step_count=30,
@@ -167,10 +176,11 @@ def is_caught(client: redis.Redis, texts: Mapping[str, str]) -> bool:
             check(VirtualQueue(client, texts))
         except Exception:
             return True
-    try:
-        run_state_machine_as_test(machine(client, texts), settings=QUICK)
-    except Exception:
-        return True
+    for make in (machine, lines_model.machine):
+        try:
+            run_state_machine_as_test(make(client, texts), settings=QUICK)
+        except Exception:
+            return True
     return False
 
 
