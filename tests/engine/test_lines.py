@@ -222,6 +222,15 @@ def test_foreign_heads_stop_no_push_half_way(virtual: VirtualQueue) -> None:
         assert virtual.wakes()
 
 
+def test_foreign_heads_stop_no_acknowledgement_half_way(virtual: VirtualQueue) -> None:
+    virtual.queue.ensure([(1, 0), (2, 0)])
+    lease = lease_on(virtual.queue.queue, LINE)
+    virtual.client.delete(virtual.queue.keys.heads)
+    virtual.client.set(virtual.queue.keys.heads, "mine")
+    assert virtual.queue.acknowledge(lease, [1]) == 1
+    assert list(heads_of(virtual)) == [LINE]
+
+
 def test_changes_of_several_lines_keep_the_order_of_each(client: redis.Redis) -> None:
     engine = Engine(client)
     engine.apply([Change("q", "a", 1, 50), Change("q", "b", 1, 40), Change("q", "a", 1, None), Change("q", "b", 2, 5)])

@@ -6,8 +6,8 @@
 --- include score
 --- include head
 
--- First a removal, so that it works at maxmemory (see reserve).
-redis.call('ZREM', KEYS[1], '%')
+-- Read first, so that foreign heads stop the command before it has changed anything.
+redis.call('ZCARD', KEYS[1])
 local token = tonumber(ARGV[1])
 local scores = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 2))
 local held = {}

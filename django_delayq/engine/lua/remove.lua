@@ -6,8 +6,8 @@
 --- include score
 --- include head
 
--- First a removal, so that it works at maxmemory (see reserve).
-redis.call('ZREM', KEYS[1], '%')
+-- Read first, so that foreign heads stop the command before it has changed anything.
+redis.call('ZCARD', KEYS[1])
 local removed = redis.call('ZREM', KEYS[2], unpack(ARGV))
 set_head(KEYS[1], KEYS[2])
 return removed
