@@ -24,7 +24,7 @@ from django_delayq.worker import sweep
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep, Swept, try_claim_turn
 from tests.integration.firing.conftest import another_session, needs_row_locks
-from tests.support.lines import lose_entries, remove_ids
+from tests.support.lines import lines_of, lose_entries, remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
@@ -123,6 +123,26 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
     assert in_redis(engine)[late.pk] == due_ms_of(late.run_at)
     assert in_redis(engine)[leased.pk] == expiry
     assert (swept.checked, swept.changed) == (10, 8)
+
+
+def test_lost_heads_are_restored_although_no_entry_is_missing(engine: Engine, forgotten: list[Timeout]) -> None:
+    queue = engine.queue("default", 0)
+    sweep = Sweep(engine, "default", ClockSkew("default"))
+    sweep.run_once(everything=True)
+    assert queue.stats().total == len(in_redis(engine)) > 0
+    engine.client.delete(queue.keys.heads)
+    assert queue.stats().total == 0
+    assert sweep.run_once(everything=True).changed == 0
+    assert queue.stats().total == len(in_redis(engine)) > 0
+
+
+def test_a_line_that_has_ended_loses_its_head_in_a_full_sweep(engine: Engine) -> None:
+    queue = engine.queue("default", 0)
+    queue.ensure("shop.Removed.policy", [(1, 0)])
+    engine.client.delete(queue.keys.line("shop.Removed.policy"))
+    assert lines_of(queue) == ["shop.Removed.policy"]
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    assert lines_of(queue) == []
 
 
 def restored(caplog: pytest.LogCaptureFixture) -> list[int]:
