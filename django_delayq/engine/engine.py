@@ -172,11 +172,10 @@ class DelayQueue:
         """Lease due entries of the lines in `limits` to the caller for `lease_ms`, at most so many of each.
 
         Of each line, expired leases come first, then pending entries, each kind earliest first, and then leases that
-        end later than any may; with `ahead_ms` (at most 1,000) also
-        those that fall due within that time, for a caller that prepares them. No other caller gets them before the
-        lease ends. At most 1,000 entries are changed for each hundred lines. Works when Redis is out of memory.
-        Invalid members are removed, counted in `discarded`, and logged once for each queue. Without lines it
-        only reads the heads.
+        end later than any may; with `ahead_ms` (at most 1,000) also those that fall due within that time, for a caller
+        that prepares them. No other caller gets them before the lease ends. At most 1,000 members of each hundred lines
+        are changed. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
+        once for each queue. Without lines it only reads the heads.
         """
         if any(limit < 1 for limit in limits.values()):
             raise ValueError(f"the limit of a line is 1 or more, not {min(limits.values())}")

@@ -109,10 +109,11 @@ def _shard_tag(queue: str, shard: int, shards: int) -> str:
 
 
 MAX_ID: Final = 2**63 - 1
+"""The greatest id that a database gives: with a greater one, read from Redis, its query would fail."""
 MAX_DUE_MS: Final = 2**42 - 1
-"""In the year 2109: the time shares an exact double with the lease and the deliveries."""
+"""In the year 2109: a later time would need the bits of a score that mean a lease."""
 SLICES: Final = 10
-"""The parts into which the period of a counter is divided."""
+"""The parts of a counter's period: with fewer, what is older than the period would count for longer."""
 
 
 class Change(NamedTuple):

@@ -1,5 +1,5 @@
 -- Leases due entries of lines to the caller: of each expired leases first (they were due before), then pending entries,
--- earliest first, also those that fall due within ahead_ms; then those whose lease ends later than any may (see ensure).
+-- earliest first, also those that fall due within ahead_ms; then those whose lease ends later than any may (ensure).
 -- Invalid members are removed. Changes at most 1000 members in all; call it again for more. Sets the head of each line,
 -- which is all that it does with a limit of 0.
 -- KEYS heads counter [line ...]

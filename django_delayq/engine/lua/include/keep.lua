@@ -1,5 +1,6 @@
--- Keeps a line and its heads for a day after its last entry is due, at least: so a line that no process declares any more
--- ends by itself. Renewed a day ahead, because every renewal is also sent to replicas and to the append-only file.
+-- Keeps a line and its heads for a day after its last entry is due, at least, because a lease lasts a day at most. So a
+-- line that no process declares any more ends by itself. Renewed a day ahead, because every renewal is also sent to
+-- replicas and to the append-only file.
 local DAY = 86400000
 
 local function keep(keys, last_ms)

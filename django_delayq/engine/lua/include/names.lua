@@ -1,5 +1,5 @@
 -- The lines whose next work is at most at `high`, the earliest first: {name, ms, name, ms ...}. A name is what this
--- library writes: quoted. Other members are removed.
+-- library writes: quoted, and never so long that a thousand of them would make a large reply. Others are removed.
 local function names_until(heads, high)
   local found = redis.call('ZRANGEBYSCORE', heads, '-inf', high, 'WITHSCORES', 'LIMIT', 0, 1000)
   local names, junk = {}, {}
