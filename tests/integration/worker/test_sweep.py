@@ -15,9 +15,8 @@ from django_delayq.clock import database_now
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
-from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.outbox import due_ms_of
-from django_delayq.models import PolicyControl, Timeout
+from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
 from django_delayq.worker import sweep
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
+REMIND = "testapp.order.remind"
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int
 def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
     early, late, leased = forgotten[2:5]
     queue = engine.queue("default", 0)
-    queue.ensure(early.policy, [(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
-    queue.reschedule(late.policy, [(late.pk, due_ms_of(late.run_at) + 60_000)])
-    reserved = queue.reserve({leased.policy: 1}, 60_000)
+    queue.ensure(REMIND, [(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
+    queue.reschedule(REMIND, [(late.pk, due_ms_of(late.run_at) + 60_000)])
+    reserved = queue.reserve({REMIND: 1}, 60_000)
     assert [entry.id for entry in reserved.entries] == [leased.pk]
     expiry = in_redis(engine)[leased.pk]
     swept = Sweep(engine, "default", ClockSkew("default")).run_once()
@@ -230,16 +230,19 @@ def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
     assert (restored(caplog), counted) == ([], [])
 
 
-def test_entries_that_workers_remove_or_defer_themselves_are_not_lost(
-    engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int], declare: Any
-) -> None:
-    declare(Order, name="paced", limits=Limits(rate=Rate(5)))
-    rows = [*due_orders("paced", 20, seconds=9), *due_orders("remind", 20, seconds=9)]
-    Timeout.objects.filter(policy="testapp.order.remind").update(policy="testapp.order.of_another_release")
-    Timeout.objects.update(created_at=clock.now() - timedelta(minutes=1))
-    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
-    Sweep(engine, "default", ClockSkew("default")).run_once()
-    assert (restored(caplog), counted) == ([], [])
+def test_policies_make_no_difference_to_what_is_restored(engine: Engine, declare: Any) -> None:
+    """That a line is not asked, because its policy is stopped, unknown or has no slot, is for the workers to decide."""
+    paced = declare(Order, name="paced", limits=Limits(rate=Rate(5)))
+    rows = [*due_orders(paced, 2), *due_orders("remind", 2), *due_orders("linger", 2)]
+    unknown = "testapp.order.of_another_release"
+    Timeout.objects.filter(policy="testapp.order.remind").update(policy=unknown)
+    operations.pause("testapp.order.linger", by="script:test")
+    queue = engine.queue("default", 0)
+    for line in (paced.label, "testapp.order.remind", "testapp.order.linger"):
+        queue.remove(line, [row.pk for row in rows])
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    lines = [queue.stats_of(line).due for line in (paced.label, unknown, "testapp.order.linger")]
+    assert lines == [2, 2, 2]
 
 
 def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) -> None:
@@ -318,36 +321,6 @@ def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
         patched.setattr(sweep, "page_of", fail)
         own.run_once()
     wait_until(lambda: own.run_once().checked > 0)
-
-
-def test_the_missing_entry_of_a_stopped_policy_is_restored_for_later(engine: Engine, forgotten: list[Timeout]) -> None:
-    """Due at once, workers would lease it, find it stopped, and defer it, all the time."""
-    operations.pause("testapp.order.remind", by="script:test")
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-    soonest = due_ms_of(database_now("default") + timedelta(seconds=50))
-    assert in_redis(engine)[forgotten[0].pk] > soonest
-
-
-def test_after_a_policy_was_resumed_everything_is_swept_also_if_the_first_sweep_fails(
-    engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The entries of its overdue timeouts were deferred, and resuming requeues the first ones only."""
-
-    def fail(*_: object) -> None:
-        raise OperationalError("the server is gone")
-
-    move(forgotten[0], clock.now() - timedelta(hours=1))
-    operations.pause("testapp.order.remind", by="script:test")
-    own = Sweep(engine, "default", ClockSkew("default"))
-    own.run_once(everything=True)
-    try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
-    PolicyControl.objects.update(stop="")
-    stop_cache.forget()
-    with monkeypatch.context() as patched, pytest.raises(OperationalError):
-        patched.setattr(sweep, "page_of", fail)
-        own.run_once()
-    wait_until(lambda: own.run_once().checked > 0)
-    assert in_redis(engine)[forgotten[0].pk] <= due_ms_of(database_now("default"))
 
 
 def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from django.db import transaction
 from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
 from django_delayq.firing import running
 from django_delayq.ledger.claiming import claimable
+from django_delayq.ledger.search import labels_in
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
@@ -142,7 +143,7 @@ def count_free(source: str) -> int:
         engine = get_engine("default")
         assert engine is not None
         return engine.queue("default", 0).stats().due
-    return claimable("default", None).filter(claims=0).count()
+    return sum(claimable("default", None, label).filter(claims=0).count() for label in labels_in(Timeout.objects.all()))
 
 
 @pytest.mark.usefixtures("source")
