@@ -14,7 +14,8 @@ from django_delayq import Limits, Rate, TimeoutPolicy, operations
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, run
 from django_delayq.models import Timeout
-from django_delayq.worker import Worker, lines, loop
+from django_delayq.worker import Worker, lines
+from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import MAX_TAKEN, Lines
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
@@ -174,6 +175,9 @@ class Threads(Executor):
     def submit(self, work: Work, done: Callable[[Work, Report], None]) -> None:
         self.waiting.setdefault(work.policy, []).append((work, done))
 
+    def close(self, *, wait: bool = True) -> None:
+        """Run nothing more."""
+
     def run_next(self) -> str:
         """Run one work to its end, and return its policy."""
         policy = next(iter(self.waiting))
@@ -185,12 +189,11 @@ class Threads(Executor):
         return policy
 
 
-def passing(monkeypatch: pytest.MonkeyPatch, executor: Threads, threads: int) -> Callable[[], None]:
+def passing(executor: Threads, threads: int) -> Callable[[], None]:
     """Return a function that makes one pass of a worker, whose works the test runs."""
-    monkeypatch.setattr(loop, "make_executor", lambda *_: executor)
     worker = Worker(concurrency=threads)
     worker.redis.probe_at_start(worker.queues)
-    dispatch = loop.Dispatch(worker, executor)
+    dispatch = Dispatch(worker, executor)
 
     def make_pass() -> None:
         worker.sources.check_now()
@@ -203,12 +206,12 @@ def passing(monkeypatch: pytest.MonkeyPatch, executor: Threads, threads: int) ->
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("is_quick", [True, False])
 def test_a_flood_delays_another_policy_by_one_firing_of_each_thread(
-    source: str, monkeypatch: pytest.MonkeyPatch, declare: Declare, threads: int, is_quick: bool
+    source: str, declare: Declare, threads: int, is_quick: bool
 ) -> None:
     """Counted in firings, not in seconds: 1,000 are due when one of another policy comes."""
     flood = due_orders(declare(Order, name="flood", atomic=False), 1_000)
     executor = Threads()
-    make_pass = passing(monkeypatch, executor, threads)
+    make_pass = passing(executor, threads)
     make_pass()
     for _ in range(30 if is_quick else 1):
         for _ in range(min(threads, sum(map(len, executor.waiting.values())))):
@@ -224,12 +227,12 @@ def test_a_flood_delays_another_policy_by_one_firing_of_each_thread(
     assert Timeout.objects.pending().filter(pk__in=[row.pk for row in flood]).count() > 500
 
 
-def test_each_of_several_floods_goes_on(source: str, monkeypatch: pytest.MonkeyPatch, declare: Declare) -> None:
+def test_each_of_several_floods_goes_on(source: str, declare: Declare) -> None:
     policies = [declare(Order, name=f"flood_{number}", atomic=False) for number in range(3)]
     for policy in policies:
         due_orders(policy, 40)
     executor = Threads()
-    make_pass = passing(monkeypatch, executor, 4)
+    make_pass = passing(executor, 4)
     fired: list[str] = []
     for _ in range(60):
         make_pass()
