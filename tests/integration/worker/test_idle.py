@@ -5,9 +5,11 @@ They are counted over as many passes as an idle worker makes in a minute; no tes
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 import pytest
@@ -55,14 +57,15 @@ class Idle:
             Sweep(engine, "default", self.worker.skew).run_once(everything=True)
         stop_cache.forget()
         self.background.follow()
+        self.background._queues_at = inf  # it is due twice a minute, and a slow machine takes more than half of one
 
     def pass_after_a_second(self) -> None:
         self.worker.sources.redis.check_now()
         self.worker.sources.ledger.check_now()
         self.worker._pass(self.dispatch)
 
-    def cost_of_a_minute(self) -> tuple[int, Counter[str]]:
-        """Return how many statements and which commands one minute takes, and check that nothing was begun in it."""
+    def cost_of_a_minute(self) -> tuple[Counter[str], Counter[str]]:
+        """Return which statements and commands one minute takes, and check that nothing was begun in it."""
         self.pass_after_a_second()
         before = commands(self.worker)
         with CaptureQueriesContext(connection) as queries:
@@ -72,7 +75,7 @@ class Idle:
                 self.pass_after_a_second()
         after = commands(self.worker)
         assert not self.executor.waiting
-        return len(queries), after - before
+        return Counter(re.sub(r"'.*?'|\d+", "", query["sql"], flags=re.DOTALL)[:200] for query in queries), after - before
 
 
 def commands(worker: Worker) -> Counter[str]:
@@ -85,15 +88,15 @@ def commands(worker: Worker) -> Counter[str]:
 
 
 @pytest.fixture
-def empty(source: str) -> tuple[int, Counter[str]]:
+def empty(source: str) -> tuple[Counter[str], Counter[str]]:
     """What a minute costs with an empty ledger."""
     statements, sent = Idle().cost_of_a_minute()
-    assert statements < (20 if source == "redis" else 80)
+    assert statements.total() < (20 if source == "redis" else 80)
     assert (sent.total() <= 61) if source == "redis" else not sent
     return statements, sent
 
 
-def test_a_paused_policy(empty: tuple[int, Counter[str]], declare: Declare) -> None:
+def test_a_paused_policy(empty: tuple[Counter[str], Counter[str]], declare: Declare) -> None:
     policy = declare(Order, name="paused")
     overdue(policy, MANY)
     operations.pause(policy, by="script:test")
@@ -108,7 +111,7 @@ def test_a_paused_policy(empty: tuple[int, Counter[str]], declare: Declare) -> N
     assert list(idle.executor.waiting) == [policy.label]
 
 
-def test_a_policy_that_is_not_declared(empty: tuple[int, Counter[str]], declare: Declare) -> None:
+def test_a_policy_that_is_not_declared(empty: tuple[Counter[str], Counter[str]], declare: Declare) -> None:
     policy = declare(Order, name="of_another_release")
     overdue(policy, MANY)
     registry.remove(policy)
