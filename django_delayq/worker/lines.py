@@ -94,7 +94,8 @@ class Lines:
         """Return for how many timeouts to ask each of the lines `due`: an equal share of the room for each policy.
 
         Policies of which the worker has least come first, and in turns, where there is not enough for all. One of
-        which it has none gets some in any case: it must not wait until the backlog of another one leaves room.
+        which it has none gets some in any case, as it must not wait until the backlog of another one leaves room; but
+        no more than two of these for each thread.
 
         Args:
             due: lines that have due timeouts. Those of policies with a rate are ignored.
@@ -108,28 +109,27 @@ class Lines:
                 lines.setdefault(policy, []).append(label)
         if not lines:
             return {}
-        has = {policy: self.in_flight[policy.label] + taken.get(policy.label, 0) for policy in lines}
-        sizes = {policy: self.size(policy) for policy in lines}
         paced = {policy.label for policy in registry if policy.rate}  # most of theirs wait for their slots
-        total = sum(taken.values()) + sum(count for label, count in self.in_flight.items() if label not in paced)
+        has = Counter({label: count for label, count in self.in_flight.items() if label not in paced})
+        has.update(taken)
+        sizes = {policy: self.size(policy) for policy in lines}
         size = max(*sizes.values(), min(MAX_TAKEN, max(self._completed.total(), self._completed_before.total())))
-        room = size - total if size - total >= max(1, size // 4) else 0  # less is not worth a round trip
-        spare = min(self._threads, size + self._threads - total)
+        room = size - has.total()
+        if room < max(1, size // 4):
+            room = 0  # less is not worth a round trip
+        # However much it has of others, that was quick when it was taken: it may have become slow.
+        spare = 2 * self._threads - sum(count == 1 for count in has.values())
         self._turn += 1
+        turned, first = list(lines), self._turn % len(lines)
         found: dict[str, int] = {}
-        for place, policy in enumerate(sorted(_turned(list(lines), self._turn), key=has.__getitem__)):
+        in_turn = sorted(turned[first:] + turned[:first], key=lambda policy: has[policy.label])
+        for place, policy in enumerate(in_turn):
             share = room // len(lines) + (place < room % len(lines))
-            share = min(share, sizes[policy] - has[policy])
-            if share <= 0 and not has[policy] and spare > 0:
-                share, spare = min(policy.batch or 1, MAX_TAKEN), spare - 1
+            share = min(share, sizes[policy] - has[policy.label])
+            if not has[policy.label] and spare > 0:
+                share, spare = max(share, policy.batch or 1), spare - 1
             for label in lines[policy]:
                 limit = min(-(-share // len(lines[policy])), left)
                 if limit > 0:
                     found[label], left = limit, left - limit
         return found
-
-
-def _turned(policies: list[TimeoutPolicy[Any]], by: int) -> list[TimeoutPolicy[Any]]:
-    """Return the policies beginning with another one each time."""
-    start = by % len(policies)
-    return policies[start:] + policies[:start]

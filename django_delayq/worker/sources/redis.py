@@ -21,7 +21,6 @@ from django_delayq.conf import get_settings
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.statements import chunks
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
 
@@ -40,8 +39,6 @@ AHEAD_MS: Final = 50
 """It then also leases the entries that are due within this time, so that one lease and one read serve several."""
 MAX_ROUNDS: Final = 10
 """How often one pass asks, so that a flood of invalid entries does not block it."""
-MAX_LINES: Final = 100
-"""How many lines one call asks."""
 MAX_OUTDATED: Final = 100
 """How many entries of a policy with a rate are checked at once if the ledger has no due row of it."""
 JITTER_SECONDS: Final = 0.005
@@ -109,10 +106,9 @@ class RedisSource:
         soon = time.monotonic() + AHEAD_MS / 1000
         for queue in queues[self._turn :] + queues[: self._turn]:
             due = [line for line, at in self._heads.get(queue, {}).items() if line in limits and at <= soon]
-            for part in chunks(due, MAX_LINES):
-                left = {line: limits[line] - len(found[line]) for line in part}
-                if wanted := {line: count for line, count in left.items() if count > 0}:
-                    self._reserve(queue, wanted, found)
+            left = {line: limits[line] - len(found[line]) for line in due}
+            if wanted := {line: count for line, count in left.items() if count > 0}:
+                self._reserve(queue, wanted, found)
         return found
 
     def seconds_left(self, may_run: MayRun, waiting: Collection[str]) -> float:
@@ -241,7 +237,7 @@ class Sources:
         # Redis is back. It still leases entries to callers that never got the answer, so poll the ledger once more.
         batch = self.take_due_rows(lines, left)
         self._must_poll = batch.is_part
-        return replace(batch, wait_seconds=0.0)
+        return batch if self._must_poll else replace(batch, wait_seconds=0.0)
 
     def take_due_rows(self, lines: Lines, left: int) -> Batch:
         """Claim due timeouts from the ledger at once, also such as Redis has not returned."""

@@ -75,7 +75,8 @@ class Idle:
                 self.pass_after_a_second()
         after = commands(self.worker)
         assert not self.executor.waiting
-        return Counter(re.sub(r"'.*?'|\d+", "", query["sql"], flags=re.DOTALL)[:200] for query in queries), after - before
+        statements = (re.sub(r"'.*?'|\d+", "", query["sql"], flags=re.DOTALL) for query in queries)
+        return Counter(statement[:200] for statement in statements), after - before
 
 
 def commands(worker: Worker) -> Counter[str]:

@@ -112,6 +112,13 @@ def test_a_policy_of_which_it_has_none_is_asked_although_there_is_no_room(worker
     assert limits(worker, REMIND, LINGER) == {}
 
 
+def test_it_is_asked_although_what_the_worker_has_has_become_slow(worker: Lines, clock: list[float]) -> None:
+    completes(worker, REMIND, 300)
+    worker.in_flight[REMIND] = 300
+    clock[0] += 60
+    assert limits(worker, REMIND, LINGER) == {LINGER: 1}
+
+
 def test_of_many_slow_policies_it_holds_no_more_than_twice_what_its_threads_run(declare: Declare) -> None:
     labels = [declare(Order, name=f"slow_{number}").label for number in range(20)]
     one = Lines("default", 4, 0.5)
@@ -201,6 +208,24 @@ def passing(executor: Threads, threads: int) -> Callable[[], None]:
         worker._pass(dispatch)
 
     return make_pass
+
+
+@pytest.mark.parametrize("source", ["redis"], indirect=True)
+def test_a_worker_without_room_waits_for_its_threads_when_redis_is_back(source: str) -> None:
+    """It reads the ledger until that has no more, and would do so all the time while its threads are busy."""
+    due_orders("remind", 10)
+    worker = Worker(concurrency=4)
+    worker.redis.probe_at_start(worker.queues)
+    lines = Lines("default", 4, 0.5)
+    worker.sources._must_poll = True
+    taken = worker.sources.take(lines, 100)
+    assert (len(taken.deliveries), taken.is_part) == (4, True)
+    lines.in_flight[REMIND] = 4
+    assert worker.sources.take(lines, 100).wait_seconds > 0.5
+    lines.in_flight.clear()
+    lines.completed(REMIND, 100)
+    assert len(worker.sources.take(lines, 100).deliveries) == 6
+    assert not worker.sources._must_poll
 
 
 @pytest.mark.parametrize("threads", [1, 4])
