@@ -50,10 +50,7 @@ class _Row(NamedTuple):
 
 
 def plan(
-    deliveries: Mapping[int, int],
-    using: str,
-    ahead: timedelta = timedelta(0),
-    slots: Mapping[int, Slot] | None = None,
+    deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0), slots: Mapping[int, Slot] | None = None
 ) -> tuple[list[Work], Report]:
     """Return works for `run`, and a report on the timeouts that need none.
 

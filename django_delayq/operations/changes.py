@@ -276,7 +276,7 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
 
 
 def wake_for(policy: TimeoutPolicy[Any], using: str) -> None:
-    """Make workers look now whether `policy` has due timeouts, because it was resumed. Call it outside a transaction.
+    """Make workers check now whether `policy` has due timeouts, because it was resumed. Call it outside a transaction.
 
     Only a hint: without it they notice after a few seconds.
     """

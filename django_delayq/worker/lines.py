@@ -1,10 +1,10 @@
 """Which lines a worker may ask now, and for how many timeouts each.
 
-The line of a policy is what is due under one of its labels: in Redis a sorted set, in the ledger a part of an index.
-What may not fire here and now is not asked for, and so costs nothing and delays nobody: policies that are not declared
+A line has the timeouts of one label: in Redis a sorted set, in the ledger a part of an index. Those that may not fire
+here and now are not asked for, so they cost nothing and delay no other policy: those of policies that are not declared
 in this process, that are stopped, or whose rate leaves no slot.
 
-This decides nothing: a policy may be stopped a moment later. The statement that marks a timeout as fired checks again.
+This decides nothing: a policy may be stopped meanwhile. The statement that marks a timeout as fired checks again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 MAX_TAKEN: Final = 1_000
-"""How many timeouts a worker takes in advance at most: more would cost a restart of the worker too much."""
+"""How many timeouts a worker reserves in advance at most: more would cost a restart of the worker too much."""
 MayRun: TypeAlias = "Mapping[str, TimeoutPolicy[Any]]"
 """Labels, each with its policy."""
 
@@ -30,8 +30,9 @@ MayRun: TypeAlias = "Mapping[str, TimeoutPolicy[Any]]"
 class Lines:
     """What one worker has of each policy, and may take. For the worker's own thread.
 
-    Of each policy it takes as much as it has completed within the last `seconds`, and at least what its threads can
-    begin at once. So a backlog of quick timeouts is read in large pieces, and slow ones are left to other workers.
+    It asks for as many timeouts of each policy as it has completed within the last `seconds`, and at least for those
+    that its threads can begin at once. So a backlog of quick ones is read in large pieces, and slow ones are left to
+    other workers.
     """
 
     def __init__(self, using: str, threads: int, seconds: float) -> None:
@@ -91,7 +92,7 @@ class Lines:
         return min(MAX_TAKEN, max(recent, self._threads * (policy.batch or 1)))
 
     def limits(self, due: Iterable[str], may_run: MayRun, taken: Mapping[str, int], left: int) -> dict[str, int]:
-        """Return for how many timeouts to ask each of the lines `due`: an equal share of the room for each policy.
+        """Return for how many timeouts to ask each of the lines `due`: a fair share of the room for each policy.
 
         Policies of which the worker has least come first, and in turns, where there is not enough for all. One of
         which it has none gets some in any case, as it must not wait until the backlog of another one leaves room; but
@@ -109,14 +110,13 @@ class Lines:
                 lines.setdefault(policy, []).append(label)
         if not lines:
             return {}
-        paced = {policy.label for policy in registry if policy.rate}  # most of theirs wait for their slots
+        paced = {policy.label for policy in registry if policy.rate}  # most of their timeouts wait for slots
         has = Counter({label: count for label, count in self.in_flight.items() if label not in paced})
         has.update(taken)
         sizes = {policy: self.size(policy) for policy in lines}
         size = max(*sizes.values(), min(MAX_TAKEN, max(self._completed.total(), self._completed_before.total())))
         room = size - has.total()
-        if room < max(1, size // 4):
-            room = 0  # less is not worth a round trip
+        room = room if room >= max(1, size // 4) else 0  # less is not worth a round trip
         # However much it has of others, that was quick when it was taken: it may have become slow.
         spare = 2 * self._threads - sum(count == 1 for count in has.values())
         self._turn += 1

@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (13_200, 9_500),
+    "code lines of the core": (13_150, 9_500),
     "code lines of the edges": (6_450, 4_900),
-    "modules": (157, 120),
+    "modules": (158, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (263, 90),
-    "numeric constants without a reason": (122, 0),
+    "numeric constants": (246, 90),
+    "numeric constants without a reason": (111, 0),
     "functions with more than 5 parameters": (27, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
@@ -45,8 +45,8 @@ ROOMS = {
     ("ledger",): (2_650, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_250, 1_430),
-    ("worker",): (2_000, 1_480),
+    ("firing",): (2_200, 1_430),
+    ("worker",): (1_950, 1_480),
     ("operations", "monitoring"): (2_100, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_400, 3_450),
 }

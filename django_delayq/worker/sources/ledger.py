@@ -1,7 +1,7 @@
 """Claim due rows in the ledger, each for one worker.
 
 Without Redis, `LedgerSource` asks once a second which lines have some. `PacedSource` always claims those of policies
-with a rate, as many as may begin soon, and `SlotQueue` keeps their works until their slots come. Redis only tells that
+with a rate, as many as may begin soon, and `SlotQueue` keeps their works until their slots come. Redis only shows that
 their line is due: until it is claimed shortly before its slot, a timeout is neither leased nor claimed.
 """
 

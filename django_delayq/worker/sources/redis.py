@@ -71,8 +71,8 @@ class RedisSource:
         self._engine = engine
         self._skew = skew
         self._lock = threading.RLock()
-        self._look_at: dict[DelayQueue, float] = {}
-        """When to look next which lines of each queue and shard have work."""
+        self._check_at: dict[DelayQueue, float] = {}
+        """When to read next which lines of each queue and shard have work."""
         self._heads: dict[DelayQueue, dict[str, float]] = {}
         """When each line of a queue and shard has its next work, if that is soon."""
         self._turn = 0
@@ -82,18 +82,16 @@ class RedisSource:
 
     def serve(self, queues: Iterable[str]) -> None:
         for queue in [] if self._engine is None else self._engine.queues(queues):
-            self._look_at.setdefault(queue, 0.0)
+            self._check_at.setdefault(queue, 0.0)
 
     def check_now(self) -> None:
-        """Make the next `due` look at every queue."""
-        self._look_at = dict.fromkeys(self._look_at, 0.0)
+        """Make the next `due` read the heads of every queue."""
+        self._check_at = dict.fromkeys(self._check_at, 0.0)
 
     def due(self, lines: Lines) -> Collection[str]:
-        """Look at each queue once a second, or when a message came. In between its lines are known."""
-        now = time.monotonic()
-        for queue, at in self._look_at.items():
-            if at <= now:
-                self._reserve(queue, {}, {})
+        """Read the heads of each queue once a second, or when a message came. In between they are known."""
+        for queue in [queue for queue, at in self._check_at.items() if at <= time.monotonic()]:
+            self._reserve(queue, {}, {})
         now, may_run = time.monotonic(), lines.may_run(by_last_answer=True)
         found = (item for heads in self._heads.values() for item in heads.items())
         return dict.fromkeys(line for line, at in found if line in may_run and _asked_at(at, may_run[line]) <= now)
@@ -101,7 +99,7 @@ class RedisSource:
     def take(self, limits: Mapping[str, int]) -> Mapping[str, Mapping[int, int]]:
         """Ask the queues in turns. After an error release what others have leased."""
         found: dict[str, dict[int, int]] = {line: {} for line in limits}
-        queues = list(self._look_at)
+        queues = list(self._check_at)
         self._turn = (self._turn + 1) % max(1, len(queues))
         soon = time.monotonic() + AHEAD_MS / 1000
         for queue in queues[self._turn :] + queues[: self._turn]:
@@ -114,7 +112,7 @@ class RedisSource:
     def seconds_left(self, may_run: MayRun, waiting: Collection[str]) -> float:
         heads = (item for heads in self._heads.values() for item in heads.items())
         due = [_asked_at(at, may_run[line]) for line, at in heads if line in may_run and line not in waiting]
-        return max(0.0, min([*due, *self._look_at.values()], default=inf) - time.monotonic())
+        return max(0.0, min([*due, *self._check_at.values()], default=inf) - time.monotonic())
 
     def overdue_seconds(self, labels: Collection[str]) -> float:
         """Return for how long the first work of one of these lines has been due."""
@@ -128,8 +126,7 @@ class RedisSource:
             try:
                 reserved = queue.reserve(limits, int(lease_seconds * 1000), AHEAD_MS)
             except EngineError:  # the caller never learns what other queues have leased
-                leased_ids = [id for of_line in found.values() for id in of_line]
-                self.resolve((), dict.fromkeys(leased_ids, self._skew.now()))
+                self.resolve((), dict.fromkeys((id for ids in found.values() for id in ids), self._skew.now()))
                 raise
             if reserved.lease is not None:
                 ids = {entry.id for entry in reserved.entries}
@@ -145,7 +142,7 @@ class RedisSource:
         self._skew.note_redis(reserved.now_ms)
         now = time.monotonic()
         self._heads[queue] = {line: now + (ms - reserved.now_ms) / 1000 for line, ms in reserved.heads.items()}
-        self._look_at[queue] = now + MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
+        self._check_at[queue] = now + MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:
@@ -169,7 +166,7 @@ class RedisSource:
                 if leased.again:
                     due = {id: self._skew.redis_ms(due_at) for id, due_at in leased.again.items()}
                     leased.queue.release(leased.lease, due.items())
-                    self._look_at[leased.queue] = 0.0  # an entry may be due again already
+                    self._check_at[leased.queue] = 0.0  # an entry may be due again already
                     leased.again = {}
             too_old = time.monotonic() - get_settings().lease.total_seconds()
             self._leased = [
@@ -214,7 +211,7 @@ class Sources:
         self._must_poll = False
 
     def check_now(self) -> None:
-        """Look at every queue in Redis, because a message came. Also for what operators have resumed."""
+        """Check every queue in Redis, because a message came. It may be about a policy that was resumed."""
         self.redis.check_now()
         stop_cache.forget_stops()
 
@@ -245,7 +242,7 @@ class Sources:
         return self._take(self.ledger, lines, left)
 
     def _take(self, source: RedisSource | LedgerSource, lines: Lines, left: int) -> Batch:
-        """Ask the due lines of one source for equal shares of the room. What one leaves, others get in another round.
+        """Ask the due lines of one source for a fair share of the room. What one leaves, others get in another round.
 
         After an error, what was taken is to be delivered again at once.
         """
@@ -279,9 +276,7 @@ class Sources:
         wait = source.seconds_left(lines.may_run(by_last_answer=True), waiting)
         return Batch(deliveries, min(wait, lines.seconds_left), bool(waiting), slots)
 
-    def _entries_of(
-        self, policy: TimeoutPolicy[Any], claimed: int, source: RedisSource | LedgerSource
-    ) -> Mapping[int, int]:
+    def _entries_of(self, policy: TimeoutPolicy[Any], claimed: int, source: object) -> Mapping[int, int]:
         """Lease as many entries of a policy with a rate as were claimed, most likely theirs, to have them removed.
 
         If none could be claimed although its line has been due for long, some may be outdated.

@@ -105,7 +105,7 @@ def test_a_paused_policy(empty: tuple[Counter[str], Counter[str]], declare: Decl
     assert idle.cost_of_a_minute() == empty
     due_orders("remind")
     idle.pass_after_a_second()
-    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays nobody"
+    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays no other policy"
     idle.executor.run_next()
     operations.resume(policy, by="script:test")
     idle.pass_after_a_second()
@@ -120,7 +120,7 @@ def test_a_policy_that_is_not_declared(empty: tuple[Counter[str], Counter[str]],
     assert idle.cost_of_a_minute() == empty
     due_orders("remind")
     idle.pass_after_a_second()
-    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays nobody"
+    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays no other policy"
     registry.add(policy)
     idle.executor.run_next()
     idle.pass_after_a_second()

@@ -122,7 +122,7 @@ def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(en
     assert one.taken(10) == {}
     assert MAX_WAIT_SECONDS * 0.5 < one.wait <= MAX_WAIT_SECONDS
     fill(engine, "b", range(1, 2), now_ms(engine) + 900)
-    assert one.taken(10) == {}, "it looks again only after `check_now`"
+    assert one.taken(10) == {}, "it checks again only after `check_now`"
     one.check_now()
     assert one.taken(10) == {}
     assert 0 < one.wait <= (900 - LEAD_MS) / 1000
