@@ -32,6 +32,8 @@ Done: TypeAlias = Callable[[Work, Report], None]
 
 WEIGHT: Final = 0.2
 """Of the newest work in the average. With more, one quick work would give a slow policy the last free thread."""
+PREFETCH_SECONDS: Final = 0.5
+"""How much work a worker holds in advance: less would leave threads idle during a slow query for the next."""
 OPEN_AFTER_SECONDS: Final = 1.0
 """If the server has too few connections, sweep and heartbeat must have theirs before the handlers take the rest."""
 
@@ -48,7 +50,7 @@ class Executor(Protocol):
     early_seconds: float = 0.0
     """How long before its deadline a work may be submitted, by an executor that calls `run` in this process: `run`
     then waits until `work.begin_at`."""
-    prefetch_seconds: float = 0.5
+    prefetch_seconds: float = PREFETCH_SECONDS
     """The worker submits as much as is reported within this time, and so ever less if each report takes longer. An
     executor with a delay of its own, however little it runs, needs more than that delay."""
 

@@ -100,8 +100,10 @@ class Adapter(Contestant):
         multiply("django_delayq_timeout", {**self.unique_columns, **pending}, count)
         engine = get_worker_engine("default")
         assert engine is not None
-        rows = Timeout.objects.pending().values_list("pk", "run_at").iterator(chunk_size=10_000)
-        engine.queue("default", 0).ensure((pk, due_ms_of(run_at)) for pk, run_at in rows)
+        for label in Timeout.objects.pending().values_list("policy", flat=True).distinct():
+            rows = Timeout.objects.pending().filter(policy=label).values_list("pk", "run_at")
+            found = ((pk, due_ms_of(run_at)) for pk, run_at in rows.iterator(chunk_size=10_000))
+            engine.queue("default", 0).ensure(label, found)
         engine.close()
 
     def fire(self, count: int, planned: int = 1) -> dict[str, float]:

@@ -367,8 +367,8 @@ def _settled_rounds(
     if not asked:
         return closed, kept
     slots = slots_by_object({state.policy for state, _ in asked}, {state.pk for state, _ in asked}, using)
-    of_places = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
-    rows = read_committed(Timeout.objects.using(using).filter(of_places), using)
+    of_lines = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
+    rows = read_committed(Timeout.objects.using(using).filter(of_lines), using)
     is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
     rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
     columns = (
@@ -443,9 +443,10 @@ def _new_row(each: Round, using: str) -> Timeout:
 
 def _cancel(cancel: dict[int, tuple[RowState, Timeout.Cause]], using: str) -> None:
     for cause in sorted({cause for _, cause in cancel.values()}):
-        # A row whose queue is not the current one of its policy keeps its entry, which a worker checks unnecessarily.
-        queues = {row_id: state.policy.queue for row_id, (state, its_cause) in cancel.items() if its_cause == cause}
-        for ids in chunks(list(queues)):
+        # A row with a former queue or label of its policy keeps its entry, which a worker checks unnecessarily.
+        found = {row_id: state.policy for row_id, (state, its_cause) in cancel.items() if its_cause == cause}
+        lines = {row_id: (policy.queue, policy.label) for row_id, policy in found.items()}
+        for ids in chunks(list(lines)):
             if len(ids) > 1:  # in the order of their slots, as everywhere
                 lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1), using)
-            writing.cancel_ids({row_id: queues[row_id] for row_id in ids}, using, cause)
+            writing.cancel_ids({row_id: lines[row_id] for row_id in ids}, using, cause)

@@ -29,6 +29,7 @@ from django_delayq.ledger import declarations, writing
 from django_delayq.ledger.db_connections import needs_new_connection, transient_reason
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.locking import lock_in_slot_order, rows_of, transaction_of
+from django_delayq.ledger.outbox import line_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.ledger.statements import chunks
@@ -174,8 +175,8 @@ def cancel_of_deleted(
             left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
             gone = {object_id_of(model, pk) for pk in chunk} - ids
             rows = Timeout.objects.using(using).filter(content_type=kind, object_id__in=gone, slot_taken=1)
-            rows = rows.only("id", "queue", "slot")
-            entries = {row.pk: row.queue for row in (rows if dry_run else lock_in_slot_order(rows, using))}
+            rows = rows.only("id", "queue", "policy", "slot")
+            entries = {row.pk: line_of(row) for row in (rows if dry_run else lock_in_slot_order(rows, using))}
             cancelled += len(entries) if dry_run else writing.cancel_ids(entries, using, Timeout.Cause.GONE)
     return cancelled, left
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 from zlib import crc32
 
@@ -16,50 +18,67 @@ from django_delayq.engine.records import (
     Change,
     QueueKeys,
     counter_key,
+    quoted,
+    unquoted,
 )
-from django_delayq.engine.scripts import Call, Caller, Client, translated
+from django_delayq.engine.scripts import Call, Caller, Client, text_of, translated
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError
 
+T = TypeVar("T")
+
 MAX_BATCH: Final = 1000
 """Members that one script may change: 100,000 would block every client of the server for most of a second."""
+MAX_LINES: Final = 100
+"""Lines of one script: each costs about ten reads, and all other clients wait for it."""
+HEADS_MS: Final = 1000
+"""A worker waits no longer, so it need not know of work that begins later; an idle queue's reply stays short."""
 MAX_PEEK: Final = 500
+"""Entries that are only shown: without a limit, the reply about a backlog would be hundreds of megabytes."""
 MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
-"""An engine may honour shorter leases only: see `Engine`."""
+"""A longer lease is a forgery, or of a clock that was ahead, and would hold its entry. See also `Engine`."""
 NO_LEASE: Final = 2**52
-"""The token of a lease that ended in 1970, which no worker has."""
+"""The token of a lease that ended in 1970, which no worker has: a probe with another one could move entries."""
 MAX_AHEAD_MS: Final = 1000
+"""Entries leased earlier would be held by a worker that may die before they are due."""
 DUE_UNIT: Final = 1024
 """The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""
 
 
 class Entry(NamedTuple):
-    """One leased id, and how many of its deliveries have no result, this one included (1 to 15).
+    """One leased id of a line, and how many of its deliveries have no result, this one included (1 to 15).
 
     2 or more: a process has died, or lost its lease, while it held the entry.
     """
 
     id: int
     deliveries: int
+    line: str
 
 
-class Lease(NamedTuple):
-    """The right to acknowledge, release and extend what one `reserve` returned. Opaque outside the engine."""
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to acknowledge, release and extend what one `reserve` returned. Opaque outside the engine.
 
-    token: int
+    `tokens` has the token of each line, and `lines` the line of each id.
+    """
+
+    tokens: tuple[tuple[str, int], ...]
+    lines: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Reserved(NamedTuple):
     """The answer of one `reserve`.
 
-    `next_due_ms` is when the queue next has work (a due time, or the expiry of a lease), at or before `now_ms` if
-    more is due already, and None if the queue is empty. Both times are the server's, so their difference is the
-    time to wait, whatever the clock of the worker. `lease` is None if and only if `entries` is empty.
+    `heads` has each line of the queue, asked or not, whose next work (a due time, or the expiry of a lease) is at most
+    `HEADS_MS` later than `now_ms`, or earlier, as it is after this reserve. Of more than 1,000 it has the earliest. All
+    times are the server's, so their difference is the time to wait, whatever the clock of the worker.
+    `lease` is None if and only if `entries` is empty.
     """
 
     lease: Lease | None
     entries: tuple[Entry, ...]
-    next_due_ms: int | None
+    heads: Mapping[str, int]
     now_ms: int
     discarded: int
 
@@ -115,7 +134,7 @@ def understood(command: str) -> Iterator[None]:
 
 
 class DelayQueue:
-    """The entries of one queue and shard: ids that are pending, or leased by a worker. Thread-safe.
+    """The entries of one queue and shard, in lines: ids that are pending, or leased by a worker. Thread-safe.
 
     They are hints: an entry may be lost, doubled or early, and the worker decides by the ledger. Ids are ints in
     [1, 2**63), due times ints of milliseconds since 1970 in [0, 2**42), rounded up by the caller, by the clock of the
@@ -131,42 +150,49 @@ class DelayQueue:
         self._caller = caller
         self._longest_lease_ms = longest_lease_ms
 
-    def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
-        """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
+    def ensure(self, line: str, entries: Iterable[tuple[int, int]]) -> int:
+        """Add each (id, due ms) to the line, or move a pending entry forward; return how many were added or moved.
 
         Never moves an entry back, and never changes a leased one.
         """
-        return self._count(self.calls("ensure", entries))
+        return self._count(self.calls("ensure", line, entries))
 
-    def reschedule(self, entries: Iterable[tuple[int, int]]) -> int:
-        """Set the due time of each (id, due ms), and end its lease; return how many changed."""
-        return self._count(self.calls("reschedule", entries))
+    def reschedule(self, line: str, entries: Iterable[tuple[int, int]]) -> int:
+        """Set the due time of each (id, due ms) of the line, and end its lease; return how many changed."""
+        return self._count(self.calls("reschedule", line, entries))
 
-    def remove(self, ids: Iterable[int]) -> int:
-        """Remove the ids; return how many existed."""
-        return self._count(self.calls("remove", ids))
+    def remove(self, line: str, ids: Iterable[int]) -> int:
+        """Remove the ids from the line; return how many existed."""
+        return self._count(self.calls("remove", line, ids))
 
-    def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
-        """Lease up to `limit` (at most 1,000) due entries to the caller for `lease_ms`.
+    def reserve(self, limits: Mapping[str, int], lease_ms: int, ahead_ms: int = 0) -> Reserved:
+        """Lease due entries of the lines in `limits` to the caller for `lease_ms`, at most so many of each.
 
-        Expired leases come first, then pending entries, each kind earliest first, and then leases that end later than
-        any may; with `ahead_ms` (at most 1,000) also
-        those that fall due within that time, for a caller that prepares them. No other caller gets them before the
-        lease ends. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
-        once for each queue.
+        Of each line, expired leases come first, then pending entries, each kind earliest first, and then leases that
+        end later than any may; with `ahead_ms` (at most 1,000) also those that fall due within that time, for a caller
+        that prepares them. No other caller gets them before the lease ends. At most 1,000 members of each hundred lines
+        are changed. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
+        once for each queue. Without lines it only reads the heads.
         """
-        if limit < 1:
-            raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
+        if any(limit < 1 for limit in limits.values()):
+            raise ValueError(f"the limit of a line is 1 or more, not {min(limits.values())}")
         if not 0 <= ahead_ms <= MAX_AHEAD_MS:  # other workers could fire such entries meanwhile
             raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
-        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms), self._longest_lease_ms)
-        reply = self._one("reserve", args)
+        lines = {line: (quoted(line), min(int(limit), MAX_BATCH)) for line, limit in limits.items()}
+        times = checked_lease_ms(lease_ms), int(ahead_ms)
+        replies = self._reserve(list(lines.values()), times, HEADS_MS)
+        tokens: list[tuple[str, int]] = []
+        entries: list[Entry] = []
         with understood("reserve"):
-            *numbers, ids, deliveries = reply
-            now_ms, next_ms, token, discarded = map(int, numbers)
-            entries = tuple(
-                Entry(int(checked_id(int(id))), int(count)) for id, count in zip(ids, deliveries, strict=True)
-            )
+            *_, (now, _, heads, _) = replies
+            found = [each for *_, of_lines in replies for each in of_lines]
+            for line, (token, ids, counts) in zip(lines, found, strict=True):
+                tokens += [(line, int(token))] if ids else []
+                for id, count in zip(ids, counts, strict=True):
+                    entries.append(Entry(int(checked_id(int(id))), int(count), line))
+            discarded = sum(int(junk) for _, junk, _, _ in replies)
+            soon = {unquoted(text_of(name)): int(ms) for name, ms in zip(heads[::2], heads[1::2], strict=True)}
+            now_ms = int(now)
         if discarded:
             self._caller.log_once(
                 "foreign_members",
@@ -175,29 +201,23 @@ class DelayQueue:
                 self.name,
                 discarded,
             )
-        return Reserved(
-            lease=Lease(token) if entries else None,
-            entries=entries,
-            next_due_ms=next_ms if next_ms >= 0 else None,
-            now_ms=now_ms,
-            discarded=discarded,
-        )
+        lease = Lease(tuple(tokens), {entry.id: entry.line for entry in entries}) if entries else None
+        return Reserved(lease, tuple(entries), soon, now_ms, discarded)
 
     def acknowledge(self, lease: Lease, ids: Iterable[int] | None = None) -> int:
         """Remove those of the ids that this lease still holds, None: all of them; return how many.
 
         An expired lease holds its entries until another reserve takes them.
         """
-        if ids is None:
-            return self._count([Call("acknowledge_all", self.keys, (lease.token,))])
-        return self._count(self.calls("acknowledge", ids, lease))
+        ids = lease.lines if ids is None else ids
+        return self._count(self._calls_of(lease, "acknowledge", ((id, id) for id in ids)))
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
         """Make each (id, due ms) that this lease still holds pending again; return how many.
 
         The delivery is not counted.
         """
-        return self._count(self.calls("release", entries, lease))
+        return self._count(self._calls_of(lease, "release", ((pair[0], pair) for pair in entries)))
 
     def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
         """Move the entries of this lease to a new one that ends `lease_ms` from now.
@@ -205,61 +225,117 @@ class DelayQueue:
         Return the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing. If
         the reply is lost, so is the lease: its entries are due again when it ends.
         """
-        token, count = self._extend(lease.token, checked_lease_ms(lease_ms))
-        return (Lease(token) if count else lease), count
+        replies = self._extend(lease.tokens, checked_lease_ms(lease_ms))
+        tokens, total = [], 0
+        with understood("extend"):
+            for (line, _), (token, count) in zip(lease.tokens, replies, strict=True):
+                tokens += [(line, int(token))] if int(count) else []
+                total += int(count)
+        return (Lease(tuple(tokens), lease.lines) if total else lease), total
 
     def probe(self) -> None:
         """Raise EngineUnavailable or EngineError unless entries can be reserved now. Changes none.
 
-        It writes, and needs both keys, as `reserve` does: while a slot of a cluster is being moved, a command on one
-        key may succeed although `reserve` is refused.
+        It writes, and needs heads, counter and a line that does not exist: while a slot of a cluster is being moved, a
+        command on keys that all exist may succeed although others are refused.
         """
-        self._extend(NO_LEASE, 1)
+        self._extend([("", NO_LEASE)], 1)
 
-    def _extend(self, token: int, lease_ms: int) -> tuple[int, int]:
-        reply = self._one("extend", (token, lease_ms))
-        with understood("extend"):
-            new, count = map(int, reply)
-            return new, count
+    def _extend(self, tokens: Iterable[tuple[str, int]], lease_ms: int) -> list[Any]:
+        heads, counter, _ = self.keys
+        calls = [Call("extend", (heads, counter, self.keys.line(line)), (token, lease_ms)) for line, token in tokens]
+        return self._caller.send(calls)
 
     def stats(self) -> QueueStats:
-        """Return counts of entries, at a cost that does not depend on them."""
-        reply = self._one("stats")
-        with understood("stats"):
-            total, leased, due, next_ms, now_ms = map(int, reply)
-        return QueueStats(total, leased, due, next_ms if next_ms >= 0 else None, now_ms)
+        """Return counts of the entries of all lines with a head, at a cost that depends on the lines only."""
+        names, now_ms = self._names()
+        return self._stats([self.keys.named(name) for name in names], now_ms)
 
-    def peek(self, limit: int = 100) -> list[tuple[int, int]]:
-        """Return the first `limit` (at most 500) entries as (id, due ms or lease expiry), by time."""
+    def stats_of(self, line: str) -> QueueStats:
+        """Return counts of the entries of one line, at a cost that does not depend on them."""
+        return self._stats([self.keys.line(line)], 0)
+
+    def _stats(self, lines: Sequence[str], now_ms: int) -> QueueStats:
+        replies = self._caller.send([Call("stats", part) for part in _parts(lines, MAX_LINES)])
+        total = leased = due = 0
+        times = []
+        with understood("stats"):
+            for reply in replies:
+                count, under_lease, now_due, next_ms, now_ms = map(int, reply)
+                total, leased, due = total + count, leased + under_lease, due + now_due
+                times += [next_ms] if next_ms >= 0 else []
+        return QueueStats(total, leased, due, min(times, default=None), now_ms)
+
+    def peek(self, limit: int = 100, line: str | None = None) -> list[tuple[int, int]]:
+        """Return the first `limit` (at most 500) entries, of one line if given, as (id, due ms or lease expiry)."""
         if limit < 1:
             raise ValueError(f"the limit of a peek is 1 or more, not {limit}")
         limit = min(int(limit), MAX_PEEK)
-        flat = self._one("peek", (limit,))
-        with understood("peek"):
-            shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
+        # Each line has an entry that is as early as its head, so later ones than these are not among the first.
+        lines = [self.keys.named(name) for name in self._names()[0][:limit]] if line is None else [self.keys.line(line)]
+        shown = []
+        for flat in self._caller.send([Call("peek", (each,), (limit,)) for each in lines]):
+            with understood("peek"):
+                shown += [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
-    def calls(self, command: str, items: Iterable[Any], lease: Lease | None = None) -> list[Call]:
+    def correct_heads(self) -> None:
+        """Set the heads of all lines to what their entries say: of a line that has expired, or forged ones."""
+        names, _ = self._names()
+        self._reserve([(name, 0) for name in names], (1, 0), HEADS_MS)
+
+    def _names(self) -> tuple[list[str], int]:
+        """Return the names of the lines with a head, at most 1,000, the earliest first, and the server's time."""
+        with understood("reserve"):
+            ((now_ms, _, heads, _),) = self._reserve([], (1, 0), "inf")
+            return [text_of(name) for name in heads[::2]], int(now_ms)
+
+    def _reserve(self, lines: Sequence[tuple[str, int]], times: tuple[int, int], heads_ms: int | str) -> list[Any]:
+        """Return the replies to a reserve of lines, given by their names among the heads and their limits."""
+        args = (*times, self._longest_lease_ms, heads_ms)
+        calls = []
+        for part in _parts(lines, MAX_LINES) or [[]]:
+            keys = self.keys.heads, self.keys.counter, *(self.keys.named(name) for name, _ in part)
+            calls.append(Call("reserve", keys, (*args, *(limit for _, limit in part))))
+        return self._caller.send(calls)
+
+    def calls(self, command: str, line: str, items: Iterable[Any], token: int | None = None) -> list[Call]:
         """Return the calls of a command on ids, or on pairs of id and due ms, for a round trip over several queues."""
-        has_pairs = command in ("ensure", "reschedule", "release")
+        has_pairs, adds = command in ("ensure", "reschedule", "release"), command in ("ensure", "reschedule")
         words: list[tuple[int | str, ...]] = [
             checked_pair(*item) if has_pairs else (checked_id(item),) for item in items
         ]
         head: list[int | str] = [self.keys.wake] if has_pairs else []
+        if adds:
+            head.append(max((int(score) for score, _ in words), default=0) // DUE_UNIT)
         if command == "ensure":
             head.append(self._longest_lease_ms)
-        if lease is not None:
-            head.append(lease.token)
-        batches = (words[start : start + MAX_BATCH] for start in range(0, len(words), MAX_BATCH))
-        return [Call(command, self.keys, (*head, *chain.from_iterable(batch))) for batch in batches]
+        if token is not None:
+            head.append(token)
+        keys = self._keys_of(line)
+        return [Call(command, keys, (*head, *chain.from_iterable(batch))) for batch in _parts(words, MAX_BATCH)]
 
-    def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
-        return self._caller.send([Call(command, self.keys, args)])[0]
+    def _calls_of(self, lease: Lease, command: str, items: Iterable[tuple[int, Any]]) -> list[Call]:
+        """Return the calls of a command, for each line of a lease, on pairs of an id and what the command takes."""
+        by_line: dict[str | None, list[Any]] = defaultdict(list)
+        for id, item in items:
+            by_line[lease.lines.get(id)].append(item)
+        self.calls(command, "", by_line.pop(None, ()))  # only checked: the lease never held them
+        tokens = dict(lease.tokens)
+        held = [(line, part) for line, part in by_line.items() if line in tokens]
+        return [call for line, part in held for call in self.calls(command, line, part, tokens[line])]
+
+    def _keys_of(self, line: str) -> tuple[str, str]:
+        return self.keys.heads, self.keys.line(line)
 
     def _count(self, calls: list[Call]) -> int:
         replies = self._caller.send(calls)
         with understood(calls[0].command if calls else ""):
             return sum(map(int, replies))
+
+
+def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 class Engine:
@@ -313,17 +389,17 @@ class Engine:
         They are not atomic together, and may be repeated. Raises ValueError before anything is sent, and
         EngineUnavailable or EngineError after all other changes have been tried.
         """
-        runs: dict[tuple[str, int], list[tuple[str, list[Any]]]] = {}
-        for name, row_id, due_ms, earlier_only in changes:
+        runs: dict[tuple[str, int, str], list[tuple[str, list[Any]]]] = {}
+        for name, line, row_id, due_ms, earlier_only in changes:
             kind = "remove" if due_ms is None else "ensure" if earlier_only else "reschedule"
-            of_queue = runs.setdefault((name, self.shard_of(row_id)), [])
-            if not of_queue or of_queue[-1][0] != kind:  # adjacent changes of one kind are one command
-                of_queue.append((kind, []))
-            of_queue[-1][1].append(row_id if due_ms is None else (row_id, due_ms))
+            of_line = runs.setdefault((name, self.shard_of(row_id), line), [])
+            if not of_line or of_line[-1][0] != kind:  # adjacent changes of one kind are one command
+                of_line.append((kind, []))
+            of_line[-1][1].append(row_id if due_ms is None else (row_id, due_ms))
         calls: list[Call] = []
-        for place, of_queue in runs.items():
-            for kind, items in of_queue:
-                calls += self.queue(*place).calls(kind, items)
+        for (name, shard, line), of_line in runs.items():
+            for kind, items in of_line:
+                calls += self.queue(name, shard).calls(kind, line, items)
         self.caller.send(calls)
 
     def count(self, name: str, amount: int, slice_ms: int) -> int:

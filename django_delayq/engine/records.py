@@ -1,28 +1,31 @@
 """Every key in Redis, and what a process needs that only describes changes. Does not load redis-py.
 
-    delayq:{queue.shard}:z   sorted set   all entries of one queue and shard: id -> score (lua/include/score.lua)
+    delayq:{queue.shard}:l:<line>  sorted set  the entries of one line: id -> score (lua/include/score.lua); expires
+    delayq:{queue.shard}:h   sorted set   line -> its head, the ms of its next work: a due time, or the end of a lease
     delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
-    delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
+    delayq:{queue.shard}:w   channel      the earliest due time of a line in ms, published whenever it moves forward
     delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
     delayq:turn:<work>       string       whose turn a background pass is; expires
 
 "delayq" is the prefix of the ledger here: see `redis_clients.key_prefix`.
 
-The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
+A line is the timeouts of one policy: its label as the rows have it. So a worker asks only those that it may fire now.
+
+The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs several.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 
 class QueueKeys(NamedTuple):
-    """The keys of one queue and shard, and its channel."""
+    """The keys of one queue and shard but those of its lines, and its channel."""
 
-    entries: str
+    heads: str
     counter: str
     wake: str
 
@@ -35,13 +38,33 @@ class QueueKeys(NamedTuple):
         """
         if not 0 <= shard < shards:
             raise ValueError(f"shard {shard} is not one of {shards}")
-        tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
+        tag = _shard_tag(quoted(queue), shard, shards)
         base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
-        return cls(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
+        return cls(heads=f"{base}:h", counter=f"{base}:n", wake=f"{base}:w")
 
-    def aside(self, ms: int) -> tuple[str, str, str, str]:
-        """Return both keys, and the names to rename foreign keys to; `ms` is only a label."""
-        return (self.entries, self.counter, f"{self.entries}:foreign:{ms}", f"{self.counter}:foreign:{ms}")
+    def line(self, line: str) -> str:
+        """Return the key of the entries of a line, any string."""
+        return self.named(quoted(line))
+
+    def named(self, name: str) -> str:
+        """Return the key of the line whose name among the heads is `name`."""
+        return f"{self.heads[:-1]}l:{name}"
+
+
+def type_of(key: str) -> str | None:
+    """Return the type of a key of a queue; None: it is none of these."""
+    kind = key.partition("}:")[2].partition(":")[0]
+    return {"h": "zset", "l": "zset", "n": "string"}.get(kind)
+
+
+def quoted(name: str) -> str:
+    """Return the name of a queue or line as keys and heads contain it."""
+    return _quoted(name, safe="")
+
+
+def unquoted(name: str) -> str:
+    """Reverse `quoted`."""
+    return unquote(name, errors="surrogatepass")
 
 
 def counter_key(prefix: str, name: str) -> str:
@@ -77,10 +100,11 @@ def _shard_tag(queue: str, shard: int, shards: int) -> str:
 
 
 MAX_ID: Final = 2**63 - 1
+"""The greatest id that a database gives: with a greater one, read from Redis, its query would fail."""
 MAX_DUE_MS: Final = 2**42 - 1
-"""In the year 2109: the time shares an exact double with the lease and the deliveries."""
+"""In the year 2109: a later time would need the bits of a score that mean a lease."""
 SLICES: Final = 10
-"""The parts into which the period of a counter is divided."""
+"""The parts of a counter's period: with fewer, what is older than the period would count for longer."""
 
 
 class Change(NamedTuple):
@@ -91,6 +115,7 @@ class Change(NamedTuple):
     """
 
     queue: str
+    line: str
     id: int
     due_ms: int | None
     earlier_only: bool = False

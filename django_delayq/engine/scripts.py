@@ -1,6 +1,6 @@
 """Load `lua/<command>.lua`, run commands, many of them in one round trip, and translate the errors of Redis.
 
-The head of a file names its KEYS in order. A line `--- include piece` is replaced by `lua/include/piece.lua`.
+A line `--- include piece` is replaced by `lua/include/piece.lua`.
 
 A server may lose its scripts (SCRIPT FLUSH, restart, failover). Then the text is sent instead of its digest, and the
 server caches it again.
@@ -22,7 +22,7 @@ from redis import Redis
 from redis import exceptions as errors
 from redis.cluster import RedisCluster
 
-from django_delayq.engine.records import QueueKeys
+from django_delayq.engine.records import type_of
 from django_delayq.exceptions import EngineError, EngineFull, EngineUnavailable
 
 Client: TypeAlias = Redis | RedisCluster
@@ -30,7 +30,6 @@ logger = logging.getLogger("django_delayq.engine")
 
 _CLEARINGS: Final = 3
 """How often a call renames foreign keys before it fails, so that it ends although they are written again."""
-_KEYS = re.compile(r"^-- KEYS (.*)$", re.MULTILINE)
 _INCLUDE = re.compile(r"^--- include (\w+)$", re.MULTILINE)
 # Up to 6.2 a refusal inside a script arrives as "ERR Error running script ...: -OOM ...", with its code in the text.
 _PASSING_CODES = re.compile(
@@ -51,7 +50,7 @@ _PASSING = (
 
 
 class Call(NamedTuple):
-    """One command: its name, keys of which it uses as many as its head names, and its arguments in order."""
+    """One command: its name, its keys and its arguments in order, as its head names them."""
 
     command: str
     keys: Sequence[str]
@@ -71,10 +70,9 @@ def read_texts() -> Mapping[str, str]:
 
 
 @cache
-def digest_and_keys(text: str) -> tuple[str, int]:
-    """Return the digest of a command, and how many keys its head names. Raises ValueError without a head."""
-    [keys] = _KEYS.findall(text)
-    return sha1(text.encode(), usedforsecurity=False).hexdigest(), len(keys.split())
+def digest_of(text: str) -> str:
+    """Return the name under which a server caches a script."""
+    return sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 class Caller:
@@ -128,8 +126,7 @@ class Caller:
         commands = []
         for name, keys, args in calls:
             text = self._texts[name]
-            digest, key_count = digest_and_keys(text)
-            commands.append((verb, text if verb == "EVAL" else digest, key_count, *keys[:key_count], *args))
+            commands.append((verb, text if verb == "EVAL" else digest_of(text), len(keys), *keys, *args))
         if len(commands) == 1:
             try:
                 return [client.execute_command(*commands[0])]
@@ -148,16 +145,23 @@ class Caller:
             logger.warning(message, *args, extra={"event": event, "queue": queue})
 
     def _clear(self, blocked: Sequence[Call]) -> None:
-        for keys in dict.fromkeys(call.keys for call in blocked):
-            if isinstance(keys, QueueKeys):
+        for keys in dict.fromkeys(tuple(call.keys) for call in blocked):
+            types = {key: kind for key in keys if (kind := type_of(key)) is not None}
+            if types:
                 # Never the same name twice: it may exist by now, and no existing key is overwritten.
                 self._label = max(self._label + 1, time.time_ns() // 1_000_000)
-                (renamed,) = self.run([Call("set_aside", keys.aside(self._label))])
+                moves = [name for key in types for name in (key, f"{key}:foreign:{self._label}")]
+                (renamed,) = self.run([Call("set_aside", moves, tuple(types.values()))])
                 if isinstance(renamed, Exception):
                     raise renamed
                 if renamed:
-                    names = ", ".join(name.decode() if isinstance(name, bytes) else name for name in renamed)
-                    self.log_once("foreign_key", keys.entries, "A key of another application was renamed to %s", names)
+                    names = ", ".join(map(text_of, renamed))
+                    self.log_once("foreign_key", keys[0], "A key of another application was renamed to %s", names)
+
+
+def text_of(name: bytes | str) -> str:
+    """Return a name in a reply, which is a str if the client decodes replies."""
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def _is_wrong_type(reply: object) -> bool:

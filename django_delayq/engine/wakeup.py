@@ -29,6 +29,7 @@ logger = logging.getLogger("django_delayq.engine")
 PULSE_SECONDS: Final = 10.0
 """After this much silence the server gets a PING; after twice as much the connection is renewed."""
 CLOSE_SECONDS: Final = 1.0
+"""How long `close` waits for the thread, which may hang in a connect: a longer wait would delay the end of a worker."""
 
 
 class Wakeup:

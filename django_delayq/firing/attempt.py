@@ -155,7 +155,8 @@ class Attempt:
         report.now = now
         due = self._due(free, rows, now)
         if due and vars(due[0])["is_stopped"]:
-            report.release_rest([row.pk for row in due], stop_cache.read(using).recheck_at(policy.label, now), STOPPED)
+            stop_cache.forget()  # the worker must not ask for more of them
+            report.release_rest([row.pk for row in due], now, STOPPED)
             due = []
         found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
         matching = matching_of(policy, [member.obj for member in found], using)

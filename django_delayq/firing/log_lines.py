@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ MAX_NAME: Final = 100
 MIN_FAILURES_ERROR: Final = 2
 """One failure is often transient. See `log_failure`."""
 STOPPED: Final = "its policy is paused or on hold"
+UNKNOWN_PAUSE: Final = timedelta(seconds=5)
+"""After which a process is asked again that does not know a policy. More often would only send works to and fro."""
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
 
@@ -49,6 +51,13 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
         elif row.cause == Cause.SHADOW:
             words = "%s would have fired: its policy is in shadow mode"
             logger.info(words, _name(row), extra=_extra(row, "timeout_shadow"))
+
+
+def log_unknown_policy(label: str) -> None:
+    """Log once a minute that the timeouts of a policy that is not declared here are left to other processes."""
+    if firing_state.is_time_to_log((label, "policy_unknown")):
+        words = "No timeout policy %r is declared here: its timeouts are left to processes that know it"
+        logger.warning(words, label, extra={"event": "policy_unknown", "policy": label})
 
 
 def log_suspect(row: Timeout) -> None:

@@ -6,7 +6,7 @@ One query reads them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,7 +16,7 @@ from django.db.models import Subquery
 from django_delayq.clock import DatabaseNow
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import checkpoint
-from django_delayq.firing.log_lines import STOPPED, log_waiting
+from django_delayq.firing.log_lines import STOPPED, UNKNOWN_PAUSE, log_waiting
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Report, Work
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 TOGETHER_WITHIN: Final = timedelta(milliseconds=1)
 """How long the first of several timeouts that share a transaction may wait for the last one."""
-
-
+WITHOUT_SLOT_PAUSE: Final = timedelta(seconds=1)
+"""For an entry of a timeout that another worker has claimed. That worker removes neither this entry nor its lease."""
 ANY_TIME: Final = Slot(0.0, inf)
 """The slot of works of policies without a rate: the worker decides when they begin."""
 
@@ -49,16 +49,8 @@ class _Row(NamedTuple):
     installation: str | None
 
 
-class Pacing(NamedTuple):
-    """For policies with a rate: when those timeouts that may begin soon do so, and what to do with the others."""
-
-    slots: Mapping[int, Slot]
-    note_due: Callable[[str, float], None]
-    """Called with the label of the policy, and in how many seconds the timeout is due."""
-
-
 def plan(
-    deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0), pacing: Pacing | None = None
+    deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0), slots: Mapping[int, Slot] | None = None
 ) -> tuple[list[Work], Report]:
     """Return works for `run`, and a report on the timeouts that need none.
 
@@ -71,8 +63,8 @@ def plan(
         using: the database.
         ahead: timeouts due within this time count as due; `early` of the report has the deadlines of those that are not
             due yet. Only those that are due at nearly the same time share a work.
-        pacing: timeouts of policies with a rate that have no slot are done: the worker claims them from the ledger
-            later. None: rates do not apply.
+        slots: when timeouts of policies with a rate may begin. Those that have none are checked again in a second; a
+            worker claims them when the rate allows. None: rates do not apply.
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
@@ -95,16 +87,15 @@ def plan(
             report.again[row.id] = row.run_at
         elif policy is None:
             log_waiting([row.id], f"the policy {row.policy} is not declared here")
-            report.again[row.id] = firing_state.unknown.again_at(row.policy, row.id, now)
+            report.again[row.id] = now + UNKNOWN_PAUSE
         elif policy.label in stopped:
-            report.release_rest([row.id], stopped.recheck_at(policy.label, now), STOPPED)
-        elif policy.rate and pacing and row.state == Timeout.State.PENDING:
-            if slot := pacing.slots.get(row.id):
+            report.release_rest([row.id], now, STOPPED)
+        elif policy.rate and slots is not None and row.state == Timeout.State.PENDING:
+            if slot := slots.get(row.id):
                 due[policy.label, row.queue, None, slot].append(row)
             else:
                 log_waiting([row.id], "the worker claims it when the rate of its policy allows")
-                report.done.append(row.id)
-                pacing.note_due(policy.label, (row.run_at - now).total_seconds())
+                report.again[row.id] = row.run_at if row.run_at > now else now + WITHOUT_SLOT_PAUSE
         else:
             begin = None
             if row.run_at > now:  # in the order of `run_at`: it joins the first row of a work, or begins the next work

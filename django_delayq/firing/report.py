@@ -40,15 +40,11 @@ _SIGNALS: Final[dict[str, Signal]] = {
 def longest_wait(error: BaseException) -> float:
     """Return for how long at most a timeout waits that `error` has prevented from firing here.
 
-    If the code of this process does not fit the tables, that of another worker may: it must get the timeout soon, and
-    before this one.
+    If the code of this process does not fit the tables, that of another worker may: it must get the timeout soon.
     """
     if error_code(error) in DISK_FULL and firing_state.is_time_to_log(("disk_full",)):
         logger.error("The database has no room left: %s", message_of(error), extra={"event": "database_full"})
-    if not is_missing(error):
-        return TRANSIENT_MAX_SECONDS
-    firing_state.unknown.note_misfit()
-    return MISFIT_MAX_SECONDS
+    return MISFIT_MAX_SECONDS if is_missing(error) else TRANSIENT_MAX_SECONDS
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from django_delayq.firing.failures import (
 )
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
 from django_delayq.firing.leftovers import SessionCheck
-from django_delayq.firing.log_lines import log_suspect, log_waiting
+from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_suspect, log_unknown_policy, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
@@ -98,8 +98,8 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         record_deaths(report, using, len(work.ids), work.ids)
         candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]
     if policy is None:
-        now = report.current_time()
-        report.again.update((each.id, firing_state.unknown.again_at(work.policy, each.id, now)) for each in candidates)
+        log_unknown_policy(work.policy)
+        report.again |= dict.fromkeys([each.id for each in candidates], report.current_time() + UNKNOWN_PAUSE)
         return
     with by_handler_of(policy):
         if policy.atomic and not work.suspect:

@@ -1,4 +1,4 @@
-"""What this process remembers while it fires: backoff, unknown policies.
+"""What this process remembers while it fires: how long timeouts wait that could not be fired.
 
 Losing it costs time only.
 """
@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django_delayq import clock
-from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from django_delayq.firing.work import RunningWork
@@ -34,13 +33,6 @@ _MAX_BACKOFFS: Final = 10_000
 
 LOG_INTERVAL_SECONDS: Final = 60.0
 """How often a slow handler of one policy is logged, and the traceback of one kind of exception of its handlers."""
-
-FIRST_UNKNOWN_PAUSE: Final = timedelta(seconds=1)
-MAX_UNKNOWN_PAUSE: Final = timedelta(minutes=1)
-UNKNOWN_EXPECTED_SECONDS: Final = 60.0
-"""How long more unknown rows are expected after one was found for the first time."""
-MAX_UNKNOWN_ROWS: Final = 10_000
-MAX_UNKNOWN_LABELS: Final = 1_000
 
 
 class _Waiting(NamedTuple):
@@ -88,72 +80,6 @@ class TimeoutBackoff:
                 self._waiting.pop((using, timeout_id), None)
 
 
-class _UnknownRow(NamedTuple):
-    label: str
-    pause: timedelta
-    again_at: datetime
-
-
-class UnknownPolicies:
-    """The labels that this process has found and does not declare, and when to check their rows again.
-
-    During a deployment workers of several releases run side by side. A worker that finds such a row releases it for 1,
-    2, 4 ... 60 seconds, reads only other labels from the ledger, and for a minute reads Redis a little later than a
-    worker that knows the label.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[int, _UnknownRow] = {}
-        self._labels: set[str] = set()
-        self._found_at = -UNKNOWN_EXPECTED_SECONDS
-        self._lock = threading.Lock()
-
-    def again_at(self, label: str, timeout_id: int, now: datetime) -> datetime:
-        """Return when to check a row again that was found `now`, by the database clock."""
-        with self._lock:
-            if label not in self._labels and len(self._labels) < MAX_UNKNOWN_LABELS:
-                self._labels.add(label)
-                logger.warning(
-                    "No timeout policy %r is declared here: its timeouts are left to workers that know it, and checked "
-                    "again after 1, 2, 4 ... 60 seconds",
-                    label,
-                    extra={"event": "policy_unknown", "policy": label},
-                )
-            row = self._rows.pop(timeout_id, None)
-            if row is None:
-                self._found_at = time.monotonic()
-                if len(self._rows) >= MAX_UNKNOWN_ROWS:
-                    self._rows = {id: old for id, old in self._rows.items() if old.again_at + MAX_UNKNOWN_PAUSE > now}
-                if len(self._rows) >= MAX_UNKNOWN_ROWS:
-                    return now + MAX_UNKNOWN_PAUSE
-            pause = FIRST_UNKNOWN_PAUSE if row is None else min(2 * row.pause, MAX_UNKNOWN_PAUSE)
-            self._rows[timeout_id] = _UnknownRow(label, pause, now + pause)
-            return now + pause
-
-    def note_misfit(self) -> None:
-        """Read Redis later than others for a minute: the tables do not fit the code of this process."""
-        self._found_at = time.monotonic()
-
-    def parked_until(self, timeout_id: int) -> datetime | None:
-        """Return what `again_at` returned for the row last; None: this process has not found it."""
-        row = self._rows.get(timeout_id)
-        return None if row is None else row.again_at
-
-    def labels(self) -> list[str]:
-        """Return the labels that were found and are still not declared."""
-        known = [label for label in list(self._labels) if registry.get(label) is not None]
-        if known:
-            with self._lock:
-                self._labels.difference_update(known)
-                self._rows = {id: row for id, row in self._rows.items() if row.label not in known}
-        return list(self._labels)
-
-    @property
-    def are_about(self) -> bool:
-        """Return whether a row was found for the first time within the last minute."""
-        return time.monotonic() - self._found_at < UNKNOWN_EXPECTED_SECONDS
-
-
 class FiringState:
     """The state of firing in this process, shared by all of its threads.
 
@@ -162,7 +88,6 @@ class FiringState:
         running: the running work of each thread, by thread id.
         brake_counts: how many firings the brake of a policy had counted at the end, by label.
         abandoned: the threads whose handlers took too long and have not ended.
-        unknown: the policies of other releases that it has met.
         database_ahead: how far the database clock was ahead of the clock of this process when it was last read.
     """
 
@@ -175,7 +100,6 @@ class FiringState:
         self.running: dict[int, RunningWork] = {}
         self.abandoned: list[threading.Thread] = []
         self.database_ahead = timedelta(0)
-        self.unknown = UnknownPolicies()
         self.forget_policies()
 
     def forget_policies(self) -> None:

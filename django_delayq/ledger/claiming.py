@@ -9,6 +9,7 @@ lock. Those of a rate give out slots, in which timeouts are claimed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -18,15 +19,17 @@ from math import ceil
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Case, DateTimeField, F, Q, Value, When
+from django.db import connections
+from django.db.models import Case, CharField, DateTimeField, F, Q, TextField, Value, When
+from django.db.models.expressions import RawSQL
 
-from django_delayq.clock import DatabaseNow, database_now, is_set, to_ms
+from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution, is_set, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.ledger.controls import stop_cache
+from django_delayq.dialects import dialect_of
 from django_delayq.ledger.locking import for_update, transaction_of
-from django_delayq.ledger.search import count_each
 from django_delayq.ledger.settling import lock_free
-from django_delayq.ledger.statements import chunks
+from django_delayq.ledger.statements import Param, Raw, chunks, compiled, sql_of
+from django_delayq.ledger.stops import stops_in_force
 from django_delayq.models import PolicyMeter, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Rate
@@ -138,11 +141,13 @@ MAX_CLAIMS = 30_000
 
 
 class Claimed(NamedTuple):
-    """The result of `claim`: how often each id was claimed and not released, until when, and the database's time."""
+    """What was claimed: how often each id was and not released, until when, the database's time, and the labels."""
 
     claims: Mapping[int, int]
     until: datetime
     now: datetime
+    labels: Mapping[int, str] = {}
+    """By id; of `claim_each`."""
 
 
 class Granted(NamedTuple):
@@ -153,63 +158,65 @@ class Granted(NamedTuple):
     wait_seconds: float
 
 
-def claimable(
-    using: str, queues: Sequence[str] | None, label: str | None = None, without: Collection[str] = ()
-) -> TimeoutQuerySet:
-    """Return the due rows that are not claimed, longest due first.
-
-    `queues` None: of all queues; `label` None: of all policies that are not stopped, except the labels `without`.
-    """
-    unclaimed = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
-    unclaimed |= Q(claimed_until__gt=DatabaseNow() + max(get_settings().longest_lease, LONGEST_DEFERRAL))
-    rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
-    if label is not None:
-        rows = rows.filter(policy=label)
-    elif left_out := {*stop_cache.confirmed(using).all_labels(), *without}:
-        # Rows of stopped policies are not claimed, because there may be more of them than a worker claims at once.
-        rows = rows.exclude(policy__in=sorted(left_out))
-    return rows if queues is None else rows.filter(queue__in=queues)
+def claimable(using: str, queues: Sequence[str] | None, label: str) -> TimeoutQuerySet:
+    """Return the due rows of a label that are not claimed, longest due first; `queues` None: of all queues."""
+    rows = Timeout.objects.using(using).due().filter(_unclaimed(_longest_claim()), policy=label)
+    return (rows if queues is None else rows.filter(queue__in=queues)).order_by("run_at", "id")
 
 
-def is_any_claimable(using: str, queues: Sequence[str] | None, without: Collection[str] = ()) -> bool:
-    """Return whether `claim` would find a row.
+def _longest_claim() -> timedelta:
+    return max(get_settings().longest_lease, LONGEST_DEFERRAL)
 
-    Not by `exists()`, which drops the order: without it PostgreSQL may read the table from its beginning until it
-    finds a row, and usually there is none.
-    """
-    return bool(claimable(using, queues, without=without).values_list("pk", flat=True)[:1])
+
+def _unclaimed(longest: timedelta) -> Q:
+    free = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
+    return free | Q(claimed_until__gt=DatabaseNow() + longest)
 
 
 def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequence[str]) -> list[str]:
-    """Return those of `labels` for which `claim_each` would find a row: one index lookup for each, in one query."""
-    stopped = set(stop_cache.confirmed(using).all_labels())
-    rows = {label: claimable(using, queues, label) for label in labels if label not in stopped}
-    return [label for label, found in count_each(rows, using, cap=1).items() if found.value]
+    """Return those of `labels` for which `claim_each` would find a row, and under which no stop is in force.
 
-
-def claim(
-    using: str, queues: Sequence[str] | None, limit: int, seconds: timedelta, without: Collection[str] = ()
-) -> Claimed:
-    """Claim at most `limit` due rows for `seconds`; leave out rows that other transactions have locked.
-
-    Also leave out the labels `without`, which the caller cannot fire.
+    One query with one index lookup for each label, whatever the rows of the others.
     """
-    return _claim([(claimable(using, queues, without=without), limit)], seconds, using)
+    asked = json.dumps([{"label": label} for label in labels])
+    shape = None if queues is None else tuple(queues), _longest_claim()
+    return [label for (label,) in _claimable_labels.rows(using, *shape, asked=asked)] if labels else []
+
+
+@compiled
+def _claimable_labels(using: str, queues: tuple[str, ...] | None, longest: timedelta) -> Raw:
+    """Compare the first unclaimed row of each label with the clock.
+
+    Not a search for due rows: MariaDB would look for them by their time alone, and read all due rows of the ledger for
+    each label. Nor for unsettled ones: PostgreSQL would do the same by the index of these.
+    """
+    connection, field = connections[using], Timeout._meta.get_field("policy")
+    dialect, table = dialect_of(connection), Timeout._meta.db_table
+    label = RawSQL(dialect.in_collation_of("asked.label", connection, table, "policy"), (), output_field=CharField())
+    rows = Timeout.objects.using(using).filter(_unclaimed(longest), policy=label, state=Timeout.State.PENDING)
+    rows = rows if queues is None else rows.filter(queue__in=queues)
+    first, of_first = sql_of(rows.order_by("run_at", "id").values("run_at")[:1], using)
+    stops, of_stops = sql_of(stops_in_force(using).filter(policy=label).values("pk"), using)
+    with evaluated_at_execution():
+        now, of_now = rows.query.get_compiler(using).compile(DatabaseNow())
+    source = dialect.rows_of_json({"label": f"varchar({field.max_length})"}, "asked")
+    asked = f"SELECT asked.label, ({first}) AS first, EXISTS ({stops}) AS is_stopped FROM {source}"
+    sql = f"SELECT label FROM ({asked}) found WHERE first <= {now} AND NOT is_stopped"
+    return Raw(sql, [*of_first, *of_stops, Param(TextField(), "asked"), *of_now])
 
 
 def claim_each(using: str, queues: Sequence[str] | None, limits: Mapping[str, int], seconds: timedelta) -> Claimed:
-    """Claim as `claim` does, at most the given number of rows for each label, in one transaction."""
-    wanted = [(claimable(using, queues, label), limit) for label, limit in limits.items()]
-    return _claim(wanted, seconds, using)
-
-
-def _claim(wanted: Sequence[tuple[TimeoutQuerySet, int]], seconds: timedelta, using: str) -> Claimed:
+    """Claim at most so many due rows of each label for `seconds`. Rows that other transactions have locked are left."""
     found: dict[int, int] = {}
+    labels: dict[int, str] = {}
     with transaction_of(using):
         now = database_now(using)
-        for rows, limit in wanted:
-            found.update(for_update(rows, using, wait=False).values_list("id", "claims")[:limit])
-        return _mark_claimed(found, now, seconds, using)
+        for label, limit in limits.items():
+            rows = for_update(claimable(using, queues, label), using, wait=False)
+            of_label = dict(rows.values_list("id", "claims")[:limit])
+            found |= of_label
+            labels |= dict.fromkeys(of_label, label)
+        return _mark_claimed(found, now, seconds, using)._replace(labels=labels)
 
 
 def claim_in_slots(
@@ -301,13 +308,3 @@ def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[
         if len(free) < len(ids):
             locked += claimed.exclude(pk__in=free).values_list("pk", flat=True)
     return locked
-
-
-def requeue(ids: Sequence[int], using: str) -> int:
-    """Let those of `ids` that were released until a later datetime be claimed now; return how many.
-
-    Rows that are claimed or locked stay as they are.
-    """
-    rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
-    with transaction_of(using):
-        return int(rows.filter(pk__in=lock_free(rows, using)).update(claimed_until=None))

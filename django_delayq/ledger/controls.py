@@ -12,7 +12,6 @@ set, which a firing follows within two seconds without a statement of its own.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,10 +33,6 @@ from django_delayq.policy_options import Brake, Late
 
 CACHE_SECONDS: Final = 1.0
 """A stop is in force everywhere after it. Without a cache, each firing would read the stops once more."""
-RECHECK_AFTER: Final = timedelta(minutes=1)
-"""The average time after which timeouts of a stopped policy are checked again. Resuming brings them back at once."""
-RECHECK_SPREAD: Final = 0.5
-"""Without it, all timeouts of a stopped policy would be checked again at the same time."""
 GUARDS: Final = ("late", "brake", "shadow")
 """The guard rails that operators can set."""
 BRAKE_ACTOR: Final = "brake"
@@ -196,22 +191,12 @@ def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:
 class Stopped(dict[str, "datetime | None"]):
     """The present labels of stopped policies, each with the datetime at which its pause ends by itself.
 
-    None for a hold, also for one with an end: a worker that rechecked its timeouts at that time would find it in force.
+    None for a hold, also for one with an end: it stops the policy until its deadlines have been moved.
     """
 
     def all_labels(self) -> list[str]:
         """Return the present and former labels under which the ledger may have rows of these policies."""
         return sorted({each for label in self for each in labels_of(label)})
-
-    def recheck_at(self, label: str, now: datetime) -> datetime:
-        """Return when to check a timeout of the policy `label` again; `now` if the policy is not stopped.
-
-        The datetimes are spread, so that 100,000 timeouts do not come back at once and delay all others.
-        """
-        if label not in self:
-            return now
-        again, until = now + RECHECK_AFTER * random.uniform(1 - RECHECK_SPREAD, 1 + RECHECK_SPREAD), self[label]
-        return again if until is None else min(again, until)
 
 
 class Guards(NamedTuple):
@@ -245,10 +230,10 @@ class StopChanges(NamedTuple):
         held = [control for control in self.controls.values() if control.stop == Stop.HELD]
         return [control for control in held if control.until is not None and control.until <= self.now]
 
-    def resumed_since(self, since: datetime) -> set[str]:
-        """Return the labels of policies that were changed after `since` and are not stopped."""
-        changed = {label for label, control in self.controls.items() if since < control.changed_at <= self.now}
-        return changed - self.stopped.keys()
+    def stopped_now(self) -> set[str]:
+        """Return the present labels of the policies that are stopped, without those whose pause is over by now."""
+        now = self.now + timedelta(seconds=time.monotonic() - self.asked_at)
+        return {label for label, until in self.stopped.items() if until is None or until > now}
 
 
 def read_stop_changes(using: str) -> StopChanges:
@@ -289,6 +274,10 @@ class StopCache:
             self._answers[using] = changes
         return changes
 
+    def last(self, using: str) -> StopChanges:
+        """Return the last answer, however old: a worker asks every few seconds."""
+        return self._answers.get(using) or self.read_stop_changes(using)
+
     def recent(self, using: str) -> StopChanges:
         """Return an answer that is at most a second old."""
         answer = self._answers.get(using)
@@ -319,6 +308,11 @@ class StopCache:
     def forget(self) -> None:
         """Query the database at the next call, because this process has just changed a control."""
         self._answers.clear()
+
+    def forget_stops(self) -> None:
+        """Do so if a policy was stopped when it was queried last: it may have been resumed."""
+        if any(answer.stopped for answer in list(self._answers.values())):
+            self.forget()
 
 
 stop_cache = StopCache()

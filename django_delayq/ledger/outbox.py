@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.db import connections, transaction
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.outbox")
 
+Line: TypeAlias = tuple[str, str]
+"""The queue and the policy of a row, which name the line of its entry in Redis."""
+
+
+def line_of(row: Timeout) -> Line:
+    """Return the line of a row."""
+    return row.queue, row.policy
+
 
 def announce(signal: Signal, row: Timeout, using: str) -> None:
     """Send `signal` for `row` once the transaction has committed; what a receiver raises is logged.
@@ -55,11 +63,11 @@ def announce(signal: Signal, row: Timeout, using: str) -> None:
 
 def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False) -> None:
     """Push when the pending `rows`, as they were written, are due: see `push_due`."""
-    push_due(((row.queue, row.pk, row.run_at) for row in rows), using, earlier_only=earlier_only)
+    push_due(((row.queue, row.policy, row.pk, row.run_at) for row in rows), using, earlier_only=earlier_only)
 
 
-def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_only: bool) -> None:
-    """Push when pending rows are due, given by their queues, ids and `run_at`.
+def push_due(due: Iterable[tuple[str, str, int, datetime]], using: str, *, earlier_only: bool) -> None:
+    """Push when pending rows are due, given by their queues, policies, ids and `run_at`.
 
     A row that is due within `HORIZON`, or before a sweep would add it, gets an entry. One that is due later stays out
     of Redis until then, so the entry that it had before it was moved is removed.
@@ -70,17 +78,17 @@ def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_on
     if get_settings().redis is None:  # `push` checks this, too, but then all rows have been read
         return
     changes, end = [], clock.now() + max(get_settings().horizon, 2 * get_settings().sweep_interval)
-    for queue, row_id, at in due:
+    for queue, label, row_id, at in due:
         if at <= end:
-            changes.append(Change(queue, row_id, due_ms_of(at), earlier_only))
+            changes.append(Change(queue, label, row_id, due_ms_of(at), earlier_only))
         elif not earlier_only:
-            changes.append(Change(queue, row_id, None))
+            changes.append(Change(queue, label, row_id, None))
     push(using, changes)
 
 
-def remove_entries(rows: Iterable[tuple[str, int]], using: str) -> None:
-    """Remove these (queue, id) from Redis. This only saves a worker a check."""
-    push(using, [Change(queue, row_id, None) for queue, row_id in rows])
+def remove_entries(rows: Iterable[tuple[Line, int]], using: str) -> None:
+    """Remove these ids from Redis. This only saves a worker a check."""
+    push(using, [Change(*line, row_id, None) for line, row_id in rows])
 
 
 def push(using: str, changes: Iterable[Change]) -> None:

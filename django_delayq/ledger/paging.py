@@ -215,10 +215,10 @@ def insert_rounds(
         written = []
         if reports_inserted or not replace:
             written = _write(page, common, using)
-            push_due(((policy.queue, *row) for row in written), using, earlier_only=True)
+            push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=True)
         if replace and len(written) < len(page):
             written = _write(page, common, using, replace=True)
-            push_due(((policy.queue, *row) for row in written), using, earlier_only=False)
+            push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=False)
         count += len(written)
     return count
 

@@ -16,6 +16,8 @@ from django_delayq.models import PolicyControl
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from django.db.models import QuerySet
+
     from django_delayq.policies import TimeoutPolicy
 
 Stop = PolicyControl.Stop
@@ -35,5 +37,10 @@ def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
 
     EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
     """
-    stops = PolicyControl.objects.filter(policy__in=policy.labels).exclude(stop=Stop.NONE)
-    return Exists(stops.filter(~Q(stop=Stop.PAUSED) | Q(until__isnull=True) | Q(until__gt=DatabaseNow())))
+    return Exists(stops_in_force().filter(policy__in=policy.labels))
+
+
+def stops_in_force(using: str | None = None) -> QuerySet[PolicyControl]:
+    """Return the controls that stop their policy by the database clock."""
+    stops = PolicyControl.objects.using(using).exclude(stop=Stop.NONE)
+    return stops.filter(~Q(stop=Stop.PAUSED) | Q(until__isnull=True) | Q(until__gt=DatabaseNow()))

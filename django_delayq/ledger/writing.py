@@ -16,7 +16,7 @@ from django_delayq import clock
 from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
 from django_delayq.ledger.history import BY_APPLICATION, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
-from django_delayq.ledger.outbox import announce, push_rows, remove_entries
+from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
@@ -234,14 +234,14 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
     return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
 
 
-def cancel_ids(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason: str = "") -> int:
-    """Cancel the pending rows among `entries`, ids with their queues; return how many there were."""
+def cancel_ids(entries: Mapping[int, Line], using: str, cause: Timeout.Cause, reason: str = "") -> int:
+    """Cancel the pending rows among `entries`, ids with their lines; return how many there were."""
     if not entries:
         return 0
     ids, settled_at = padded(entries), clock.now()
     values = {"id": ids, "cause": cause, "reason": clipped(reason), "settled_at": settled_at}
     cancelled = _cancelled_ids.execute(using, len(ids), **values)
-    remove_entries(((queue, row_id) for row_id, queue in entries.items()), using)
+    remove_entries(((line, row_id) for row_id, line in entries.items()), using)
     return cancelled
 
 
@@ -272,11 +272,11 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
     if callable(since):
         return []
     values = {"slot": subject.slot, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
-    columns = () if not lock or timeout_cancelled.receivers else ("id", "queue")
+    columns = () if not lock or timeout_cancelled.receivers else ("id", "queue", "policy")
     shape = (policy.model if lock else None, since), columns, in_time
     rows: list[Timeout] = _cancelled.objects(using, *shape, **values)
     for row in rows:
-        remove_entries([(row.queue, row.pk)], using)
+        remove_entries([(line_of(row), row.pk)], using)
         announce(timeout_cancelled, row, using)
     return rows
 
@@ -316,7 +316,7 @@ def cancel_rows(
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
     _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
-    remove_entries([(row.queue, row.pk) for row in rows], using)
+    remove_entries([(line_of(row), row.pk) for row in rows], using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:

@@ -469,8 +469,8 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
         # Workers claim due rows of policies with a rate from the ledger, and remove their entries.
         swept = {label for policy in get_policies() if not policy.rate for label in policy.labels}.difference(stopped)
         pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
-        rows = list(pending.of_labels(swept).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
-        names = sorted({*declared_queues(), *(queue for _, queue in rows)})
+        rows = list(pending.of_labels(swept).order_by("run_at", "id").values_list("id", "queue", "policy")[:COMPARED])
+        names = sorted({*declared_queues(), *(queue for _, queue, _ in rows)})
         queues = []
         for name in names:
             shards = [engine.queue(name, shard).stats() for shard in range(engine.shards)]
@@ -484,12 +484,12 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
     return RedisStatus(True, True, "", tuple(queues), len(rows), still)
 
 
-def _missing(engine: Any, rows: Iterable[tuple[int, str]]) -> list[int]:
-    """Return the ids that are not among the first entries of their queue; none of a queue with too many entries."""
+def _missing(engine: Any, rows: Iterable[tuple[int, str, str]]) -> list[int]:
+    """Return the ids that are not among the first entries of their line; none of a line with too many entries."""
 
     @functools.cache
-    def first_entries(queue: str, shard: int) -> set[int]:
-        return {entry for entry, _ in engine.queue(queue, shard).peek(PEEKED)}
+    def first_entries(queue: str, shard: int, label: str) -> set[int]:
+        return {entry for entry, _ in engine.queue(queue, shard).peek(PEEKED, label)}
 
-    found = ((row_id, first_entries(queue, engine.shard_of(row_id))) for row_id, queue in rows)
+    found = ((row_id, first_entries(queue, engine.shard_of(row_id), label)) for row_id, queue, label in rows)
     return [row_id for row_id, entries in found if len(entries) < PEEKED and row_id not in entries]

@@ -24,7 +24,7 @@ from django_delayq.arming.reconcile import Failures
 from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import claiming, outbox, paging, statements
+from django_delayq.ledger import outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, message_of
@@ -47,9 +47,6 @@ ABANDONED_AFTER: Final = timedelta(seconds=30)
 MISSED_FOR: Final = timedelta(minutes=10)
 """For this time after a change of a delay, workers move rows of transactions that were open then."""
 MISSED_EVERY: Final = timedelta(minutes=1)
-MAX_REQUEUED: Final = 10_000
-"""So many due rows are requeued at once when a policy is resumed; the next sweep requeues the others."""
-REQUEUE_PAGE: Final = 1_000
 MAX_REQUEST_SECONDS: Final = 2.0
 """A request moves the rows of a policy for at most this long; a worker moves the rest."""
 
@@ -177,7 +174,7 @@ def _move_page(change_id: int, using: str) -> int:
             if change.what == What.RESUMED:
                 control = PolicyControl.objects.using(using).filter(policy__in=policy.labels, stop=Stop.RELEASING)
                 control.update(stop=Stop.NONE, stopped_at=None, changed_at=change.touched_at)
-                use_after_commit(lambda: requeue_due(policy, using), using)
+                use_after_commit(lambda: wake_for(policy, using), using)
         change.save(using=using)
     return len(ids)
 
@@ -278,16 +275,13 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
     return row.since_at if is_armed else counts_from
 
 
-def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
-    """Make workers read the due rows of `policy` now instead of up to a minute later. Call it outside a transaction.
+def wake_for(policy: TimeoutPolicy[Any], using: str) -> None:
+    """Make workers check now whether `policy` has due timeouts, because it was resumed. Call it outside a transaction.
 
-    Only the first rows; if this fails or there are more, the sweep requeues the rest.
+    Only a hint: without it they notice after a few seconds.
     """
     stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
-    rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
-    for chunk in statements.chunks(rows, REQUEUE_PAGE):
-        claiming.requeue([row_id for row_id, _, _ in chunk], using)
-        # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
-        # change makes that lease stale.
-        outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])
+    first = due.values_list("queue", "policy", "id")[:1]
+    # Due in 1970: a message is sent if the line has work earlier than before.
+    outbox.push(using, [Change(*row, due_ms=0) for row in first])

@@ -31,7 +31,7 @@ from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, requeue_due, run_move, unfinished
+from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, run_move, unfinished, wake_for
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.policy_options import Brake, Late, Then
 
@@ -206,7 +206,7 @@ def _resume(
         control.until = None
     if moves:
         return run_move(change, using, progress)
-    use_after_commit(lambda: requeue_due(found, using), using)
+    use_after_commit(lambda: wake_for(found, using), using)
     return change
 
 

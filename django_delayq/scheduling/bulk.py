@@ -14,6 +14,7 @@ from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import lock_in_slot_order, locking_rows, read_committed, transaction_of
+from django_delayq.ledger.outbox import line_of
 from django_delayq.ledger.paging import PENDING, Page, each_page
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.statements import chunks
@@ -144,7 +145,7 @@ def _without_fired(
     fired = {row.object_id for row in single.fired_rows({slot: due[each] for slot, each in slots.items()}, using)}
     for chunk in chunks(sorted(slot for slot, object_id in slots.items() if object_id in fired)):
         pending = lock_in_slot_order(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1), using)
-        writing.cancel_ids({row.pk: row.queue for row in pending}, using, Timeout.Cause.SUPERSEDED, reason)
+        writing.cancel_ids({row.pk: line_of(row) for row in pending}, using, Timeout.Cause.SUPERSEDED, reason)
     return [each for each in rounds if each[1] not in fired]
 
 
@@ -180,12 +181,12 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     """
 
     def change(page: Page) -> int:
-        pending = {row.pk: row.queue for row in page.rows if row.state == Timeout.State.PENDING}
+        pending = {row.pk: line_of(row) for row in page.rows if row.state == Timeout.State.PENDING}
         writing.forbid_attempts(page.rows, page.using, reason, clock.now())
         return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
     pending_or_firing = PENDING | Q(state=Timeout.State.FIRING)
-    return sum(each_page(rows, change, only=pending_or_firing, columns=("queue", "state", "history")))
+    return sum(each_page(rows, change, only=pending_or_firing, columns=("queue", "policy", "state", "history")))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:

@@ -23,18 +23,18 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 import django_delayq
-from django_delayq import clock
 from django_delayq.arming.sync import TableSync
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull, suggestion
+from django_delayq.firing.log_lines import log_unknown_policy
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.controls import StopChanges, Stopped, stop_cache
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
+from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed
 from django_delayq.operations.policies import end_holds
 from django_delayq.policies import declared_queues, registry
 from django_delayq.worker.parts import WorkerParts
@@ -56,8 +56,7 @@ FORGET_SECONDS: Final = 60.0
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
 MAX_QUEUE_ROWS: Final = 10_000
-"""Read in one search for queues. Behind a longer backlog a forgotten queue is found when the backlog is gone."""
-RESUMED_WITHIN: Final = timedelta(seconds=10)
+"""Read in one search for what is forgotten. Behind a longer backlog it is found when the backlog is gone."""
 Between: TypeAlias = Callable[[], object]
 """What a long job calls between two pages."""
 
@@ -246,7 +245,6 @@ class Background:
         self._sweep: Sweep | None = None
         self._known_queues = set(worker.queues)
         self._queues_at = 0.0
-        self._news = StopChanges(0.0, clock.now(), False, Stopped(), {}, {})
         self._tables = TableSync(worker.using)
 
     def threads(self, firing_non_atomic: Callable[[], list[int]], in_flight: Callable[[], int]) -> list[PeriodicThread]:
@@ -297,6 +295,7 @@ class Background:
         try:
             if was_up:
                 self._sweep.run_once(everything=everything, between=between)
+                self._serve(self._sweep.queues)
                 self._redis.accepted()
                 return
             self._redis.probe(self._known_queues)
@@ -326,20 +325,13 @@ class Background:
             prune(self._using, between=between)
 
     def follow(self) -> None:
-        """Read the database clock, requeue timeouts of resumed policies, find queues, and settle those of dead workers.
+        """Read the database clock and what is stopped, find queues, and settle timeouts of dead workers.
 
-        A policy is resumed by an operator, or by the end of its pause. Raises the database's errors.
+        Raises the database's errors.
         """
-        # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
-        # later than its own time. So compare what is stopped, too, and include the last seconds.
-        before, news = self._news, stop_cache.read_stop_changes(self._using)
-        self._news = news
+        news = stop_cache.read_stop_changes(self._using)
         self._worker.skew.note_answer(news.now, news.asked_at)
-        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - RESUMED_WITHIN):
-            if policy := registry.get(label):
-                requeue_due(policy, self._using)
-                self._worker.wake()
-        self._find_queues()
+        self._find_forgotten()
         if news.has_expired:
             settle_all_expired(self._using)
 
@@ -348,20 +340,35 @@ class Background:
         if end_holds(self._using):
             self._worker.wake()
 
-    def _find_queues(self) -> None:
-        if self._worker.only is None and time.monotonic() >= self._queues_at:
-            found = forgotten_queues(self._using, self._known_queues, self._worker.skew.now())
-            self._queues_at = time.monotonic() + QUEUES_SECONDS
-            if found:
-                self._known_queues.update(found)
-                self._worker.found_queues.put(found)
+    def _find_forgotten(self) -> None:
+        """Serve the queues that no policy names any more, and log the labels that no policy has, if rows are due."""
+        if time.monotonic() < self._queues_at:
+            return
+        queues, labels = forgotten(self._using, self._worker.only, self._worker.skew.now())
+        self._queues_at = time.monotonic() + QUEUES_SECONDS
+        self._serve(queues)
+        for label in labels:
+            log_unknown_policy(label)
+
+    def _serve(self, queues: Collection[str]) -> None:
+        """Have the worker serve those of `queues` that it does not know, unless it is restricted to some."""
+        found = sorted(set(queues) - self._known_queues)
+        if found and self._worker.only is None:
+            self._known_queues.update(found)
+            self._worker.found_queues.put(found)
 
 
-def forgotten_queues(using: str, known: Collection[str], now: datetime) -> list[str]:
-    """Return queues that no policy names any more, but rows that are due at `now` or nearly so."""
+def forgotten(using: str, only: Collection[str] | None, now: datetime) -> tuple[set[str], list[str]]:
+    """Return the queues of rows that are due at `now` or nearly so, and those of their labels that no policy has.
+
+    Rows of the queues `only`; None: of all.
+    """
     soon = now + 2 * get_settings().sweep_interval + timedelta(seconds=1)
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=soon).order_by("run_at", "id")
-    return sorted(set(rows.values_list("queue", flat=True)[:MAX_QUEUE_ROWS]) - set(known))
+    rows = rows if only is None else rows.filter(queue__in=only)
+    found = set(rows.values_list("queue", "policy")[:MAX_QUEUE_ROWS])
+    labels = {label for _, label in found if registry.get(label) is None}
+    return {queue for queue, _ in found}, sorted(labels)
 
 
 def warn_of_unknown_queues(wanted: Iterable[str], using: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
@@ -18,13 +18,14 @@ from typing import Final, NamedTuple, TypeVar
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
-from django_delayq.executors import Executor
-from django_delayq.firing.planning import Pacing, plan
+from django_delayq.executors import PREFETCH_SECONDS, Executor
+from django_delayq.firing.planning import plan
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Report, Work, suits_use_tz
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
+from django_delayq.worker.lines import Lines
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.sources.ledger import Batch, SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
@@ -35,52 +36,15 @@ T = TypeVar("T")
 RETRY_SECONDS: Final = 1.0
 MAX_LOST: Final = 10_000
 PLANNED_AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
-PREFETCH_SECONDS: Final = 0.5
-MAX_PREFETCH: Final = 1000
-"""How many timeouts a worker reserves in advance at most."""
-FIRST_PREFETCH: Final = 25
-"""For each thread, before anything has been measured."""
-PREFETCH_WEIGHT: Final = 0.5
 RELEASE_SHARE: Final = 0.1
 """The part of the time after which works are released that passes between two checks."""
 
 
-class Prefetch:
-    """How many timeouts a worker reserves in advance: as many as it completes in `seconds`.
-
-    That is a thousand fast ones, or one for each thread if handlers take minutes. Other workers get the rest.
-    """
-
-    def __init__(self, concurrency: int, seconds: float = PREFETCH_SECONDS) -> None:
-        self._seconds = seconds
-        self._least = concurrency
-        self._size = float(FIRST_PREFETCH * concurrency)
-
-    @property
-    def size(self) -> int:
-        return max(self._least, min(MAX_PREFETCH, int(self._size)))
-
-    def completed(self, in_flight: int, seconds: float) -> None:
-        """Note that a timeout took `seconds`, and that `in_flight` were in flight when it came, itself included."""
-        wanted = in_flight * self._seconds / max(seconds, 0.001)
-        self._size += PREFETCH_WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
-
-    def was_too_large(self) -> None:
-        """Note that a timeout was released because no thread has begun it: take only what can run at once."""
-        self._size = float(self._least)
-
-    def room(self, in_flight: int) -> int:
-        """Return how many timeouts to take now. 0 while there is too little room to make a call worth it."""
-        room = self.size - in_flight
-        return room if room >= max(1, self.size // 4) else 0
-
-
 class _InFlight(NamedTuple):
-    """The work of an id, when it may begin, and how many were in flight when it came, itself included."""
+    """The work of an id, and when it may begin."""
 
     work: Work
     at: float
-    load: int
 
 
 class Dispatch:
@@ -91,7 +55,7 @@ class Dispatch:
         self._executor = executor
         self._early_seconds = getattr(executor, "early_seconds", 0.0)
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
-        self.prefetch = Prefetch(worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
+        self.lines = Lines(worker.using, worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
         self._database_used_at = time.monotonic()
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
         self._queues: defaultdict[str | None, SlotQueue] = defaultdict(SlotQueue)
@@ -103,7 +67,6 @@ class Dispatch:
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
         self._lost: dict[int, int] = {}
         """How often an executor has lost each id, the latest last; of the last `MAX_LOST` ids."""
-        self.in_flight_by_policy: Counter[str] = Counter()
         self.worked_on = 0
         """How many timeouts of completed works were passed to handlers, or need none, each time they were."""
         self._settled = Counter({"fired": 0, "skipped_or_dead": 0, "settled_before": 0})
@@ -154,8 +117,7 @@ class Dispatch:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            pacing = Pacing(batch.slots, self._sources.paced.note_due)
-            works, report = plan(fresh, self._worker.using, PLANNED_AHEAD, pacing)
+            works, report = plan(fresh, self._worker.using, PLANNED_AHEAD, batch.slots)
         except Exception:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
@@ -163,14 +125,13 @@ class Dispatch:
         for id in report.done:  # another worker has settled what this one had tried
             self._again.pop(id, None)
         now, arrived = self._skew.now(), time.monotonic()
-        count = self.in_flight + sum(len(work.ids) for work in works)
         for work in works:
             if due_at := report.early.get(work.ids[-1]):
                 # A clock that jumps cannot make the wait longer.
                 wait = min(due_at - now, PLANNED_AHEAD).total_seconds()
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
-            self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
-            self.in_flight_by_policy[work.policy] += len(work.ids)
+            self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at))))
+            self.lines.in_flight[work.policy] += len(work.ids)
             has_rate = work.begin_by < inf
             self._queues[work.policy if has_rate else None].add(work)
         self.submit_due()
@@ -191,11 +152,6 @@ class Dispatch:
         """Return how long it is until the next work that was planned before its deadline or slot is submitted."""
         first = min((queue.next_at for queue in self._queues.values()), default=inf)
         return max(0.0, first - self._early_seconds - time.monotonic())
-
-    @property
-    def waiting_for_slots(self) -> int:
-        """Return how many of those in flight are of a policy with a rate, and may not begin yet."""
-        return sum(len(queue) for policy, queue in self._queues.items() if policy is not None)
 
     def _submit(self, work: Work) -> None:
         """Pass the work to the executor. If it refuses, submit nothing for a while."""
@@ -249,14 +205,12 @@ class Dispatch:
             if not self.refused_for:
                 self._refusals.succeeded()
                 self._refusal_log.recovered("The executor %s accepts works again", self._executor_name)
-            first = self._remove([*done, *again])
-            self.prefetch.completed(first.load, time.monotonic() - first.at)
+            self._remove([*done, *again])
+            self.lines.completed(work.policy, len(done) + len(again))
             self._count(done, again.keys() - set(report.untried), report)
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))
-            if again and work.policy in self._queues:
-                self._sources.paced.note_due(work.policy, (min(again.values()) - self._skew.now()).total_seconds())
         return 1
 
     def _expire(self) -> int:
@@ -316,7 +270,6 @@ class Dispatch:
             if held and self._in_flight[held[0]].at > before:
                 self._submit(work)
             elif held:
-                self.prefetch.was_too_large()
                 self._retry(held, 0)
                 released += len(held)
         return released
@@ -357,10 +310,12 @@ class Dispatch:
         self._finished.put((work, report))
         self._worker.interrupt()
 
-    def _remove(self, ids: Sequence[int]) -> _InFlight:
-        removed = [self._in_flight.pop(id) for id in ids]
-        self.in_flight_by_policy -= Counter(each.work.policy for each in removed)  # keeps positive counts only
-        return removed[0]
+    def _remove(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            policy = self._in_flight.pop(id).work.policy
+            self.lines.in_flight[policy] -= 1
+            if not self.lines.in_flight[policy]:
+                del self.lines.in_flight[policy]
 
     def _resolve_again(self, ids: Iterable[int], seconds: float) -> None:
         due_at = self._skew.now() + timedelta(seconds=max(0.0, seconds))

@@ -172,7 +172,7 @@ class Worker(WorkerParts):
                 self._give_up_burst()
                 seconds = min(seconds, dispatch.seconds_left)
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
-                    self.sources.redis.check_now()
+                    self.sources.check_now()
                 pause = self.passed_at + COLLECT_SECONDS - time.monotonic()
                 time.sleep(max(0.0, min(pause, dispatch.seconds_left)) if dispatch.in_flight else 0.0)
         finally:
@@ -232,20 +232,16 @@ class Worker(WorkerParts):
         if left <= 0:
             return MAX_WAIT_SECONDS
         self._database.check()
-        paced = self.sources.paced.take(dispatch.prefetch.size, dispatch.in_flight_by_policy, left)
-        dispatch.add(paced)
-        left -= len(paced.deliveries)
-        room = min(left, dispatch.prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
-        batch = self.sources.take(room, dispatch.in_flight_by_policy, left)
+        batch = self.sources.take(dispatch.lines, left)
         dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
         if self.is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
-            return self._end_burst(dispatch, room)
-        return min(batch.wait_seconds, self.sources.paced.seconds_left)
+            return self._end_burst(dispatch, left)
+        return batch.wait_seconds
 
-    def _end_burst(self, dispatch: Dispatch, room: int) -> float:
+    def _end_burst(self, dispatch: Dispatch, left: int) -> float:
         """Take due rows that Redis has not returned; without any, stop if the burst is over. Return as `_pass` does."""
-        batch = self.sources.ledger.take_now(room)
+        batch = self.sources.take_due_rows(dispatch.lines, left)
         dispatch.add(batch)
         if batch.deliveries:
             return 0.0

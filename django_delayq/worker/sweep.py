@@ -2,8 +2,9 @@
 
 The sweep loads timeouts from beyond the horizon, restores entries that Redis has lost, and finds rows that were never
 pushed. One mechanism does all three, so that none of them is code that runs once a year. Every `SWEEP_INTERVAL` it
-reads the rows that are due from a minute ago to two intervals ahead. Once a minute, and when a policy is resumed, it
-reads all overdue rows, for those that were committed after their deadline and for a backlog. `settle_all_expired`
+reads the rows that are due from a minute ago to two intervals ahead. Once a minute it reads all overdue rows, for those
+that were committed after their deadline and for a backlog. Policies make no difference to it: that a line is not asked,
+because its policy is stopped or not declared, is decided by each worker. `settle_all_expired`
 settles `firing` rows whose worker has died, and `prune` deletes old rows.
 
 Of many workers, one sweeps at a time: it has the turn. Turns only save work; two workers at once do no harm. A turn is
@@ -37,7 +38,6 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import Engine, understood
@@ -45,13 +45,11 @@ from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
-from django_delayq.firing.state import firing_state
-from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policies import declared_queues
 from django_delayq.signals import entries_restored
 from django_delayq.worker.servers import ClockSkew
 
@@ -64,8 +62,6 @@ PAGE_ROWS: Final = 1_000
 PASS_ROWS: Final = 10_000
 OVERDUE_BY: Final = timedelta(seconds=60)
 FULL_INTERVAL: Final = timedelta(seconds=60)
-DEFERRED_FOR: Final = timedelta(minutes=1)
-"""How far the entry of a stopped policy is deferred."""
 EXPIRED_PAGE_ROWS: Final = 1_000
 RESTORED_LIMIT: Final = 10
 """So many restored entries in one sweep are not logged: single pushes fail, and rows fire between two reads."""
@@ -133,8 +129,8 @@ class Sweep:
         self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         """Where the next sweep continues in each range."""
-        self._now = clock.now()
-        self._stopped = Stopped()
+        self.queues: set[str] = set()
+        """Those of the rows that it has read."""
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
         """Sweep if it is this worker's turn; with `everything` always, and all overdue rows.
@@ -145,19 +141,15 @@ class Sweep:
         now = self._skew.now()
         self._between = between
         with turn(self._engine, "sweep", interval, always=everything) as is_ours:
-            if not is_ours:
-                return Swept()
-            before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
-            try:
-                return self._run(now, everything=everything or bool(before.keys() - self._stopped.keys()))
-            except Exception:
-                self._stopped = before  # so that the next sweep also finds what was resumed
-                raise
+            return self._run(now, everything=everything) if is_ours else Swept()
 
     def _run(self, now: datetime, *, everything: bool) -> Swept:
         interval = get_settings().sweep_interval
         with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
-            self._now, end = now, now + 2 * interval
+            if is_full:
+                for queue in self._engine.queues(declared_queues()):
+                    queue.correct_heads()
+            end = now + 2 * interval
             kind, start = ("full", None) if is_full else ("behind", now - OVERDUE_BY)
             page = page_of(self._using, start, None, end)
             if len(page) < min(PAGE_ROWS, PASS_ROWS):  # all of them, as nearly always
@@ -208,31 +200,19 @@ class Sweep:
         return total
 
     def _ensure(self, rows: Sequence[Row]) -> Swept:
-        settings = get_settings()
+        settings, now = get_settings(), self._skew.now()
         # A younger row may be between its commit and its push, so its entry is not lost.
-        pushed_before = self._skew.now() - 2 * settings.sweep_interval
-        entries: dict[tuple[str, int, bool], list[tuple[int, int]]] = defaultdict(list)
+        pushed_before = now - 2 * settings.sweep_interval
+        entries: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
-            # Entries of a stopped policy are deferred, so that they are checked once a minute. Entries of a policy
-            # that is not declared here stay deferred for this worker; workers that may know it sweep the others.
-            policy = registry.get(row.policy)
-            due_at = row.run_at
-            # Workers remove the entries of policies with a rate early, and claim their due rows from the ledger.
-            has_rate = policy is not None and policy.rate is not None
-            if has_rate and due_at <= self._now:
-                continue
-            if policy is None:
-                due_at = firing_state.unknown.parked_until(row.id) or due_at
-            elif policy.label in self._stopped:
-                due_at = max(due_at, self._now + DEFERRED_FOR)
-            # Workers remove entries of policies with a rate shortly before they are due, and defer those of others.
-            is_kept = policy is not None and not has_rate and row.run_at > self._now
-            was_pushed = is_kept and row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
-            place = row.queue, self._engine.shard_of(row.id), was_pushed
-            entries[place].append((row.id, self._skew.redis_ms(due_at)))
+            was_near = row.run_at - row.created_at <= settings.horizon
+            was_pushed = was_near and row.created_at < pushed_before and row.run_at > now
+            line = row.queue, self._engine.shard_of(row.id), row.policy, was_pushed
+            entries[line].append((row.id, self._skew.redis_ms(row.run_at)))
+        self.queues.update(row.queue for row in rows)
         changed = {True: 0, False: 0}
-        for (queue, shard, was_pushed), found in entries.items():
-            changed[was_pushed] += self._engine.queue(queue, shard).ensure(found)
+        for (queue, shard, policy, was_pushed), found in entries.items():
+            changed[was_pushed] += self._engine.queue(queue, shard).ensure(policy, found)
         return Swept(len(rows), sum(changed.values()), changed[True])
 
 

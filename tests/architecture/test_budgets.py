@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (12_350, 9_500),
+    "code lines of the core": (12_450, 9_500),
     "code lines of the edges": (6_700, 4_900),
-    "modules": (157, 120),
+    "modules": (158, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
@@ -43,8 +43,8 @@ ROOMS = {
     ("scheduling",): (850, 740),
     ("arming",): (1_050, 830),
     ("ledger",): (2_600, 1_900),
-    ("engine", "redis_clients"): (900, 820),
-    ("lua",): (220, 219),
+    ("engine", "redis_clients"): (1_000, 820),
+    ("lua",): (280, 219),
     ("firing",): (2_050, 1_430),
     ("worker",): (1_950, 1_480),
     ("operations", "monitoring"): (2_200, 1_470),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineError, EngineUnavailable
+from tests.engine.lines import LINE
 from tests.support.waiting import wait_until
 
 PAUSE = 0.002
@@ -57,7 +58,7 @@ class Load:
     def _once(self, shard: int) -> None:
         queue = self.engine.queue("q", shard)
         with self._noted():
-            reserved = queue.reserve(50, LEASE_MS)
+            reserved = queue.reserve({LINE: 50}, LEASE_MS)
             if reserved.lease is not None:
                 ids = [entry.id for entry in reserved.entries]
                 self.drained.update(ids)
@@ -65,7 +66,7 @@ class Load:
         time.sleep(PAUSE)
 
     def _put(self, ids: Iterable[int]) -> None:
-        changes = [Change("q", id, 0, earlier_only=True) for id in ids]
+        changes = [Change("q", LINE, id, 0, earlier_only=True) for id in ids]
         is_done = False
         while not is_done and not (self._stop.is_set() and threading.current_thread() is not threading.main_thread()):
             with self._noted():
@@ -103,4 +104,4 @@ def loaded(engine: Engine) -> Iterator[Load]:
         for thread in threads:
             thread.join(60)
     load.drain()
-    assert load.refused == []
+    assert load.refused == [], [repr(error.__cause__) for error in load.refused]

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from django_delayq.engine.engine import Lease, Reserved
+from django_delayq.engine.engine import Lease
 from django_delayq.engine.scripts import Client
+from tests.engine.lines import LineReserved, token_of
 from tests.engine.virtual import VirtualQueue
 
 NEVER = 2**60
@@ -186,7 +187,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _any_lease(self, data: st.DataObject) -> Lease | None:
         return data.draw(st.sampled_from(self.leases[::-1])) if self.leases else None
 
-    def _check_junk(self, reserved: Reserved, limit: int) -> None:
+    def _check_junk(self, reserved: LineReserved, limit: int) -> None:
         scores = self.virtual.members()
         left = self.junk & scores.keys()
         assert reserved.discarded == len(self.junk) - len(left)
@@ -198,7 +199,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def _score(held: Held) -> int:
-    return held.lease.token + held.deliveries if held.lease else held.ms * 1024 + held.deliveries
+    return token_of(held.lease) + held.deliveries if held.lease else held.ms * 1024 + held.deliveries
 
 
 def machine(client: Client, texts: Mapping[str, str] | None = None) -> type[QueueMachine]:

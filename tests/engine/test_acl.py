@@ -16,6 +16,7 @@ from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.clients import WORKER, evicting_policy, make_client
 from django_delayq.worker.sweep import try_claim_turn
+from tests.engine.lines import one_line
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered
@@ -44,11 +45,11 @@ def use_everything(url: str, owner: redis.Redis) -> None:
         engine.ping()
         for _ in range(2):  # the second finds it taken
             try_claim_turn(engine, "sweep", timedelta(seconds=1))
-        owner.set(engine.queue("q", 0).keys.entries, "mine")
+        owner.set(one_line(engine, "q").entries, "mine")
         wakeup = engine.wakeup(["q"])
         wakeup.start()
         assert wakeup.wait(60)
-        queue = engine.queue("q", 0)
+        queue = one_line(engine, "q")
         queue.ensure([(id, 5) for id in range(1, 9)])
         queue.ensure([(1, 4)])
         queue.reschedule([(2, 2)])
@@ -69,7 +70,7 @@ def nodes() -> Iterator[Clustered]:
 
 
 def test_the_docs_name_what_the_tests_try() -> None:
-    assert len(RULES) == 20
+    assert len(RULES) == 21
     assert all(rule.replace("|", "\\|") in PAGE for rule in [*ON_A_CLUSTER, *ON_A_SENTINEL])
 
 
@@ -118,11 +119,11 @@ def test_a_cluster_takes_three_rules_more(nodes: Clustered, missing: str | None)
         client.flushall()
         admit(client, [rule for rule in [*RULES, *ON_A_CLUSTER] if rule != missing])
     engine = Engine(make_client(nodes.url.replace("://", "://shop:secret@"), WORKER), prefix="delayq", shards=3)
-    migration = nodes.migrating(key_slot(engine.queue("moving", 0).keys.entries.encode()))
+    migration = nodes.migrating(key_slot(one_line(engine, "moving").entries.encode()))
     migration.begin()
     with contextlib.suppress(*([EngineError] if missing else [])), contextlib.closing(engine):
         engine.ping()
-        engine.queue("moving", 0).ensure([(1, 1)])  # it is not there, so the next node is asked
+        one_line(engine, "moving").stats()  # it is not there, so the next node is asked
         walk_the_basic_path(engine)
     migration.finish()
     assert bool(set[str]().union(*map(refused, clients))) == bool(missing)

@@ -12,6 +12,7 @@ from redis.retry import Retry
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
+from tests.engine.lines import LINE, one_line
 from tests.engine.redis_process import NoRedisServer, RedisProcess, binaries, default_binary
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import clustered
@@ -43,7 +44,7 @@ def test_the_basic_path_runs_on_a_cluster(nodes: list[RedisProcess], decode: boo
 def test_every_node_has_its_share_of_the_shards(nodes: list[RedisProcess]) -> None:
     client = cluster_client(nodes)
     engine = Engine(client, shards=SHARDS)
-    owners = [client.get_node_from_key(engine.queue("default", shard).keys.entries).port for shard in range(SHARDS)]
+    owners = [client.get_node_from_key(one_line(engine, "default", shard).entries).port for shard in range(SHARDS)]
     assert sorted(owners.count(node.port) for node in nodes) == [2, 3, 3]
     engine.close()
 
@@ -52,13 +53,13 @@ def test_a_round_trip_gets_past_forgotten_scripts_and_foreign_keys_on_every_node
     client = cluster_client(nodes)
     client.flushall(target_nodes=RedisCluster.PRIMARIES)
     engine = Engine(client, shards=SHARDS)
-    engine.apply([Change("q", id, 0) for id in range(1, 101)])
+    engine.apply([Change("q", LINE, id, 0) for id in range(1, 101)])
     client.script_flush()
     for shard in range(SHARDS):
-        client.delete(engine.queue("q", shard).keys.entries)
-        client.set(engine.queue("q", shard).keys.entries, "mine")
-    engine.apply([Change("q", id, 5) for id in range(1, 101)])
-    assert sum(engine.queue("q", shard).stats().total for shard in range(SHARDS)) == 100
+        client.delete(one_line(engine, "q", shard).entries)
+        client.set(one_line(engine, "q", shard).entries, "mine")
+    engine.apply([Change("q", LINE, id, 5) for id in range(1, 101)])
+    assert sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS)) == 100
     engine.close()
 
 
@@ -71,21 +72,21 @@ def test_a_lost_node_makes_its_shards_unavailable_and_is_found_again() -> None:
         nodes = found.masters
         client = cluster_client(nodes, retry=Retry(NoBackoff(), 1))
         engine = Engine(client, shards=SHARDS)
-        engine.apply([Change("q", id, 0) for id in range(1, 101)])
+        engine.apply([Change("q", LINE, id, 0) for id in range(1, 101)])
         nodes[1].kill()
         with pytest.raises(EngineUnavailable):
-            engine.apply([Change("q", id, 1) for id in range(1, 101)])
+            engine.apply([Change("q", LINE, id, 1) for id in range(1, 101)])
         assert [answers(engine, shard) for shard in range(SHARDS)].count(False) in (2, 3)
         nodes[1].start()
-        wait_until(lambda: is_applied(engine, [Change("q", id, 1) for id in range(1, 101)]))
-        assert sum(engine.queue("q", shard).stats().total for shard in range(SHARDS)) == 100
+        wait_until(lambda: is_applied(engine, [Change("q", LINE, id, 1) for id in range(1, 101)]))
+        assert sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS)) == 100
         engine.close()
 
 
 def answers(engine: Engine, shard: int) -> bool:
     """Whether the shard's node is available."""
     try:
-        engine.queue("q", shard).stats()
+        one_line(engine, "q", shard).stats()
     except EngineUnavailable:
         return False
     return True

@@ -15,9 +15,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import django_delayq
-from django_delayq.engine.engine import Engine, Entry
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change, QueueKeys
 from django_delayq.exceptions import EngineUnavailable
+from tests.engine.lines import LINE, Entry, one_line
 from tests.engine.redis_process import RedisProcess, binaries
 from tools.servers import free_port
 
@@ -30,15 +31,15 @@ def walk_the_basic_path(engine: Engine) -> None:
     wakeup = engine.wakeup(["a", "b c"])
     wakeup.start()
     assert wakeup.wait(20)
-    engine.apply([Change(name, id, FAR_MS, earlier_only=True) for name in ("a", "b c") for id in range(1, 301)])
+    engine.apply([Change(name, LINE, id, FAR_MS, earlier_only=True) for name in ("a", "b c") for id in range(1, 301)])
     assert wakeup.wait(20)
-    engine.apply([Change("a", id, None) for id in range(1, 101)])
-    engine.apply([Change("a", id, 0) for id in range(101, 301)])
-    engine.apply([Change("b c", id, 0, earlier_only=True) for id in range(1, 301)])
+    engine.apply([Change("a", LINE, id, None) for id in range(1, 101)])
+    engine.apply([Change("a", LINE, id, 0) for id in range(101, 301)])
+    engine.apply([Change("b c", LINE, id, 0, earlier_only=True) for id in range(1, 301)])
     drained: dict[str, set[int]] = {"a": set(), "b c": set()}
     for name, ids in drained.items():
         for shard in range(engine.shards):
-            queue = engine.queue(name, shard)
+            queue = one_line(engine, name, shard)
             while (reserved := queue.reserve(40, 60_000)).lease:
                 assert {engine.shard_of(entry.id) for entry in reserved.entries} == {shard}
                 first, *rest = [entry.id for entry in reserved.entries]
@@ -67,7 +68,7 @@ def test_the_basic_path_on_every_server_with_every_client(binary: str, shards: i
 
 def test_all_changes_make_one_round_trip(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(client, shards=4)
-    changes = [Change(name, id, id, id % 2 == 0) for name in "abc" for id in range(1, 400)]
+    changes = [Change(name, LINE, id, id, id % 2 == 0) for name in "abc" for id in range(1, 400)]
     engine.apply(changes)
     sent: list[int] = []
     send_packed = redis.connection.AbstractConnection.send_packed_command
@@ -83,10 +84,23 @@ def test_all_changes_make_one_round_trip(client: redis.Redis, monkeypatch: pytes
 
 def test_changes_of_one_id_are_made_in_their_order(client: redis.Redis) -> None:
     engine = Engine(client)
-    queue = engine.queue("q", 0)
-    engine.apply([Change("q", 1, 50), Change("q", 1, 40, earlier_only=True), Change("q", 1, 45, earlier_only=True)])
+    queue = one_line(engine, "q")
+    engine.apply(
+        [
+            Change("q", LINE, 1, 50),
+            Change("q", LINE, 1, 40, earlier_only=True),
+            Change("q", LINE, 1, 45, earlier_only=True),
+        ]
+    )
     assert queue.peek() == [(1, 40)]
-    engine.apply([Change("q", 1, None), Change("q", 1, 60, earlier_only=True), Change("q", 2, 5), Change("q", 2, None)])
+    engine.apply(
+        [
+            Change("q", LINE, 1, None),
+            Change("q", LINE, 1, 60, earlier_only=True),
+            Change("q", LINE, 2, 5),
+            Change("q", LINE, 2, None),
+        ]
+    )
     assert queue.peek() == [(1, 60)]
 
 
@@ -96,11 +110,11 @@ def test_no_changes_send_nothing() -> None:
 
 def test_a_lease_breaks_when_the_due_time_is_set_and_not_when_it_is_only_ensured(client: redis.Redis) -> None:
     engine = Engine(client)
-    queue = engine.queue("q", 0)
-    engine.apply([Change("q", 1, 0), Change("q", 2, 0)])
+    queue = one_line(engine, "q")
+    engine.apply([Change("q", LINE, 1, 0), Change("q", LINE, 2, 0)])
     lease = queue.reserve(2, 60_000).lease
     assert lease is not None
-    engine.apply([Change("q", 1, 0, earlier_only=True), Change("q", 2, 0)])
+    engine.apply([Change("q", LINE, 1, 0, earlier_only=True), Change("q", LINE, 2, 0)])
     assert queue.reserve(5, 60_000).entries == (Entry(2, 1),)
     assert queue.acknowledge(lease) == 1
 
@@ -135,9 +149,9 @@ def test_closing_ends_wakeups_and_connections_and_may_be_repeated(own_server: Re
 def test_nobody_listening_is_unavailable(act: str) -> None:
     with redis.Redis(port=free_port(), retry=Retry(NoBackoff(), 0)) as client:
         engine = Engine(client)
-        call = {"ping": engine.ping, "apply": lambda: engine.apply([Change("q", 1, 1)] * 3)}
+        call = {"ping": engine.ping, "apply": lambda: engine.apply([Change("q", LINE, 1, 1)] * 3)}
         with pytest.raises(EngineUnavailable) as caught:
-            call.get(act, engine.queue("q", 0).stats)()
+            call.get(act, one_line(engine, "q").stats)()
         assert isinstance(caught.value.__cause__, redis.ConnectionError)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_delayq.engine.engine import Engine
+from tests.engine.lines import one_line
 from tests.engine.virtual import START_MS, VirtualQueue
 
 DAY_MS = 86_400_000
@@ -64,7 +65,7 @@ def test_ensure_takes_an_entry_back_from_a_lease_that_ends_later_than_any_may(vi
 def test_a_lease_that_ends_later_than_any_may_is_neither_honored_by_reserve_nor_by_ensure(
     virtual: VirtualQueue,
 ) -> None:
-    queue = Engine(virtual.client, caller=virtual.queue._caller, longest_lease_ms=1000).queue("default", 0)
+    queue = one_line(Engine(virtual.client, caller=virtual.queue.queue._caller, longest_lease_ms=1000))
     queue.ensure([(1, virtual.now), (2, virtual.now), (3, virtual.now)])
     assert queue.reserve(3, 1000).lease is not None
     assert not queue.reserve(3, 1000).entries, "this one is the longest that may be"

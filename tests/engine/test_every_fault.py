@@ -13,11 +13,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine.engine import Engine, Entry, Lease
+from django_delayq.engine.engine import Engine, Lease
 from django_delayq.engine.records import Change
-from django_delayq.engine.scripts import digest_and_keys, read_texts
+from django_delayq.engine.scripts import digest_of, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
+from tests.engine.lines import LINE, Entry, one_line
 from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
 from tests.support.waiting import wait_until
@@ -143,9 +144,9 @@ def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go
 def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
     proxy: FaultProxy, client: redis.Redis, fault: Fault
 ) -> None:
-    changes = [Change(name, id, id) for name in "abcd" for id in range(1, 6)]
-    changes += [Change("b", 1, None), Change("c", 2, 99), Change("d", 3, 1, earlier_only=True)]
-    Engine(client).apply([Change("b", 9, 9), Change("c", 2, 3)])
+    changes = [Change(name, LINE, id, id) for name in "abcd" for id in range(1, 6)]
+    changes += [Change("b", LINE, 1, None), Change("c", LINE, 2, 99), Change("d", LINE, 3, 1, earlier_only=True)]
+    Engine(client).apply([Change("b", LINE, 9, 9), Change("c", LINE, 2, 3)])
     with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
         proxy.inject(fault, only=b"EVAL")
         with pytest.raises(EngineUnavailable):
@@ -153,7 +154,7 @@ def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
         wait_until(lambda: proxy.met == {fault: 1})
     engine = Engine(client)
     engine.apply(changes)
-    found = {name: dict(engine.queue(name, 0).peek()) for name in "abcd"}
+    found = {name: dict(one_line(engine, name).peek()) for name in "abcd"}
     plain = {id: id for id in range(1, 6)}
     assert found == {
         "a": plain,
@@ -172,12 +173,12 @@ def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
 def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
     proxy: FaultProxy, client: redis.Redis, fault: Fault, request_hit: str, after: int
 ) -> None:
-    queue = Engine(client).queue("default", 0)
-    client.set(queue.keys.entries, "mine")
+    queue = one_line(Engine(client))
+    client.set(queue.entries, "mine")
     with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
-        proxy.inject(fault, only=digest_and_keys(read_texts()[request_hit])[0].encode(), after=after)
+        proxy.inject(fault, only=digest_of(read_texts()[request_hit]).encode(), after=after)
         with pytest.raises(EngineUnavailable):
-            Engine(unlucky).queue("default", 0).ensure([(1, 5)])
+            one_line(Engine(unlucky)).ensure([(1, 5)])
         wait_until(lambda: proxy.met == {fault: 1})
     queue.ensure([(1, 5)])
     assert queue.peek() == [(1, 5)]

@@ -17,6 +17,7 @@ from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients.clients import WORKER, make_client
+from tests.engine.lines import LINE, one_line
 from tests.engine.load import loaded
 from tests.engine.topologies import Clustered, Watched, clustered, watched
 from tests.support.waiting import wait_until
@@ -52,7 +53,7 @@ def is_woken(engine: Engine) -> None:
         with contextlib.suppress(EngineUnavailable):
             while wakeup.wait(0.2):
                 pass
-            engine.apply([Change("alarm", 1, FAR_MS - next(ids))])
+            engine.apply([Change("alarm", LINE, 1, FAR_MS - next(ids))])
         return wakeup.wait(1)
 
     wait_until(is_told)
@@ -105,7 +106,7 @@ def test_slots_that_move_under_load_take_their_entries_along(nodes: Clustered) -
 @pytest.mark.timeout(180)
 def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(nodes: Clustered) -> None:
     engine = engine_of(nodes.url, SHARDS)
-    queue = engine.queue("moving", 0)
+    queue = one_line(engine, "moving")
     queue.ensure([(1, 1), (2, 2)])
     lease = queue.reserve(1, 60_000).lease
     assert lease is not None
@@ -119,7 +120,7 @@ def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(nod
 
     migration.begin()
     use(10)
-    assert migration.move_keys() == 2
+    assert migration.move_keys() == 3
     use(11)
     assert queue.release(lease, [(1, 7)]) == 1
     migration.finish()
@@ -135,7 +136,7 @@ def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gi
 ) -> None:
     """A probe fails too; otherwise a worker would alternate between success and failure."""
     engine = engine_of(nodes.url, SHARDS)
-    queue = engine.queue("lopsided", 0)
+    queue = one_line(engine, "lopsided")
     queue.ensure([(1, 1)])
     queue.probe()
     migration = nodes.migrating(slot_of(engine, "lopsided", 0))
@@ -145,7 +146,7 @@ def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gi
         with pytest.raises(EngineUnavailable, match="a slot of the cluster is being moved"):
             take()
     assert queue.ensure([(1, 0)]) == 1
-    assert migration.move_keys() == 1
+    assert migration.move_keys() == 2
     migration.finish()
     queue.probe()
     assert [entry.id for entry in queue.reserve(5, 60_000).entries] == [1]
@@ -154,4 +155,4 @@ def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gi
 
 
 def slot_of(engine: Engine, name: str, shard: int) -> int:
-    return key_slot(engine.queue(name, shard).keys.entries.encode())
+    return key_slot(one_line(engine, name, shard).entries.encode())

@@ -10,11 +10,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.engine import Engine, Lease
 from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.fault_proxy import FaultProxy
+from tests.engine.lines import LINE, Entry, OneLine, one_line
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import VirtualQueue, virtual_texts
 from tools.servers import free_port
@@ -22,7 +23,7 @@ from tools.servers import free_port
 FAR_MS = 2**41
 
 
-def reserved_lease(queue: DelayQueue, limit: int = 1000) -> Lease:
+def reserved_lease(queue: OneLine, limit: int = 1000) -> Lease:
     lease = queue.reserve(limit, 60_000).lease
     assert lease is not None
     return lease
@@ -41,7 +42,7 @@ def proxied(shared_server: RedisProcess, client: redis.Redis) -> Iterator[tuple[
 
 
 def test_every_command_survives_a_script_flush(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     steps: list[Callable[[], Any]] = [
         lambda: queue.ensure([(1, 0), (2, 0), (3, 0)]),
         lambda: queue.reschedule([(1, 0)]),
@@ -59,9 +60,9 @@ def test_every_command_survives_a_script_flush(client: redis.Redis) -> None:
 
 def test_a_round_trip_of_many_commands_survives_a_script_flush_in_order(client: redis.Redis) -> None:
     engine = Engine(client, shards=2)
-    queue = engine.queue("default", engine.shard_of(7))
+    queue = one_line(engine, "default", engine.shard_of(7))
     queue.remove([1])  # the server knows this one of the scripts only
-    changes = [Change("default", 7, FAR_MS, earlier_only=True), Change("default", 7, None)]
+    changes = [Change("default", LINE, 7, FAR_MS, earlier_only=True), Change("default", LINE, 7, None)]
     for _ in range(2):
         engine.apply(changes)
         assert queue.peek() == [], "the removal came last"
@@ -71,7 +72,7 @@ def test_a_round_trip_of_many_commands_survives_a_script_flush_in_order(client: 
 
 def test_a_restarted_server_serves_the_same_client(own_server: RedisProcess) -> None:
     with own_server.client() as client:
-        queue = Engine(client).queue("default", 0)
+        queue = one_line(Engine(client))
         queue.ensure([(1, 0)])
         own_server.kill()
         with pytest.raises(EngineUnavailable):
@@ -86,17 +87,17 @@ def test_a_restarted_server_serves_the_same_client(own_server: RedisProcess) -> 
 def test_a_stalled_server_is_unavailable_after_the_clients_own_timeout(own_server: RedisProcess) -> None:
     with own_server.client(socket_timeout=0.1) as client:
         engine = Engine(client)
-        engine.apply([Change("default", 1, 0)])
+        engine.apply([Change("default", LINE, 1, 0)])
         own_server.pause()
-        for call in [engine.ping, engine.queue("default", 0).stats, lambda: engine.apply([Change("q", 1, 0)] * 2)]:
+        for call in [engine.ping, one_line(engine).stats, lambda: engine.apply([Change("q", LINE, 1, 0)] * 2)]:
             with pytest.raises(EngineUnavailable):
                 call()
         own_server.resume()
     with own_server.client() as patient:
-        assert Engine(patient).queue("default", 0).stats().total == 1
+        assert one_line(Engine(patient)).stats().total == 1
 
 
-def drain_at_full_memory(client: redis.Redis, queue: DelayQueue) -> None:
+def drain_at_full_memory(client: redis.Redis, queue: OneLine) -> None:
     """Add entries, fill the memory, and resolve all entries in every possible way."""
     queue.ensure([(id, 0) for id in range(1, 101)])
     lease = reserved_lease(queue, 50)
@@ -116,7 +117,7 @@ def drain_at_full_memory(client: redis.Redis, queue: DelayQueue) -> None:
 @pytest.mark.parametrize("binary", binaries())
 def test_out_of_memory_stops_adding_and_nothing_else(binary: str) -> None:
     with RedisProcess(binary, extra=["--maxmemory-policy", "noeviction"]) as server, server.client() as client:
-        queue = Engine(client).queue("default", 0)
+        queue = one_line(Engine(client))
         drain_at_full_memory(client, queue)
         for add in [queue.ensure, queue.reschedule]:
             with pytest.raises(EngineUnavailable, match="memory"):
@@ -132,7 +133,7 @@ def test_a_replica_is_unavailable_and_its_connections_are_dropped(binary: str) -
         replica.client() as client,
     ):
         client.config_set("replica-serve-stale-data", "yes")
-        queue = Engine(client).queue("default", 0)
+        queue = one_line(Engine(client))
         before = client.client_id()
         with pytest.raises(EngineUnavailable):
             queue.ensure([(1, 0)])
@@ -150,7 +151,7 @@ def test_a_loading_or_misconfigured_server_is_told_apart_from_a_wrong_command(cl
         with client.client() as single:
             single.execute_command("AUTH", "reader", "x")
             with pytest.raises(EngineError) as refused:
-                Engine(single).queue("default", 0).ensure([(1, 1)])
+                one_line(Engine(single)).ensure([(1, 1)])
             assert not isinstance(refused.value, EngineUnavailable)
             single.execute_command("AUTH", "default", "")
     finally:
@@ -159,7 +160,7 @@ def test_a_loading_or_misconfigured_server_is_told_apart_from_a_wrong_command(cl
 
 def test_a_lost_reply_changes_nothing_that_may_be_repeated(proxied: tuple[FaultProxy, redis.Redis]) -> None:
     proxy, client = proxied
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     client.ping()
     proxy.lose_next_reply()
     assert queue.ensure([(1, 5), (2, 5)]) == 0, "the first sending had added them already"
@@ -209,10 +210,15 @@ def test_a_lost_reply_of_extend_costs_the_lease_and_not_the_entry(
 def test_a_lost_round_trip_may_be_repeated_whole(proxied: tuple[FaultProxy, redis.Redis]) -> None:
     proxy, client = proxied
     engine = Engine(client)
-    changes = [Change("a", 1, 5), Change("b", 2, 6, earlier_only=True), Change("a", 3, 7), Change("a", 3, None)]
+    changes = [
+        Change("a", LINE, 1, 5),
+        Change("b", LINE, 2, 6, earlier_only=True),
+        Change("a", LINE, 3, 7),
+        Change("a", LINE, 3, None),
+    ]
     client.ping()
     proxy.lose_next_reply()
     engine.apply(changes)
     engine.apply(changes)
-    assert (engine.queue("a", 0).peek(), engine.queue("b", 0).peek()) == ([(1, 5)], [(2, 6)])
+    assert (one_line(engine, "a").peek(), one_line(engine, "b").peek()) == ([(1, 5)], [(2, 6)])
     assert proxy.lost == 1

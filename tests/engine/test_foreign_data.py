@@ -7,10 +7,11 @@ import logging
 import pytest
 import redis
 
-from django_delayq.engine.engine import Engine, Entry
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineError
+from tests.engine.lines import LINE, Entry, one_line, token_of
 from tests.engine.virtual import VirtualQueue
 
 WORDS = [
@@ -66,16 +67,16 @@ def test_a_stale_lease_cannot_touch_garbage_in_its_range(virtual: VirtualQueue) 
     virtual.queue.ensure([(1, virtual.now)])
     lease = virtual.queue.reserve(1, 1000).lease
     assert lease is not None
-    virtual.client.zadd(virtual.entries, {f"x{n}": lease.token for n in range(1500)})
-    assert virtual.queue.acknowledge(lease) == 1000, "bounded even in a forged range"
+    virtual.client.zadd(virtual.entries, {f"x{n}": token_of(lease) for n in range(1500)})
+    assert virtual.queue.acknowledge(lease) == 1
 
 
 def test_garbage_is_told_once_for_each_queue(client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(client, shards=2)
     with caplog.at_level(logging.WARNING, "django_delayq.engine"):
         for _ in range(3):
-            for queue in [engine.queue("a", 0), engine.queue("a", 1), engine.queue("b", 0)]:
-                client.zadd(queue.keys.entries, {"x": 1})
+            for queue in [one_line(engine, "a"), one_line(engine, "a", 1), one_line(engine, "b")]:
+                client.zadd(queue.entries, {"x": 1})
                 assert queue.reserve(1, 1000).discarded == 1
     told = [(record.__dict__["event"], record.__dict__["queue"]) for record in caplog.records]
     assert told == [("foreign_members", "a"), ("foreign_members", "b")]
@@ -98,8 +99,8 @@ def test_a_key_of_another_type_is_moved_aside_and_the_command_works(
 ) -> None:
     client.connection_pool.connection_kwargs["decode_responses"] = decode
     client.connection_pool.disconnect()
-    queue = Engine(client).queue("default", 0)
-    client.set(queue.keys.entries, "mine")
+    queue = one_line(Engine(client))
+    client.set(queue.entries, "mine")
     assert COMMANDS[command](queue)
     (aside,) = client.keys("*foreign*")
     assert client.get(aside) in (b"mine", "mine")
@@ -107,7 +108,7 @@ def test_a_key_of_another_type_is_moved_aside_and_the_command_works(
 
 
 def test_a_counter_of_another_type_is_moved_aside_and_the_lease_is_given(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     queue.ensure([(1, 0)])
     client.rpush(queue.keys.counter, "mine")
     reserved = queue.reserve(1, 1000)
@@ -120,7 +121,7 @@ def test_a_counter_of_another_type_is_moved_aside_and_the_lease_is_given(client:
 
 
 def test_a_lease_on_a_queue_that_was_overwritten_acknowledges_nothing(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     queue.ensure([(1, 0)])
     lease = queue.reserve(1, 1000).lease
     assert lease is not None
@@ -130,34 +131,33 @@ def test_a_lease_on_a_queue_that_was_overwritten_acknowledges_nothing(client: re
         lambda: queue.release(lease, [(1, 0)]),
         lambda: queue.extend(lease, 1000)[1],
     ]:
-        client.delete(queue.keys.entries)
-        client.hset(queue.keys.entries, "a", "b")
+        client.delete(queue.entries)
+        client.hset(queue.entries, "a", "b")
         assert act() == 0
 
 
 def test_a_round_trip_over_many_queues_gets_past_a_key_of_another_type(client: redis.Redis) -> None:
     engine = Engine(client)
-    client.set(engine.queue("b", 0).keys.entries, "mine")
-    engine.apply([Change(name, 1, 5) for name in "abc"])
-    assert [engine.queue(name, 0).peek() for name in "abc"] == [[(1, 5)]] * 3
+    client.set(one_line(engine, "b").entries, "mine")
+    engine.apply([Change(name, LINE, 1, 5) for name in "abc"])
+    assert [one_line(engine, name).peek() for name in "abc"] == [[(1, 5)]] * 3
 
 
 def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     for value in range(20):
-        client.set(queue.keys.entries, value)
+        client.set(queue.entries, value)
         queue.ensure([(1, 1)])
-        client.delete(queue.keys.entries)
+        client.delete(queue.entries)
     kept = [client.get(name) for name in client.keys("*:foreign:*")]
     assert sorted(int(value or -1) for value in kept) == list(range(20))
 
 
 def test_who_writes_his_type_there_all_the_time_gets_an_error_and_not_a_loop(client: redis.Redis) -> None:
     # Renaming without effect simulates a client that always writes the key again first.
-    header = "-- KEYS entries counter entries_aside counter_aside\n-- ARGV\n"
-    texts = {**read_texts(), "set_aside": header + "return {}"}
-    queue = Engine(client, caller=Caller(client, texts)).queue("default", 0)
-    client.set(queue.keys.entries, "mine")
+    texts = {**read_texts(), "set_aside": "return {}"}
+    queue = one_line(Engine(client, caller=Caller(client, texts)))
+    client.set(queue.entries, "mine")
     with pytest.raises(EngineError, match="WRONGTYPE"):
         queue.ensure([(1, 1)])
-    assert client.get(queue.keys.entries) == b"mine"
+    assert client.get(queue.entries) == b"mine"

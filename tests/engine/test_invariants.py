@@ -14,9 +14,10 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import Client
+from tests.engine.lines import LINE, Entry, OneLine, lease_of, one_line, token_of
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
 from tests.support.waiting import wait_until
@@ -25,12 +26,12 @@ TOP_MS = 2**42 - 1
 
 
 @pytest.fixture
-def any_queue(anywhere: Client) -> DelayQueue:
+def any_queue(anywhere: Client) -> OneLine:
     """Yield a queue on each kind of Redis."""
-    return Engine(anywhere).queue("default", 0)
+    return one_line(Engine(anywhere))
 
 
-def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue: DelayQueue) -> None:
+def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue: OneLine) -> None:
     rng, expected = random.Random(4), set[int]()
     for _ in range(60):
         ids = rng.sample(range(1, 500), 40)
@@ -54,7 +55,7 @@ def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue:
 
 
 def test_i5_reserve_gives_the_earliest_due_entries_once_more_counted_until_the_lease_ends(
-    any_queue: DelayQueue,
+    any_queue: OneLine,
 ) -> None:
     any_queue.ensure([(3, 30), (1, 10), (2, 20), (4, TOP_MS)])
     first = any_queue.reserve(2, 60_000)
@@ -64,12 +65,12 @@ def test_i5_reserve_gives_the_earliest_due_entries_once_more_counted_until_the_l
 
 
 def test_i6_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisProcess, client: redis.Redis) -> None:
-    Engine(client).queue("default", 0).ensure([(id, 0) for id in range(1, 4001)])
+    one_line(Engine(client)).ensure([(id, 0) for id in range(1, 4001)])
     taken: list[int] = []
 
     def drain() -> None:
         with shared_server.client() as own:
-            queue = Engine(own).queue("default", 0)
+            queue = one_line(Engine(own))
             while (reserved := queue.reserve(7, 60_000)).lease:
                 taken.extend(entry.id for entry in reserved.entries)
                 queue.acknowledge(reserved.lease)
@@ -82,7 +83,7 @@ def test_i6_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisP
     assert sorted(taken) == list(range(1, 4001))
 
 
-def test_i7_a_lease_changes_only_what_it_still_holds_and_no_token_comes_twice(any_queue: DelayQueue) -> None:
+def test_i7_a_lease_changes_only_what_it_still_holds_and_no_token_comes_twice(any_queue: OneLine) -> None:
     any_queue.ensure([(id, 0) for id in range(1, 301)])
     leases = [any_queue.reserve(1, 60_000 - n % 3).lease for n in range(300)]
     held = [lease for lease in leases if lease]
@@ -91,11 +92,11 @@ def test_i7_a_lease_changes_only_what_it_still_holds_and_no_token_comes_twice(an
     assert any_queue.acknowledge(held[0]) == 0
     assert any_queue.acknowledge(held[1], range(1, 301)) == 1
     assert any_queue.release(held[2], [(id, 5) for id in range(1, 301)]) == 1
-    assert any_queue.acknowledge(Lease(held[3].token + 16), [4]) == 0
+    assert any_queue.acknowledge(lease_of(token_of(held[3]) + 16), [4]) == 0
     assert any_queue.stats().total == 299
 
 
-def test_i8_ensure_may_be_repeated_and_moves_nothing_later_or_out_of_a_lease(any_queue: DelayQueue) -> None:
+def test_i8_ensure_may_be_repeated_and_moves_nothing_later_or_out_of_a_lease(any_queue: OneLine) -> None:
     any_queue.ensure([(1, 5), (2, 50)])
     any_queue.reserve(1, 60_000)
     before = any_queue.peek()
@@ -104,7 +105,7 @@ def test_i8_ensure_may_be_repeated_and_moves_nothing_later_or_out_of_a_lease(any
     assert any_queue.peek() == before
 
 
-def test_i9_no_lease_survives_a_reschedule(any_queue: DelayQueue) -> None:
+def test_i9_no_lease_survives_a_reschedule(any_queue: OneLine) -> None:
     any_queue.ensure([(1, 5)])
     lease = any_queue.reserve(1, 60_000).lease
     assert lease is not None
@@ -117,13 +118,13 @@ def test_i9_no_lease_survives_a_reschedule(any_queue: DelayQueue) -> None:
 
 def test_i10_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Redis) -> None:
     engine = Engine(client)
-    queue = engine.queue("default", 0)
+    queue = one_line(engine)
     wakeup = engine.wakeup(["default"])
     wakeup.start()
     assert wakeup.wait(20)
     rng = random.Random(10)
     for due_ms in sorted(rng.sample(range(TOP_MS), 200), reverse=True):
-        engine.apply([Change("default", rng.randrange(1, 50), due_ms, earlier_only=rng.random() < 0.5)])
+        engine.apply([Change("default", LINE, rng.randrange(1, 50), due_ms, earlier_only=rng.random() < 0.5)])
         assert queue.stats().next_due_ms == due_ms
         assert wakeup.wait(20), "the worker would have slept past it"
         assert not wakeup.wait(0), "one change is one wake-up"
@@ -131,10 +132,10 @@ def test_i10_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Red
 
 
 def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     fill = "for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do redis.call('ZADD', KEYS[1], 1024, ARGV[3] .. i) end"
     for first in range(1, 1_000_001, 50_000):
-        client.eval(fill, 1, queue.keys.entries, first, first + 49_999, "" if first <= 500_000 else "junk")
+        client.eval(fill, 1, queue.entries, first, first + 49_999, "" if first <= 500_000 else "junk")
     assert queue.stats().due == 1_000_000
     seen: set[int] = set()
     for _ in range(3):
@@ -144,21 +145,22 @@ def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client:
         assert reserved.lease is not None
         assert queue.acknowledge(reserved.lease) == 1000
     assert len(seen) == 3000
-    client.zremrangebylex(queue.keys.entries, "-", "(j")
+    client.zremrangebylex(queue.entries, "-", "(j")
     for _ in range(3):
         assert queue.reserve(1_000_000, 60_000).discarded == 1000
     assert queue.stats().total == 500_000 - 3000
     assert len(queue.peek(1_000_000)) <= 500
-    client.delete(queue.keys.entries)
+    client.delete(queue.entries)
 
 
 def test_i11_more_than_a_thousand_arguments_are_several_commands_in_one_round_trip(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
+    queue = one_line(Engine(client))
     entries = [(id, 0) for id in range(1, 2501)]
     queue.ensure(entries[:1])
     lease = queue.reserve(1, 60_000).lease
     assert lease is not None
     queue.acknowledge(lease, [1])
+    lease = lease_of(token_of(lease), ids=range(1, 2501))
     queue.reschedule([])
     for act in [
         lambda: queue.ensure(entries),
@@ -173,7 +175,7 @@ def test_i11_more_than_a_thousand_arguments_are_several_commands_in_one_round_tr
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
 
 
-def test_i12_whatever_is_sent_twice_is_done_once(any_queue: DelayQueue) -> None:
+def test_i12_whatever_is_sent_twice_is_done_once(any_queue: OneLine) -> None:
     for wish in [[(1, 5), (2, 6)], [(1, 4)]]:
         any_queue.ensure(wish)
         assert any_queue.ensure(wish) == 0
@@ -241,11 +243,11 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
 
 def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:
     keys = Engine(client).queue("default", 0).keys
-    given_keys = [keys.entries, keys.counter, keys.wake]
+    given_keys = [*keys, keys.line(LINE), keys.line("other")]
     client.acl_setuser("bound", enabled=True, passwords=["+x"], categories=["+@all"], keys=given_keys)
     with client.client() as bound:
         bound.execute_command("AUTH", "bound", "x")
-        queue = Engine(bound).queue("default", 0)
+        queue = one_line(Engine(bound))
         queue.ensure([(1, 0), (2, 0)])
         queue.reschedule([(3, 0)])
         lease = queue.reserve(9, 60_000).lease
@@ -253,5 +255,10 @@ def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis)
         lease, _ = queue.extend(lease, 60_000)
         assert queue.acknowledge(lease, [1]) + queue.release(lease, [(2, 5)]) + queue.acknowledge(lease) == 3
         assert queue.stats().total == len(queue.peek()) == queue.remove([2]) == 1
+        every = queue.queue
+        every.ensure("other", [(1, 0)])
+        every.correct_heads()
+        every.probe()
+        assert every.stats().total == len(every.peek()) == len(every.reserve({LINE: 1, "other": 1}, 9).entries) == 1
         bound.execute_command("AUTH", "default", "")
     client.acl_deluser("bound")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.engine.engine import Entry, Lease
+from django_delayq.engine.engine import Lease
+from tests.engine.lines import Entry, token_of
 from tests.engine.virtual import VirtualQueue
 
 
@@ -95,7 +96,7 @@ def test_a_stale_lease_acknowledges_releases_and_extends_nothing(virtual: Virtua
 
 def test_a_rescheduled_entry_is_out_of_its_old_lease(virtual: VirtualQueue) -> None:
     lease = leased(virtual, 1)
-    virtual.queue.reschedule([(1, lease.token // 1024 % 2**42)])  # due exactly when the lease would have ended
+    virtual.queue.reschedule([(1, token_of(lease) // 1024 % 2**42)])  # due exactly when the lease would have ended
     assert virtual.queue.acknowledge(lease) == 0
     assert virtual.queue.release(lease, [(1, 0)]) == 0
     assert virtual.queue.extend(lease, 5)[1] == 0
@@ -158,7 +159,7 @@ def test_an_extended_lease_keeps_the_count_of_deliveries(virtual: VirtualQueue) 
 
 def test_a_lease_never_reaches_its_neighbours_of_the_same_millisecond(virtual: VirtualQueue) -> None:
     before, lease, after = leased(virtual, 1), leased(virtual, 2), leased(virtual, 3)
-    assert after.token - lease.token == lease.token - before.token == 16
+    assert token_of(after) - token_of(lease) == token_of(lease) - token_of(before) == 16
     for act in [
         lambda: virtual.queue.acknowledge(lease, [1, 3]),
         lambda: virtual.queue.release(lease, [(1, 0), (3, 0)]),

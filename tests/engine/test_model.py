@@ -10,6 +10,7 @@ import redis
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.engine import lines_model
 from tests.engine.model import machine
 
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
@@ -23,3 +24,8 @@ PROFILES = {
 @pytest.mark.timeout(0 if PROFILE == "nightly" else 120)
 def test_any_sequence_of_commands_does_what_the_model_does(client: redis.Redis) -> None:
     run_state_machine_as_test(machine(client), settings=PROFILES[PROFILE])
+
+
+@pytest.mark.timeout(0 if PROFILE == "nightly" else 120)
+def test_any_sequence_of_commands_on_several_lines_does_what_the_model_does(client: redis.Redis) -> None:
+    run_state_machine_as_test(lines_model.machine(client), settings=PROFILES[PROFILE])

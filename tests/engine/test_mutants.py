@@ -19,11 +19,22 @@ from hypothesis.stateful import run_state_machine_as_test
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineUnavailable
-from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve
+from tests.engine import (
+    lines_model,
+    test_ensure,
+    test_faults,
+    test_foreign_data,
+    test_leases,
+    test_lines,
+    test_looking,
+    test_reserve,
+)
+from tests.engine.lines import one_line
 from tests.engine.model import machine
 from tests.engine.virtual import VirtualQueue
 
 # file under lua/, a piece that it contains once, its replacement
+LEASE = "include/lease.lua"
 MUTANTS = {
     "leases of one millisecond share a token": ("include/token.lua", "(last + step) % 64", "0"),
     "a token still in use is given out": ("include/token.lua", "DELIVERIES - 1)) == 0", "DELIVERIES - 1)) >= 0"),
@@ -44,41 +55,41 @@ MUTANTS = {
     "every change wakes": ("include/wake.lua", "ms_of(after) < ms_of(before)", "true"),
     "the next time forgets leases": ("include/head.lua", "local only = waiting or leased", "local only = waiting"),
     "the next time is the later one": ("include/head.lua", "math.min", "math.max"),
-    "ensure overwrites": ("ensure.lua", "'NX', unpack(ARGV, 3)", "unpack(ARGV, 3)"),
+    "ensure overwrites": ("ensure.lua", "'NX', unpack(ARGV, 4)", "unpack(ARGV, 4)"),
     "ensure never moves": ("ensure.lua", "wanted < held - deliveries", "wanted > held - deliveries"),
     "ensure may move a later duplicate over an earlier one": ("ensure.lua", "'XX', 'LT', 'CH'", "'XX', 'CH'"),
     "ensure moves leased entries": ("ensure.lua", "held < LEASED and wanted", "wanted"),
     "ensure forgets deliveries": ("ensure.lua", "text(wanted + deliveries)", "text(wanted)"),
     "ensure believes in every lease": ("ensure.lua", "if held >= no_lease", "if false"),
-    "ensure does not wake": ("ensure.lua", "wake_if_earlier(KEYS[1], ARGV[1], head)", ""),
+    "ensure does not wake": ("ensure.lua", "wake_if_earlier(KEYS[2], ARGV[1], head)", ""),
     "reschedule keeps leases": ("reschedule.lua", "'CH', unpack", "'CH', 'LT', unpack"),
-    "reschedule does not wake": ("reschedule.lua", "wake_if_earlier(KEYS[1], ARGV[1], head)", ""),
+    "reschedule does not wake": ("reschedule.lua", "wake_if_earlier(KEYS[2], ARGV[1], head)", ""),
     "remove takes the first id only": ("remove.lua", "unpack(ARGV)", "ARGV[1]"),
     "reserve gives out the next millisecond": (
-        "reserve.lua",
-        "(now + tonumber(ARGV[3])) * MS + MS - 1",
-        "(now + tonumber(ARGV[3])) * MS + MS",
+        LEASE,
+        "(now + tonumber(ARGV[2])) * MS + MS - 1",
+        "(now + tonumber(ARGV[2])) * MS + MS",
     ),
     "reserve is a millisecond late": (
-        "reserve.lua",
-        "(now + tonumber(ARGV[3])) * MS + MS - 1",
-        "(now + tonumber(ARGV[3])) * MS - 1",
+        LEASE,
+        "(now + tonumber(ARGV[2])) * MS + MS - 1",
+        "(now + tonumber(ARGV[2])) * MS - 1",
     ),
-    "reserve ignores ahead_ms": ("reserve.lua", "now + tonumber(ARGV[3])", "now"),
+    "reserve ignores ahead_ms": (LEASE, "now + tonumber(ARGV[2])", "now"),
     "a lease ends a millisecond late": (
-        "reserve.lua",
+        LEASE,
         "lease(text(LEASED), LEASED + now * MS + MS - 1)",
         "lease(text(LEASED), LEASED + now * MS - 1)",
     ),
-    "lapsed leases are lost": ("reserve.lua", "lease(text(LEASED), LEASED + now * MS + MS - 1)\n", ""),
-    "deliveries are not counted": ("reserve.lua", "score % DELIVERIES + 1", "1"),
-    "deliveries overflow into the token": ("reserve.lua", "DELIVERIES - 1)\n        ids", "DELIVERIES)\n        ids"),
-    "nothing is leased": ("reserve.lua", "redis.call('ZADD', KEYS[1], 'XX', unpack(moves))", ""),
-    "the limit does not span both kinds": ("reserve.lua", "math.min(limit - #ids, budget)", "math.min(limit, budget)"),
-    "junk stops a reserve": ("reserve.lua", "#junk == 0 or ", "true or "),
-    "junk is not counted": ("reserve.lua", "discarded = discarded + redis", "redis"),
-    "junk beyond all times stays": ("reserve.lua", "discard(redis.call(", "local _ = (redis.call("),
-    "junk is bounded by nothing": ("reserve.lua", "budget = budget - #found / 2", ""),
+    "lapsed leases are lost": (LEASE, "lease(text(LEASED), LEASED + now * MS + MS - 1)\n", ""),
+    "deliveries are not counted": (LEASE, "score % DELIVERIES + 1", "1"),
+    "deliveries overflow into the token": (LEASE, "DELIVERIES - 1)\n          ids", "DELIVERIES)\n          ids"),
+    "nothing is leased": (LEASE, "redis.call('ZADD', line, 'XX', unpack(moves))", ""),
+    "the limit does not span both kinds": (LEASE, "math.min(limit - #ids, budget)", "math.min(limit, budget)"),
+    "junk stops a reserve": (LEASE, "#junk == 0 or ", "true or "),
+    "junk is not counted": (LEASE, "discarded = discarded + redis", "redis"),
+    "junk beyond all times stays": (LEASE, "discard(line, redis.call(", "local _ = (redis.call("),
+    "junk is bounded by nothing": (LEASE, "budget = budget - #members", ""),
     "acknowledging ignores the lease": (
         "acknowledge.lua",
         "score >= token and score < token + DELIVERIES",
@@ -89,24 +100,37 @@ MUTANTS = {
         "token + DELIVERIES then",
         "token + 2 * DELIVERIES then",
     ),
-    "acknowledging all reaches the next lease": (
-        "acknowledge_all.lua",
-        "token + DELIVERIES - 1",
-        "token + DELIVERIES + 15",
-    ),
-    "acknowledging all forgets repeated deliveries": ("acknowledge_all.lua", "token + DELIVERIES - 1", "token + 1"),
-    "acknowledging all is off by one": ("acknowledge_all.lua", "math.min(held, 1000) - 1", "math.min(held, 1000)"),
     "release ignores the lease": ("release.lua", "score >= token and score < token + DELIVERIES", "score >= 0"),
     "release counts the delivery": ("release.lua", "score - token - 1", "score - token"),
-    "release does not wake": ("release.lua", "wake_if_earlier(KEYS[1], ARGV[1], head)", ""),
+    "release does not wake": ("release.lua", "wake_if_earlier(KEYS[2], ARGV[1], head)", ""),
     "extend keeps the token": ("extend.lua", "text(new + (held[i + 1] - old))", "text(old + (held[i + 1] - old))"),
     "extend reaches the next lease": ("extend.lua", "old + DELIVERIES - 1", "old + DELIVERIES + 15"),
     "extend forgets deliveries": ("extend.lua", "text(new + (held[i + 1] - old))", "text(new + 1)"),
     "extend loses the lowest bit": ("extend.lua", "text(new + (held[i + 1] - old))", "text(new + held[i + 1] - old)"),
-    "stats count lapsed leases as live": ("stats.lua", "'(' .. text(LEASED + due)", "text(LEASED)"),
+    "stats count lapsed leases as live": ("stats.lua", "'(' .. text(LEASED + till)", "text(LEASED)"),
     "stats forget lapsed leases": ("stats.lua", "waiting + lapsed", "waiting"),
     "peek hides leases": ("peek.lua", "show(text(LEASED), '(' .. text(BEYOND))", ""),
     "peek shows junk": ("peek.lua", "if is_id(found[i])", "if true"),
+    "a pushed line has no head": ("ensure.lua", "set_head(KEYS[1], KEYS[2])", ""),
+    "a moved line keeps its head": ("reschedule.lua", "set_head(KEYS[1], KEYS[2])", ""),
+    "a line keeps its head although entries were removed": ("remove.lua", "set_head(KEYS[1], KEYS[2])", ""),
+    "a line keeps its head although entries were acknowledged": ("acknowledge.lua", "set_head(KEYS[1], KEYS[2])", ""),
+    "a released entry is not in the head": ("release.lua", "set_head(KEYS[1], KEYS[2])", ""),
+    "an extended lease is not in the head": ("extend.lua", "set_head(KEYS[1], KEYS[3])", ""),
+    "a reserve leaves the head as it was": ("reserve.lua", "set_head(KEYS[1], KEYS[i])", ""),
+    "a line without entries keeps its head": ("include/head.lua", "redis.call('ZREM', heads, name)", ""),
+    "the heads end a millisecond early": ("reserve.lua", "tonumber(ARGV[4])", "tonumber(ARGV[4]) - 1"),
+    "the limits of lines are mixed up": ("reserve.lua", "ARGV[i + 2]", "ARGV[5]"),
+    "foreign heads are believed": ("include/names.lua", "#found[i] > 3000 or", "false and"),
+    "long foreign heads are sent": ("include/names.lua", "#found[i] > 3000 or", ""),
+    "foreign heads stay": ("include/names.lua", "redis.call('ZREM', heads, unpack(junk))", ""),
+    "heads before 1970 are believed": ("include/names.lua", "math.max(tonumber(found[i + 1]), 0)", "found[i + 1]"),
+    "a line never ends": ("include/keep.lua", "redis.call('PEXPIRE', key, text(needed + DAY))", ""),
+    "a line ends before its last entry is due": ("include/keep.lua", "math.max(last_ms - now_ms(), 0) + DAY", "DAY"),
+    "foreign heads stop an ensure half-way": ("ensure.lua", "redis.call('ZCARD', KEYS[1])", ""),
+    "foreign heads stop a reschedule half-way": ("reschedule.lua", "redis.call('ZCARD', KEYS[1])", ""),
+    "foreign heads stop a removal half-way": ("remove.lua", "redis.call('ZCARD', KEYS[1])", ""),
+    "foreign heads stop an acknowledgement half-way": ("acknowledge.lua", "redis.call('ZCARD', KEYS[1])", ""),
 }  # fmt: skip
 
 STEP = int(os.environ.get("DELAYQ_TEST_MUTANTS_STEP", "1"))
@@ -115,7 +139,7 @@ STEP = int(os.environ.get("DELAYQ_TEST_MUTANTS_STEP", "1"))
 # Each begins with a removal; without it nothing drains at full memory.
 FULL_MEMORY_MUTANTS = ["reserve", "release", "extend"]
 
-MODULES = [test_reserve, test_leases, test_ensure, test_foreign_data, test_looking]
+MODULES = [test_reserve, test_leases, test_ensure, test_foreign_data, test_looking, test_lines]
 QUICK = settings(  # what needs luck here should rather have a unit test
     max_examples=100,
     stateful_step_count=30,
@@ -155,10 +179,11 @@ def is_caught(client: redis.Redis, texts: Mapping[str, str]) -> bool:
             check(VirtualQueue(client, texts))
         except Exception:
             return True
-    try:
-        run_state_machine_as_test(machine(client, texts), settings=QUICK)
-    except Exception:
-        return True
+    for make in (machine, lines_model.machine):
+        try:
+            run_state_machine_as_test(make(client, texts), settings=QUICK)
+        except Exception:
+            return True
     return False
 
 
@@ -181,9 +206,9 @@ def test_a_mutant_is_caught(client: redis.Redis, path: str, old: str, new: str) 
 
 @pytest.mark.parametrize("name", FULL_MEMORY_MUTANTS)
 def test_a_command_that_does_not_begin_with_a_removal_is_caught(client: redis.Redis, name: str) -> None:
-    texts = mutated(f"{name}.lua", "redis.call('ZREM', KEYS[1], '')", "0" if name == "reserve" else "local _ = 0")
+    texts = mutated(f"{name}.lua", "redis.call('ZREM', KEYS[1], '%')", "local _ = 0")
     try:
         with pytest.raises(EngineUnavailable):
-            test_faults.drain_at_full_memory(client, Engine(client, caller=Caller(client, texts)).queue("default", 0))
+            test_faults.drain_at_full_memory(client, one_line(Engine(client, caller=Caller(client, texts))))
     finally:
         client.config_set("maxmemory", 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.engine.engine import Entry
+from tests.engine.lines import Entry
 from tests.engine.virtual import VirtualQueue
 
 

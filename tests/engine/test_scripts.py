@@ -9,12 +9,13 @@ import pytest
 import redis
 
 from django_delayq.engine.records import QueueKeys
-from django_delayq.engine.scripts import Call, Caller, digest_and_keys, read_texts
+from django_delayq.engine.scripts import Call, Caller, digest_of, read_texts
 
 FOLDER = files("django_delayq.engine") / "lua"
 TEXTS = read_texts()
 COMMANDS = sorted(TEXTS)
-KEYS = QueueKeys.of("delayq", "default", 0, 1)
+QUEUE = QueueKeys.of("delayq", "default", 0, 1)
+KEYS = (QUEUE.heads, QUEUE.line("a"))
 
 
 def raw(name: str) -> str:
@@ -44,16 +45,11 @@ def test_the_head_declares_what_the_command_uses(name: str) -> None:
     head = dict(re.findall(r"^-- (KEYS|ARGV|RETURN)(?: (.*))?$", raw(name), re.MULTILINE))
     assert list(head) == ["KEYS", "ARGV", "RETURN"]
     body = re.sub(r"^--.*$", "", TEXTS[name], flags=re.MULTILINE)
-    declared_keys = len(head["KEYS"].split())
-    if name == "set_aside":  # the one that goes through its keys by a variable
-        assert "KEYS[i]" in body
-        assert "KEYS[i + 2]" in body
-        assert declared_keys == 4
-    else:
-        assert highest("KEYS", body) == declared_keys
-    fixed = head["ARGV"].split("[")[0].split()
-    assert highest("ARGV", body) == len(fixed)
-    assert ("#ARGV" in body or "unpack(ARGV" in body) == ("[" in head["ARGV"])
+    for table, several in {"KEYS": r"#KEYS|\(KEYS[,)]|KEYS\[i", "ARGV": r"#ARGV|unpack\(ARGV|ARGV\[\(?i"}.items():
+        fixed = head[table].split("[")[0].split()
+        is_passed_on = table == "KEYS" and "(KEYS, " in body  # to a piece that takes all of them
+        assert highest(table, body) == len(fixed)
+        assert is_passed_on or bool(re.search(several, body)) == ("[" in head[table])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -65,16 +61,11 @@ def test_no_include_is_left_and_none_is_put_in_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_digest_is_the_servers(client: redis.Redis, name: str) -> None:
-    assert client.script_load(TEXTS[name]) == digest_and_keys(TEXTS[name])[0]
-
-
-def test_a_text_without_a_head_is_refused() -> None:
-    with pytest.raises(ValueError, match="unpack"):
-        digest_and_keys("return 1")
+    assert client.script_load(TEXTS[name]) == digest_of(TEXTS[name])
 
 
 def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Redis) -> None:
-    caller, calls = Caller(client), [Call("stats", KEYS), Call("remove", KEYS, ("1",))]
+    caller, calls = Caller(client), [Call("stats", KEYS[1:]), Call("remove", KEYS, ("1",))]
     client.script_flush()
     caller.run(calls)
     client.config_resetstat()
@@ -86,14 +77,14 @@ def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Re
 
 
 def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.Redis) -> None:
-    client.set(KEYS.entries, "mine")
-    other = QueueKeys.of("delayq", "other", 0, 1)
+    client.set(KEYS[1], "mine")
+    other = (QUEUE.heads, QUEUE.line("b"))
     replies = Caller(client).run([Call("remove", other, ("1",)), Call("remove", KEYS, ("1",))])
     assert replies[0] == 0
     assert isinstance(replies[1], redis.ResponseError)
 
 
 def test_a_command_that_is_no_lua_is_an_error_reply(client: redis.Redis) -> None:
-    broken = Caller(client, {"stats": "-- KEYS entries\n-- ARGV\n-- RETURN\nthis is not Lua"})
-    (reply,) = broken.run([Call("stats", KEYS)])
+    broken = Caller(client, {"stats": "this is not Lua"})
+    (reply,) = broken.run([Call("stats", KEYS[1:])])
     assert isinstance(reply, redis.ResponseError)

@@ -14,6 +14,7 @@ from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.certificates import Authority, Certificate, find_openssl
+from tests.engine.lines import one_line
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, SentinelProcess, clustered
@@ -121,7 +122,7 @@ def test_who_cannot_be_verified_gets_nowhere(
         before = client.dbsize()
         engine = engine_of(urls[case])
         with pytest.raises(EngineUnavailable):
-            engine.queue("q", 0).ensure([(1, 1)])
+            one_line(engine, "q").ensure([(1, 1)])
         assert client.dbsize() == before
         engine.close()
 

@@ -19,6 +19,7 @@ from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.engine.wakeup import Wakeup
 from tests.engine.fault_proxy import FaultProxy
+from tests.engine.lines import LINE
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 
@@ -47,13 +48,13 @@ def test_an_earlier_due_time_ends_the_wait(waking: tuple[Engine, Wakeup]) -> Non
     ids = [next(id for id in range(1, 100) if engine.shard_of(id) == shard) for shard in (0, 1)]
     for due_ms in [FAR_MS, FAR_MS - 1]:
         for id in ids:
-            engine.apply([Change("default", id, due_ms, earlier_only=True)])
+            engine.apply([Change("default", LINE, id, due_ms, earlier_only=True)])
             assert wakeup.wait(LONG)
 
 
 def test_a_wait_that_nothing_ends_lasts_its_time(waking: tuple[Engine, Wakeup]) -> None:
     engine, wakeup = waking
-    engine.apply([Change("other", 1, FAR_MS)])
+    engine.apply([Change("other", LINE, 1, FAR_MS)])
     started = time.monotonic()
     assert not wakeup.wait(0.05)
     assert time.monotonic() - started >= 0.05
@@ -113,7 +114,7 @@ def test_a_killed_subscriber_wakes_and_subscribes_anew(client: redis.Redis, waki
     assert wakeup.wait(LONG), "an error ends the wait"
     wait_until(lambda: subscribers(client) not in ([], [killed]))
     assert wakeup.wait(LONG), "so is the new subscription"
-    engine.apply([Change("default", 1, 5)])
+    engine.apply([Change("default", LINE, 1, 5)])
     assert wakeup.wait(LONG)
 
 
@@ -254,7 +255,7 @@ def test_any_client_is_woken(shared_server: RedisProcess, options: dict[str, Any
         assert wakeup.wait(LONG)
         assert not wakeup.wait(0.4 + options.get("socket_timeout", 0.0))
         for name in ["ü", "default"]:
-            engine.apply([Change(name, 1, FAR_MS)])
+            engine.apply([Change(name, LINE, 1, FAR_MS)])
             assert wakeup.wait(LONG)
         engine.close()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_delayq.engine.engine import DelayQueue, Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import Caller, read_texts
+from tests.engine.lines import OneLine, one_line
 
 START_MS = 1_700_000_000_000
 
@@ -27,19 +28,21 @@ def _lua_key(kind: str) -> str:
 
 
 class VirtualQueue:
-    """One `DelayQueue` with a virtual clock, also on a cluster."""
+    """One line with a virtual clock, also on a cluster."""
 
     def __init__(self, client: Any, texts: Mapping[str, str] | None = None, queue: str = "default") -> None:
         self.client = client
         self._name, self._texts = queue, virtual_texts(texts)
         self.queue = self.through(client)
-        self.entries = self.queue.keys.entries
+        self.entries = self.queue.entries
         self._tag = self.entries[self.entries.index("{") : self.entries.index("}") + 1]
         self.set_clock(START_MS)
 
-    def through(self, client: Any) -> DelayQueue:
+    def through(self, client: Any) -> OneLine:
         """Return the same queue and clock with another client."""
-        return Engine(client, caller=Caller(client, self._texts)).queue(self._name, 0)
+        line = one_line(Engine(client, caller=Caller(client, self._texts)), self._name)
+        line.is_alone = True
+        return line
 
     def set_clock(self, ms: int) -> None:
         """Set the clock to `ms`, and to the most microseconds within that millisecond."""
@@ -58,9 +61,9 @@ class VirtualQueue:
         self.client.delete(key)
         return said
 
-    def snapshot(self) -> tuple[dict[bytes, float], Any]:
-        """All that the server holds for the queue."""
-        return self.members(), self.client.get(self.queue.keys.counter)
+    def snapshot(self) -> tuple[dict[bytes, float], Any, int | None]:
+        """All that the server holds for the line."""
+        return self.members(), self.client.get(self.queue.keys.counter), self.queue.head()
 
     def waiting(self) -> dict[int, int]:
         """Due times by id, of what is under no lease."""

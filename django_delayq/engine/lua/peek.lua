@@ -1,5 +1,5 @@
 -- Returns up to `limit` pending and as many leased entries, each kind earliest first. Changes nothing.
--- KEYS entries
+-- KEYS line
 -- ARGV limit
 -- RETURN {id, ms, id, ms ...}: the due time or the lease's expiry
 

@@ -1,6 +1,6 @@
 -- Makes those of the ids that this lease still holds pending again. The delivery is not counted, so a high count means
 -- deliveries without a result.
--- KEYS entries
+-- KEYS heads line
 -- ARGV wake token [score id ...]
 -- RETURN number of entries released
 
@@ -9,14 +9,14 @@
 --- include wake
 
 -- First a removal, so that it works at maxmemory (see reserve).
-redis.call('ZREM', KEYS[1], '')
+redis.call('ZREM', KEYS[1], '%')
 local token = tonumber(ARGV[2])
-local head = waiting_head(KEYS[1])
+local head = waiting_head(KEYS[2])
 local ids, moves = {}, {}
 for i = 4, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
-local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
+local scores = redis.call('ZMSCORE', KEYS[2], unpack(ids))
 for i = 1, #ids do
   local score = tonumber(scores[i] or -1)
   if score >= token and score < token + DELIVERIES then
@@ -27,6 +27,7 @@ end
 if #moves == 0 then
   return 0
 end
-local released = redis.call('ZADD', KEYS[1], 'XX', 'CH', unpack(moves))
-wake_if_earlier(KEYS[1], ARGV[1], head)
+local released = redis.call('ZADD', KEYS[2], 'XX', 'CH', unpack(moves))
+set_head(KEYS[1], KEYS[2])
+wake_if_earlier(KEYS[2], ARGV[1], head)
 return released

@@ -1,5 +1,5 @@
--- Counts the entries by three look-ups by score, independent of their number.
--- KEYS entries
+-- Counts the entries of lines by three look-ups by score for each, independent of their number.
+-- KEYS [line ...]
 -- ARGV
 -- RETURN {total, under a live lease, due, next ms or -1, now ms}
 
@@ -8,8 +8,16 @@
 --- include head
 
 local now = now_ms()
-local due = now * MS + MS - 1
-local waiting = redis.call('ZCOUNT', KEYS[1], '-inf', text(due))
-local lapsed = redis.call('ZCOUNT', KEYS[1], text(LEASED), text(LEASED + due))
-local leased = redis.call('ZCOUNT', KEYS[1], '(' .. text(LEASED + due), '(' .. text(BEYOND))
-return {redis.call('ZCARD', KEYS[1]), leased, waiting + lapsed, next_ms(KEYS[1]) or -1, now}
+local till = now * MS + MS - 1
+local total, leased, due, next = 0, 0, 0, -1
+for _, line in ipairs(KEYS) do
+  local waiting = redis.call('ZCOUNT', line, '-inf', text(till))
+  local lapsed = redis.call('ZCOUNT', line, text(LEASED), text(LEASED + till))
+  total, due = total + redis.call('ZCARD', line), due + waiting + lapsed
+  leased = leased + redis.call('ZCOUNT', line, '(' .. text(LEASED + till), '(' .. text(BEYOND))
+  local ms = next_ms(line)
+  if ms and (next < 0 or ms < next) then
+    next = ms
+  end
+end
+return {total, leased, due, next, now}

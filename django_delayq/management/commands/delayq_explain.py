@@ -205,7 +205,7 @@ def _held_until(row: Timeout, now: datetime, using: str) -> datetime | None:
         return row.claimed_until
     with suppress(ConfigError, EngineError):  # the doctor shows why Redis does not answer
         if engine := get_engine(using):
-            entries = dict(engine.queue(row.queue, engine.shard_of(row.pk)).peek(PEEKED))
+            entries = dict(engine.queue(row.queue, engine.shard_of(row.pk)).peek(PEEKED, row.policy))
             # The entry of a due row has a time in the future only while it is leased, or after it could not be fired.
             if (ahead_ms := entries.get(row.pk, 0) - clock.to_ms(now)) > 0:
                 return now + timedelta(milliseconds=ahead_ms)

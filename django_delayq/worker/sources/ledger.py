@@ -1,9 +1,8 @@
 """Claim due rows in the ledger, each for one worker.
 
-Without Redis, `LedgerSource` reads them once a second. `PacedSource` always claims those of policies with a rate, as
-many as may begin soon, and `SlotQueue` keeps their works until their slots come. Redis only wakes the worker for them.
-It delivers an entry once, whatever the length of the backlog, and the worker removes it: until it is claimed shortly
-before its slot, a timeout is neither leased nor claimed, and takes no room from other policies.
+Without Redis, `LedgerSource` asks once a second which lines have some. `PacedSource` always claims those of policies
+with a rate, as many as may begin soon, and `SlotQueue` keeps their works until their slots come. Redis only shows that
+their line is due: until it is claimed shortly before its slot, a timeout is neither leased nor claimed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import heappop, heappush
@@ -19,20 +18,19 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.conf import get_settings
-from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Work
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.statements import chunks
-from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
+    from django_delayq.worker.lines import Lines, MayRun
 
 POLL_SECONDS: Final = 1.0
-"""Without Redis, how late a timeout may be. With a rate, one that no entry in Redis has announced, or that another
-worker has released."""
+"""Without Redis, how late a timeout may be."""
 BUSY_SECONDS: Final = 0.1
 """When to ask again while this worker has enough timeouts of the policy, or another worker is claiming some."""
 PREPARATION_SECONDS: Final = 0.02
@@ -62,37 +60,41 @@ class LedgerSource:
         self._skew = skew
         self._lock = threading.Lock()
         self._poll_at = 0.0
+        self._with_more: Collection[str] = ()
+        """The lines that had more due rows than were claimed when they were asked last."""
         self._claimed: dict[int, datetime] = {}
         """Until when each id is claimed."""
         self._again: dict[datetime, dict[int, datetime]] = {}
         """What to release, by the expiry of its claim."""
 
-    def take(self, room: int) -> Batch:
-        """Claim at most `room` due rows, once a second, or at once while more are due."""
-        wait = self._poll_at - time.monotonic()
-        return Batch(wait_seconds=wait) if wait > 0 else self.take_now(room)
+    def check_now(self) -> None:
+        """Make the next `due` ask."""
+        self._poll_at = 0.0
 
-    def take_now(self, room: int) -> Batch:
-        """Do the same without waiting for the next second."""
+    def due(self, lines: Lines) -> Collection[str]:
+        """Ask once a second. In between the lines that had more are due."""
+        if time.monotonic() < self._poll_at:
+            return self._with_more
         self._poll_at = time.monotonic() + POLL_SECONDS
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
-        paced = [label for policy in registry if policy.rate for label in policy.labels]
-        without = [*firing_state.unknown.labels(), *paced]
-        if not claiming.is_any_claimable(self._using, self.queues, without):
-            return Batch(wait_seconds=POLL_SECONDS)
-        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease, without))
-        if len(claims) < room:
-            return Batch(claims, POLL_SECONDS)
-        self._poll_at = 0.0
-        return Batch(claims, is_part=True)
+        declared = lines.declared()
+        self._with_more = claiming.labels_with_claimable(self._using, self.queues, list(declared))
+        if not stop_cache.last(self._using).stopped.keys().isdisjoint(declared[line].label for line in self._with_more):
+            stop_cache.forget()  # they are not stopped any more
+        return self._with_more
 
-    def labels_with_due(self, labels: Sequence[str]) -> list[str]:
-        """Return those of `labels` whose policies have rows that are due and not claimed."""
-        return claiming.labels_with_claimable(self._using, self.queues, labels)
+    def take(self, limits: Mapping[str, int]) -> Mapping[str, Mapping[int, int]]:
+        claimed = claiming.claim_each(self._using, self.queues, limits, get_settings().lease)
+        self._note(claimed)
+        found: dict[str, dict[int, int]] = {line: {} for line in limits}
+        for id, line in claimed.labels.items():
+            found[line][id] = claimed.claims[id]
+        self._with_more = [line for line in self._with_more if len(found.get(line, ())) >= limits.get(line, 0)]
+        return found
 
-    def take_of(self, limits: Mapping[str, int]) -> Mapping[int, int]:
-        """Claim at most so many due rows of each label; return their deliveries."""
-        return self._note(claiming.claim_each(self._using, self.queues, limits, get_settings().lease))
+    def seconds_left(self, may_run: MayRun, waiting: Collection[str]) -> float:
+        has_more = any(line in may_run and line not in waiting for line in self._with_more)
+        return 0.0 if has_more else max(0.0, self._poll_at - time.monotonic())
 
     def take_in_slots(self, policy: TimeoutPolicy[Any], limit: int, preparation: float) -> claiming.Granted | None:
         """Claim due rows of a policy with a rate: see `claiming.claim_in_slots`."""
@@ -104,11 +106,10 @@ class LedgerSource:
             self._note(granted.claimed)
         return granted
 
-    def _note(self, claimed: claiming.Claimed) -> Mapping[int, int]:
+    def _note(self, claimed: claiming.Claimed) -> None:
         self._skew.note_database(claimed.now)
         with self._lock:
             self._claimed.update(dict.fromkeys(claimed.claims, claimed.until))
-        return claimed.claims
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:
@@ -120,10 +121,6 @@ class LedgerSource:
                     self._again.setdefault(until, {})[id] = due_at
                     wait = max(0.0, (due_at - self._skew.now()).total_seconds())
                     self._poll_at = min(self._poll_at, time.monotonic() + wait)
-
-    def release(self, ids: Iterable[int]) -> None:
-        """Note that `ids`, which the caller has claimed and lost in an error, are to be delivered again at once."""
-        self.resolve((), dict.fromkeys(ids, self._skew.now()))
 
     def flush(self) -> None:
         """Release claims. Rows that are locked by others stay noted for the next call."""
@@ -151,75 +148,35 @@ def slot_seconds(policy: TimeoutPolicy[Any]) -> float:
 
 
 class PacedSource:
-    """The due timeouts of all policies with a rate. For the worker's own thread.
+    """The due timeouts of policies with a rate. For the worker's own thread.
 
     `ledger` claims them, and releases, extends and resolves the claims.
     """
 
     def __init__(self, ledger: LedgerSource) -> None:
         self._ledger = ledger
-        self._check_at: dict[str, float] = {}
-        self._refused_until: dict[str, float] = {}
-        """Until when no slot is free, by label."""
         self._seconds = 0.0
         """How long the last claim took."""
 
-    @property
-    def seconds_left(self) -> float:
-        """Return how long it is until the next check; infinite if no policy has a rate."""
-        return max(0.0, min(self._check_at.values(), default=inf) - time.monotonic())
+    def take(self, policy: TimeoutPolicy[Any], lines: Lines, left: int) -> claiming.Granted | None:
+        """Claim due timeouts of `policy` with their slots, and refuse its lines until the next slots are assigned.
 
-    def note_due(self, label: str, seconds: float) -> None:
-        """Check the policy `label`, of which a timeout is due in so many seconds, as soon as a slot may be free."""
-        at = max(time.monotonic() + seconds, self._refused_until.get(label, 0.0))
-        self._check_at[label] = min(at, self._check_at.get(label, inf))
-
-    def take(self, most: int, in_flight: Mapping[str, int], left: int) -> Batch:
-        """Claim due timeouts with their slots.
-
-        Args:
-            most: how many of each policy this worker can run within half a second; others are left to other workers.
-            in_flight: how many it has already, by policy.
-            left: how many it may claim together.
-
-        Raises:
-            django.db.Error: the database failed.
+        None: this worker has enough of them, or another one is claiming some. At most `left`. Raises the database's
+        errors.
         """
-        deliveries: dict[int, int] = {}
-        slots: dict[int, Slot] = {}
-        for policy in self._with_due():
-            limit = min(most - in_flight.get(policy.label, 0), left - len(deliveries))
-            if limit <= 0:
-                self._check_at[policy.label] = time.monotonic() + BUSY_SECONDS
-                continue
-            preparation = min(PREPARATION_SECONDS + 2 * self._seconds, TURN_SECONDS)
-            began = time.monotonic()
-            try:
-                granted = self._ledger.take_in_slots(policy, limit, preparation)
-            except Exception:
-                self._ledger.release(deliveries)
-                raise
-            now = time.monotonic()
-            if granted is None:
-                self._check_at[policy.label] = now + random.uniform(0.0, BUSY_SECONDS)
-                continue
-            self._seconds = now - began
-            deliveries |= granted.claimed.claims
-            slots |= granted.slots
-            # Timeouts are due, so a claim without any was too early for a slot, or another worker was faster.
-            self._refused_until[policy.label] = now + granted.wait_seconds
-            self._check_at[policy.label] = now + max(granted.wait_seconds, 0.0 if granted.slots else BUSY_SECONDS)
-        return Batch(deliveries, slots=slots)
-
-    def _with_due(self) -> list[TimeoutPolicy[Any]]:
-        """Return the policies whose turn to be checked it is, and that have due timeouts which are not claimed."""
-        now = time.monotonic()
-        checked = [policy for policy in registry if policy.rate and self._check_at.get(policy.label, 0.0) <= now]
-        if not checked:
-            return []
-        found = set(self._ledger.labels_with_due([label for policy in checked for label in policy.labels]))
-        self._check_at |= {policy.label: now + POLL_SECONDS for policy in checked}
-        return [policy for policy in checked if not found.isdisjoint(policy.labels)]
+        limit = min(lines.size(policy) - lines.in_flight[policy.label], left)
+        if limit <= 0:
+            lines.refuse(policy, BUSY_SECONDS)
+            return None
+        began = time.monotonic()
+        granted = self._ledger.take_in_slots(policy, limit, min(PREPARATION_SECONDS + 2 * self._seconds, TURN_SECONDS))
+        if granted is None:
+            lines.refuse(policy, random.uniform(0.0, BUSY_SECONDS))
+            return None
+        self._seconds = time.monotonic() - began
+        # Without any, it was too early for a slot, another worker was faster, or Redis has an entry that is outdated.
+        lines.refuse(policy, max(granted.wait_seconds, 0.0 if granted.slots else BUSY_SECONDS))
+        return granted
 
 
 class SlotQueue:

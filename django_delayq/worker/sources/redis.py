@@ -1,4 +1,4 @@
-"""Lease due entries from Redis, a fair share from each queue.
+"""Lease due entries from Redis, from each line as many as this worker may take.
 
 `Sources` turns to the ledger while Redis does not work.
 """
@@ -6,23 +6,28 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
-from django_delayq.firing.state import firing_state
-from django_delayq.policies import registry
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
+from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
+
+if TYPE_CHECKING:
+    from django_delayq.ledger.claiming import Slot
+    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.worker.lines import Lines, MayRun
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -33,11 +38,16 @@ LEAD_MS: Final = 20
 AHEAD_MS: Final = 50
 """It then also leases the entries that are due within this time, so that one lease and one read serve several."""
 MAX_ROUNDS: Final = 10
-"""How often one pass asks a queue, so that a flood of invalid entries does not block it."""
+"""How often one pass asks, so that a flood of invalid entries does not block it."""
+MAX_OUTDATED: Final = 100
+"""How many entries of a policy with a rate are checked at once if the ledger has no due row of it."""
 JITTER_SECONDS: Final = 0.005
 """Spreads the checks of idle workers. A worker that waits for a deadline is on time."""
-HANDICAP_SECONDS: Final = 0.2
-"""A worker that has just met an unknown policy checks this much later than a worker that may know it."""
+
+
+def _asked_at(due_at: float, policy: TimeoutPolicy[Any]) -> float:
+    """Return from when on to ask a line. The ledger has no row of a policy with a rate before it is due."""
+    return due_at if policy.rate else due_at - LEAD_MS / 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +72,9 @@ class RedisSource:
         self._skew = skew
         self._lock = threading.RLock()
         self._check_at: dict[DelayQueue, float] = {}
-        """When to ask each queue and shard next."""
+        """When to read next which lines of each queue and shard have work."""
+        self._heads: dict[DelayQueue, dict[str, float]] = {}
+        """When each line of a queue and shard has its next work, if that is soon."""
         self._turn = 0
         self._leased: list[_Leased] = []
         self._by_id: dict[int, _Leased] = {}
@@ -73,45 +85,48 @@ class RedisSource:
             self._check_at.setdefault(queue, 0.0)
 
     def check_now(self) -> None:
-        """Make the next `take` ask every queue."""
-        for queue in self._check_at:
-            self._check_soon(queue)
+        """Make the next `due` read the heads of every queue."""
+        self._check_at = dict.fromkeys(self._check_at, 0.0)
 
-    def _check_soon(self, queue: DelayQueue) -> None:
-        """Make the next `take` ask `queue`; while unknown policies are about, only after the handicap."""
-        soon = time.monotonic() + HANDICAP_SECONDS if firing_state.unknown.are_about else 0.0
-        self._check_at[queue] = min(self._check_at[queue], soon)
+    def due(self, lines: Lines) -> Collection[str]:
+        """Read the heads of each queue once a second, or when a message came. In between they are known."""
+        for queue in [queue for queue, at in self._check_at.items() if at <= time.monotonic()]:
+            self._reserve(queue, {}, {})
+        now, may_run = time.monotonic(), lines.may_run(by_last_answer=True)
+        found = (item for heads in self._heads.values() for item in heads.items())
+        return dict.fromkeys(line for line, at in found if line in may_run and _asked_at(at, may_run[line]) <= now)
 
-    def take(self, room: int) -> Batch:
-        """Ask every queue that may have due entries for an equal part of the room, in turns, and then for more."""
-        now = time.monotonic()
+    def take(self, limits: Mapping[str, int]) -> Mapping[str, Mapping[int, int]]:
+        """Ask the queues in turns. After an error release what others have leased."""
+        found: dict[str, dict[int, int]] = {line: {} for line in limits}
         queues = list(self._check_at)
         self._turn = (self._turn + 1) % max(1, len(queues))
-        asked = [queue for queue in queues[self._turn :] + queues[: self._turn] if self._check_at[queue] <= now]
-        deliveries: dict[int, int] = {}
-        for _ in range(MAX_ROUNDS):
-            if not asked or len(deliveries) >= room:
-                break
-            share = max(1, (room - len(deliveries)) // len(asked))
-            more = []
-            for queue in asked:
-                left = room - len(deliveries)
-                if not left or self._reserve(queue, min(share, left), deliveries):
-                    more.append(queue)  # without room, its time to be asked has come and stays so
-            asked = more
-        wait = min(self._check_at.values(), default=MAX_WAIT_SECONDS) - time.monotonic()
-        return Batch(deliveries, max(0.0, wait), is_part=bool(asked))
+        soon = time.monotonic() + AHEAD_MS / 1000
+        for queue in queues[self._turn :] + queues[: self._turn]:
+            due = [line for line, at in self._heads.get(queue, {}).items() if line in limits and at <= soon]
+            left = {line: limits[line] - len(found[line]) for line in due}
+            if wanted := {line: count for line, count in left.items() if count > 0}:
+                self._reserve(queue, wanted, found)
+        return found
 
-    def _reserve(self, queue: DelayQueue, limit: int, deliveries: dict[int, int]) -> bool:
-        """Lease entries of one queue into `deliveries`; return whether it has more. After an error release all."""
-        lease_seconds = get_settings().lease.total_seconds()
-        asked, is_handicapped = time.monotonic(), firing_state.unknown.are_about
+    def seconds_left(self, may_run: MayRun, waiting: Collection[str]) -> float:
+        heads = (item for heads in self._heads.values() for item in heads.items())
+        due = [_asked_at(at, may_run[line]) for line, at in heads if line in may_run and line not in waiting]
+        return max(0.0, min([*due, *self._check_at.values()], default=inf) - time.monotonic())
+
+    def overdue_seconds(self, labels: Collection[str]) -> float:
+        """Return for how long the first work of one of these lines has been due."""
+        heads = [heads[line] for heads in self._heads.values() for line in labels if line in heads]
+        return time.monotonic() - min(heads, default=inf)
+
+    def _reserve(self, queue: DelayQueue, limits: Mapping[str, int], found: dict[str, dict[int, int]]) -> None:
+        """Lease entries of one queue into `found`, and learn when its lines have work. After an error release all."""
+        lease_seconds, asked = get_settings().lease.total_seconds(), time.monotonic()
         with self._lock:
-            # With a handicap nothing ahead: the check for another entry may come just before the deadline of this one.
             try:
-                reserved = queue.reserve(limit, int(lease_seconds * 1000), 0 if is_handicapped else AHEAD_MS)
+                reserved = queue.reserve(limits, int(lease_seconds * 1000), AHEAD_MS)
             except EngineError:  # the caller never learns what other queues have leased
-                self.resolve((), dict.fromkeys(deliveries, self._skew.now()))
+                self.resolve((), dict.fromkeys((id for ids in found.values() for id in ids), self._skew.now()))
                 raise
             if reserved.lease is not None:
                 ids = {entry.id for entry in reserved.entries}
@@ -122,14 +137,12 @@ class RedisSource:
                     if former := self._by_id.get(id):
                         former.in_flight.discard(id)
                     self._by_id[id] = leased
-        deliveries.update((entry.id, entry.deliveries) for entry in reserved.entries)
+        for entry in reserved.entries:
+            found[entry.line][entry.id] = entry.deliveries
         self._skew.note_redis(reserved.now_ms)
-        next_ms = reserved.next_due_ms
-        idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
-        wait = idle if next_ms is None else min(idle, max(0, next_ms - LEAD_MS - reserved.now_ms) / 1000)
-        handicap = HANDICAP_SECONDS if is_handicapped else 0.0
-        self._check_at[queue] = time.monotonic() + wait + handicap if wait else 0.0
-        return not wait
+        now = time.monotonic()
+        self._heads[queue] = {line: now + (ms - reserved.now_ms) / 1000 for line, ms in reserved.heads.items()}
+        self._check_at[queue] = now + MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:
@@ -153,8 +166,7 @@ class RedisSource:
                 if leased.again:
                     due = {id: self._skew.redis_ms(due_at) for id, due_at in leased.again.items()}
                     leased.queue.release(leased.lease, due.items())
-                    # An entry that is due again already is taken now, not when the current wait ends.
-                    self._check_soon(leased.queue)
+                    self._check_at[leased.queue] = 0.0  # an entry may be due again already
                     leased.again = {}
             too_old = time.monotonic() - get_settings().lease.total_seconds()
             self._leased = [
@@ -182,18 +194,6 @@ class RedisSource:
                 leased.lost = max(lost, 0)
 
 
-FIRST_CHECK_SECONDS: Final = 0.1
-LONGEST_CHECK_SECONDS: Final = 0.25
-"""The time from the start of a backlog to the first check, and between two checks: it grows while they find nothing."""
-MAX_COST: Final = 0.1
-MAX_COST_SECONDS: Final = 1.0
-"""The checks may take this part of the time of the worker's own thread; but none waits longer than this for it."""
-MIN_SHARE: Final = 25
-"""How many timeouts of each policy may be in flight, and one check may claim, however little room there is."""
-MAX_LABELS: Final = 50
-"""How many labels one query asks for. Where there are more, they take turns."""
-
-
 class Sources:
     """Both sources as one. Raises the database's errors. An error of Redis only switches to the ledger.
 
@@ -204,37 +204,22 @@ class Sources:
         self, health: RedisHealth, queues: Sequence[str], only: Sequence[str] | None, using: str, skew: ClockSkew
     ) -> None:
         self._health = health
+        self._skew = skew
         self.redis = RedisSource(health.engine, queues, skew)
         self.ledger = LedgerSource(using, only, skew)
-        self._fairness = Fairness(self.ledger)
-        self.paced = PacedSource(self.ledger)
+        self._paced = PacedSource(self.ledger)
         self._must_poll = False
 
-    def take(self, room: int, in_flight: Mapping[str, int], left: int = MIN_SHARE) -> Batch:
-        """Lease or claim about `room` due timeouts, and without room some of underserved policies, but at most `left`.
+    def check_now(self) -> None:
+        """Check every queue in Redis, because a message came. It may be about a policy that was resumed."""
+        self.redis.check_now()
+        stop_cache.forget_stops()
 
-        `in_flight` is how many timeouts the worker has already, by policy.
-        """
-        others = self._fairness.take(room, in_flight, left)
-        rest = room - len(others)
-        try:
-            # Without room the end of a handler wakes the worker, but all running handlers may be slow.
-            batch = self._take(rest) if rest > 0 else Batch(is_part=True, wait_seconds=MAX_WAIT_SECONDS)
-        except Exception:
-            self.ledger.release(others)
-            raise
-        # While other releases run, one of them may have deferred in Redis what only this worker can fire.
-        may_be_deferred = self._health.engine is not None and firing_state.unknown.are_about
-        self._fairness.note_backlog(batch.is_part or may_be_deferred)
-        # Of two counts the higher one decides whether a timeout is a poison message.
-        counts = {id: max(count, batch.deliveries.get(id, 0)) for id, count in others.items()}
-        deliveries = {**batch.deliveries, **counts}
-        return replace(batch, deliveries=deliveries, wait_seconds=min(batch.wait_seconds, self._fairness.seconds_left))
-
-    def _take(self, room: int) -> Batch:
+    def take(self, lines: Lines, left: int) -> Batch:
+        """Lease or claim due timeouts of the lines that may be asked, a fair share of each, at most `left`."""
         if self._health.is_up and not self._must_poll:
             try:
-                batch = self.redis.take(room)
+                batch = self._take(self.redis, lines, left)
             except EngineError as error:
                 self._lost(error)
             else:
@@ -242,14 +227,66 @@ class Sources:
                 # database would lose those that were leased.
                 if not self._health.is_full or batch.deliveries or not batch.wait_seconds:
                     return batch
-                more = self.ledger.take(room)
-                return Batch(more.deliveries, min(batch.wait_seconds, more.wait_seconds))
+                more = self._take(self.ledger, lines, left)
+                return replace(more, wait_seconds=min(batch.wait_seconds, more.wait_seconds))
         if not self._health.is_up:
-            return self.ledger.take(room)
+            return self._take(self.ledger, lines, left)
         # Redis is back. It still leases entries to callers that never got the answer, so poll the ledger once more.
-        batch = self.ledger.take_now(room)
+        batch = self.take_due_rows(lines, left)
         self._must_poll = batch.is_part
-        return replace(batch, wait_seconds=0.0)
+        return batch if self._must_poll else replace(batch, wait_seconds=0.0)
+
+    def take_due_rows(self, lines: Lines, left: int) -> Batch:
+        """Claim due timeouts from the ledger at once, also such as Redis has not returned."""
+        self.ledger.check_now()
+        return self._take(self.ledger, lines, left)
+
+    def _take(self, source: RedisSource | LedgerSource, lines: Lines, left: int) -> Batch:
+        """Ask the due lines of one source for a fair share of the room. What one leaves, others get in another round.
+
+        After an error, what was taken is to be delivered again at once.
+        """
+        due = source.due(lines)
+        may_run = lines.may_run(by_last_answer=not due)
+        deliveries: dict[int, int] = {}
+        slots: dict[int, Slot] = {}
+        taken: Counter[str] = Counter()
+        try:
+            for policy in dict.fromkeys(may_run[line] for line in due if line in may_run and may_run[line].rate):
+                granted = self._paced.take(policy, lines, left - len(deliveries))
+                if granted is not None:
+                    deliveries |= granted.claimed.claims
+                    slots |= granted.slots
+                    for id, count in self._entries_of(policy, len(granted.slots), source).items():
+                        # Of two counts the higher one decides whether a timeout is a poison message.
+                        deliveries[id] = max(count, deliveries.get(id, 0))
+            for _ in range(MAX_ROUNDS):
+                limits = lines.limits(due, may_run, taken, left - len(deliveries))
+                if not limits:
+                    break
+                asked = source.take(limits)
+                for line, found in asked.items():
+                    deliveries |= found
+                    taken[may_run[line].label] += len(found)
+                due = [line for line in due if line not in limits or len(asked[line]) >= limits[line]]
+        except Exception:
+            self.resolve((), dict.fromkeys(deliveries, self._skew.now()))
+            raise
+        waiting = {line for line in due if line in may_run and not may_run[line].rate}
+        wait = source.seconds_left(lines.may_run(by_last_answer=True), waiting)
+        return Batch(deliveries, min(wait, lines.seconds_left), bool(waiting), slots)
+
+    def _entries_of(self, policy: TimeoutPolicy[Any], claimed: int, source: object) -> Mapping[int, int]:
+        """Lease as many entries of a policy with a rate as were claimed, most likely theirs, to have them removed.
+
+        If none could be claimed although its line has been due for long, some may be outdated.
+        """
+        if source is not self.redis:
+            return {}
+        if not claimed and self.redis.overdue_seconds(policy.labels) > POLL_SECONDS:
+            claimed = MAX_OUTDATED
+        found = self.redis.take(dict.fromkeys(policy.labels, claimed)) if claimed else {}
+        return {id: count for entries in found.values() for id, count in entries.items()}
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         """Note results in both sources, because one timeout may have come from both."""
@@ -276,66 +313,3 @@ class Sources:
     def _lost(self, error: EngineError) -> None:
         self._must_poll = True
         self._health.lost(error)
-
-
-class Fairness:
-    """Claim due rows of underserved policies: no policy waits behind the backlog of another one.
-
-    Redis delivers by due time, and so does a poll of the ledger. Behind 100,000 timeouts that fall due at once, a
-    timeout that is due a second later would come last. So a worker with a backlog asks the ledger, by an index, which
-    policies are underserved: they have due timeouts, but few of them in this worker. It claims some of these, the
-    longest due first. Redis is not informed: an entry that is still there is found settled when its turn comes.
-
-    For the worker's own thread.
-    """
-
-    def __init__(self, ledger: LedgerSource) -> None:
-        self._ledger = ledger
-        self._check_at = math.inf
-        self._pause = FIRST_CHECK_SECONDS
-        self._turn = 0
-
-    def note_backlog(self, has_backlog: bool) -> None:
-        """Note whether the worker had to leave due timeouts behind."""
-        if not has_backlog:
-            self._check_at, self._pause = math.inf, FIRST_CHECK_SECONDS
-        elif self._check_at == math.inf:
-            self._check_at = time.monotonic() + self._pause
-
-    @property
-    def seconds_left(self) -> float:
-        """Return how long it is until the next check. Infinite without a backlog."""
-        return max(0.0, self._check_at - time.monotonic())
-
-    def take(self, room: int, in_flight: Mapping[str, int], left: int = MIN_SHARE) -> Mapping[int, int]:
-        """Claim about `room` due rows of policies that have less than half of a fair share; return their deliveries.
-
-        A policy with half of all running handlers is the backlog itself, however few if its handlers are slow.
-        Without room up to `MIN_SHARE` are claimed, but at most `left`, which the worker may still fire before it ends.
-        `in_flight` is how many timeouts the worker has, by policy.
-        Raises the database's errors.
-        """
-        budget = max(room, min(MIN_SHARE, left))
-        if self.seconds_left or budget <= 0:
-            return {}
-        began = time.monotonic()
-        total = room + sum(in_flight.values())
-        share = max(MIN_SHARE, total // (len(in_flight) + 1))
-        few = min(share, sum(in_flight.values()) or share) / 2
-        underserved = [label for policy, label in self._labels() if in_flight.get(policy, 0) < few]
-        claims: Mapping[int, int] = {}
-        if found := self._ledger.labels_with_due(underserved)[:budget]:
-            share = max(MIN_SHARE, total // len({*in_flight, *found}))
-            claims = self._ledger.take_of(dict.fromkeys(found, min(share, max(1, budget // len(found)))))
-        self._pause = FIRST_CHECK_SECONDS if claims else min(2 * self._pause, LONGEST_CHECK_SECONDS)
-        now = time.monotonic()
-        self._check_at = now + max(self._pause, min((now - began) * (1 / MAX_COST - 1), MAX_COST_SECONDS))
-        return claims
-
-    def _labels(self) -> Sequence[tuple[str, str]]:
-        """Return pairs of a served policy and one of its labels, in turns at most as many as one query may ask for."""
-        only = self._ledger.queues
-        served = [policy for policy in registry if policy.rate is None and (only is None or policy.queue in only)]
-        pairs = [(policy.label, label) for policy in served for label in policy.labels]
-        self._turn = (self._turn + MAX_LABELS) % max(1, len(pairs)) if len(pairs) > MAX_LABELS else 0
-        return (pairs[self._turn :] + pairs[: self._turn])[:MAX_LABELS]

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 import django
 
+from tests.support.lines import remove_ids
+
 
 def main() -> None:
     django.setup()
@@ -36,7 +38,9 @@ def main() -> None:
     assert "pending" not in str(dq.explain_timeout(overdue, "remind")).split("\n")[0]
     with dq.before_deadline(order, "remind") as guarded:
         assert guarded is not None and guarded.pk == row.pk
-    engine.queue("default", 0).remove([Timeout.objects.get(object_id=overdue.pk).pk])  # what Redis lost is swept up
+    remove_ids(
+        engine.queue("default", 0), [Timeout.objects.get(object_id=overdue.pk).pk]
+    )  # what Redis lost is swept up
     Worker(burst=True).run()
     states = sorted(Timeout.objects.values_list("state", flat=True))
     assert states == ["cancelled", "fired", "fired"], states

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 GHOST = 10**12
+LABEL = "testapp.order.remind"
 """Ids without a row: a worker that reserves them finds no row and acknowledges them."""
 
 
@@ -71,7 +72,8 @@ class Stage:
         assert engine is not None
         for shard in range(engine.shards):
             ghost = next(id for id in range(GHOST, 2 * GHOST) if engine.shard_of(id) == shard)
-            wait_until(lambda: _is_done(lambda: engine.apply([Change("default", ghost, 0)])), "Redis takes a ghost")  # noqa: B023
+            changes = [Change("default", LABEL, ghost, 0)]
+            wait_until(lambda: _is_done(lambda: engine.apply(changes)), "Redis takes a ghost")  # noqa: B023
             queue = engine.queue("default", shard)
             wait_until(lambda: _is_done(lambda: _assert_gone(queue, ghost)), f"{shard} has lost its ghost entry")  # noqa: B023
 

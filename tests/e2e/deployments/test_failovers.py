@@ -81,7 +81,7 @@ def move_all_shards(nodes: Clustered) -> None:
     engine = get_engine("default")
     assert engine is not None
     for shard in range(SHARDS):
-        migration = nodes.migrating(key_slot(engine.queue("default", shard).keys.entries.encode()))
+        migration = nodes.migrating(key_slot(engine.queue("default", shard).keys.heads.encode()))
         migration.begin()
         migration.move_keys()
         migration.finish()

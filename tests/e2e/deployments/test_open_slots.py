@@ -27,7 +27,7 @@ def test_a_slot_left_half_way_is_told_of_once_and_makes_nothing_wait_for_it(stag
         stage.start_worker()
         engine = get_engine("default")
         assert engine is not None
-        migration = nodes.migrating(key_slot(engine.queue("default", 0).keys.entries.encode()))
+        migration = nodes.migrating(key_slot(engine.queue("default", 0).keys.heads.encode()))
         migration.begin()
         wait_until(lambda: "being moved to another node" in stage.log_text(), "the worker has noticed")
         for _ in range(3):

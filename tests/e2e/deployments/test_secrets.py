@@ -77,7 +77,7 @@ def test_an_address_that_does_not_work_keeps_its_password(
     def schedule() -> None:
         engine = get_engine("default")
         assert engine is not None
-        engine.apply([Change("default", 1, 1)])
+        engine.apply([Change("default", "testapp.order.remind", 1, 1)])
 
     def look() -> list[Any]:
         engine = get_worker_engine("default")

@@ -54,7 +54,7 @@ def _insert(model: Any, policy: str, objects: list[Any], at: datetime, queue: st
         ids = list(Timeout.objects.filter(policy=declared.label).values_list("pk", flat=True))
     engine = get_worker_engine("default")
     if engine is not None:
-        engine.queue(queue, 0).ensure((id, due_ms_of(at)) for id in ids)
+        engine.queue(queue, 0).ensure(declared.label, ((id, due_ms_of(at)) for id in ids))
         engine.close()
     return ids
 

@@ -37,6 +37,7 @@ LEASED = 2**52
 FORGED_IDS = ["0", "-1", "+7", "007", "1.0", "1e3", " 1", "1\n", "nan", "inf", "१२", "x", "", "9" * 40]
 FORGED_IDS += [str(2**63), str(2**63 - 1), str(2**64), "1; DROP TABLE x", "__import__('os').abort()"]
 SCORES = ["-inf", "+inf", "-1", "-1e300", "1e300", "0", "0.5", "15", str(2**53), str(2**53 + 2), "1e17"]
+LINE = "testapp.order.remind"
 MESSAGES = [b"", b"nan", b"-1", b"9" * 100_000, b"\xff\xfe", b"\x80\x04cos\nsystem\n(S'false'\ntR.", b"*1\r\n$4\r\n"]
 
 
@@ -64,6 +65,7 @@ class Hostile(threading.Thread):
         super().__init__(daemon=True)
         self.client = client
         self.keys = keys
+        self.entries = keys.line(LINE)
         self.ids = ids
         self.random = random.Random(1)
         self.rounds = 0
@@ -86,15 +88,18 @@ class Hostile(threading.Thread):
     def write(self) -> None:
         pipe = self.client.pipeline(transaction=False)
         if self.random.random() < 0.2:
-            pipe.delete(self.keys.entries, self.keys.counter)
-            for key in (self.keys.entries, self.keys.counter):
+            names = [self.entries, self.keys.heads, self.keys.counter]
+            pipe.delete(*names)
+            for key in names:
                 pipe.execute_command(self.random.choice(["SET", "RPUSH", "SADD"]), key, "x")
             pipe.execute(raise_on_error=False)
         early = [0, 15, 1024 + 3, LEASED, LEASED + 15, LEASED + 1024 + 8]  # waiting and lapsed, with made-up deliveries
         scores = {str(id): self.random.choice(early) for id in self.ids}
-        pipe.zadd(self.keys.entries, scores)
+        pipe.zadd(self.entries, scores)
         score = self.random.choice(SCORES)
-        pipe.zadd(self.keys.entries, {f"{word}{self.random.choice(['', '0'])}": score for word in FORGED_IDS})
+        pipe.zadd(self.entries, {f"{word}{self.random.choice(['', '0'])}": score for word in FORGED_IDS})
+        pipe.zadd(self.keys.heads, {**dict.fromkeys(FORGED_IDS, score), LINE: self.random.choice(SCORES)})
+        pipe.zadd(self.keys.heads, {b"\xff": score})
         pipe.publish(self.keys.wake, self.random.choice(MESSAGES))
         pipe.set(self.keys.counter, self.random.choice(["64", "-1", "x" * 1000, "9" * 30]))
         pipe.execute(raise_on_error=False)
@@ -160,13 +165,14 @@ def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
     schedule_timeout(order(), "remind", seconds=0)
     wait_until(lambda: effects("remind"), "the worker is there")
     before = memory_mb(worker.pid)
+    entries = keys.line(LINE)
     for start in range(0, 300_000, 10_000):
-        redis_client.zadd(keys.entries, {f"x{number}": 1 for number in range(start, start + 10_000)})
-    redis_client.zadd(keys.entries, {str(10**15 + number): 2 for number in range(20_000)})
-    redis_client.zadd(keys.entries, {letter * 4_000_000: 1 for letter in "abc"})
+        redis_client.zadd(entries, {f"x{number}": 1 for number in range(start, start + 10_000)})
+    redis_client.zadd(entries, {str(10**15 + number): 2 for number in range(20_000)})
+    redis_client.zadd(entries, {letter * 4_000_000: 1 for letter in "abc"})
     due = [schedule_timeout(order(), "remind", seconds=0) for _ in range(10)]
     wait_until(lambda: len(effects("remind")) == 1 + len(due), "the due timeouts have fired")
-    wait_until(lambda: redis_client.zcard(keys.entries) == 0, "the garbage is gone", 120)
+    wait_until(lambda: redis_client.zcard(entries) == 0, "the garbage is gone", 120)
     assert memory_mb(worker.pid) < before + 24
     end(worker)
     assert set(effects("remind").values()) == {1}
@@ -189,7 +195,13 @@ def test_every_key_may_be_of_another_type(
         writes[number]()
 
     prefix = key_prefix("default")
-    names = [keys.entries, keys.counter, keys.wake, *(turn_key(prefix, work) for work in ("sweep", "full-sweep"))]
+    names = [
+        keys.line(LINE),
+        keys.heads,
+        keys.counter,
+        keys.wake,
+        *(turn_key(prefix, work) for work in ("sweep", "full-sweep")),
+    ]
     for name in names:
         fill(name, 0)
     worker = start_worker()

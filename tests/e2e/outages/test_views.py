@@ -166,7 +166,7 @@ def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_red
 
 def push_often() -> None:
     for id in range(1, 11):
-        push("default", [Change("default", id, 4_000_000_000_000)])
+        push("default", [Change("default", "testapp.order.remind", id, 4_000_000_000_000)])
 
 
 def in_threads(count: int, work: Callable[..., None], *args: Any) -> None:

@@ -60,7 +60,7 @@ def test_a_due_timeout_whose_entry_a_worker_has_leased_is_explained(do: Do) -> N
     row = schedule_timeout(Order.objects.create(), "remind", seconds=0)
     engine = get_engine("default")
     assert engine is not None
-    engine.queue(row.queue, engine.shard_of(row.pk)).reserve(1, 60_000)
+    engine.queue(row.queue, engine.shard_of(row.pk)).reserve({row.policy: 1}, 60_000)
     time.sleep(0.002)  # it is due to the millisecond
     assert "A worker has claimed or deferred it until " in do("delayq_explain", "--id", str(row.pk)).out
 

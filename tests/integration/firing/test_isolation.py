@@ -19,7 +19,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.ledger.claiming import claim
+from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, in_another_thread, needs_row_locks, state
@@ -196,7 +196,7 @@ VERBS: dict[str, Callable[[Timeout], object]] = {
     "schedule_many": lambda row: dq.schedule_timeouts([order_of(row)], "remind", hours=1),
     "cancel": lambda row: dq.cancel_timeout(row),
     "cancel_many": lambda row: dq.cancel_timeouts([row]),
-    "claim": lambda row: claim("default", None, 1, timedelta(seconds=1)),
+    "claim": lambda row: claim_each("default", None, {row.policy: 1}, timedelta(seconds=1)),
 }
 
 

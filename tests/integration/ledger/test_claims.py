@@ -23,7 +23,7 @@ def row() -> Timeout:
 
 
 def claim() -> claiming.Claimed:
-    return claiming.claim("default", None, 10, LEASE)
+    return claiming.claim_each("default", None, {"testapp.order.remind": 10}, LEASE)
 
 
 def lapse() -> None:
@@ -71,11 +71,29 @@ def test_a_released_claim_does_not_count_as_a_delivery(row: Timeout, seconds: in
     assert row.claimed_until in {None, free_from}
 
 
-def test_rows_of_stopped_policies_are_not_claimed(row: Timeout) -> None:
+def test_the_lines_of_stopped_policies_are_not_asked(row: Timeout) -> None:
+    def asked() -> list[str]:
+        return claiming.labels_with_claimable("default", None, ["testapp.order.remind", "testapp.order.linger"])
+
+    assert asked() == ["testapp.order.remind"]
     operations.pause("testapp.order.remind", by="script:test")
-    assert claim().claims == {}
+    assert asked() == []
     operations.resume("testapp.order.remind", by="script:test")
-    assert claim().claims == {row.pk: 1}
+    assert asked() == ["testapp.order.remind"]
+
+
+def test_a_line_whose_first_rows_are_claimed_is_asked_for_the_next_one(row: Timeout) -> None:
+    later = schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
+    assert claiming.claim_each("default", None, {row.policy: 1}, LEASE).claims == {row.pk: 1}
+    assert claiming.labels_with_claimable("default", None, [row.policy]) == [row.policy]
+    claimed = claiming.claim_each("default", None, {row.policy: 5}, LEASE)
+    assert (claimed.claims, claimed.labels) == ({later.pk: 1}, {later.pk: row.policy})
+    assert claiming.labels_with_claimable("default", None, [row.policy]) == []
+
+
+def test_only_the_given_queues_are_asked(row: Timeout) -> None:
+    assert claiming.labels_with_claimable("default", ["mail"], [row.policy]) == []
+    assert claiming.labels_with_claimable("default", ["mail", "default"], [row.policy]) == [row.policy]
 
 
 def test_a_row_that_is_moved_loses_its_claim(row: Timeout) -> None:

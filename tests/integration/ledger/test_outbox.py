@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 FAR = 4_000_000_000_000
 
+LABEL = "testapp.order.remind"
+
 
 def entry(id: int) -> Change:
-    return Change("default", id, FAR, earlier_only=True)
+    return Change("default", LABEL, id, FAR, earlier_only=True)
 
 
 class Calls:
@@ -91,7 +93,7 @@ def test_outside_a_transaction_it_is_pushed_at_once(calls: Calls) -> None:
 def test_changes_of_one_id_keep_their_order(calls: Calls) -> None:
     with transaction.atomic():
         push("default", [entry(1)])
-        push("default", [Change("default", 1, None)])
+        push("default", [Change("default", LABEL, 1, None)])
         push("default", [entry(2)])
     assert in_redis() == {2}
 
@@ -217,7 +219,7 @@ def test_without_redis_nothing_is_registered(settings: Settings) -> None:
 def pushed(*, earlier_only: bool = False, **delay: float) -> tuple[datetime, list[Change]]:
     """Return the `run_at` of a row that is due in `delay`, and what is sent to Redis for it."""
     run_at = clock.now() + timedelta(**delay)
-    row = Timeout(id=7, queue="post", run_at=run_at)
+    row = Timeout(id=7, queue="post", policy=LABEL, run_at=run_at)
     with pytest.MonkeyPatch.context() as patch:
         sent: list[Change] = []
         patch.setattr(outbox, "push", lambda using, changes: sent.extend(changes))
@@ -227,9 +229,9 @@ def pushed(*, earlier_only: bool = False, **delay: float) -> tuple[datetime, lis
 
 def test_a_row_that_is_due_within_the_horizon_gets_an_entry() -> None:
     run_at, sent = pushed(minutes=59)
-    assert sent == [Change("post", 7, due_ms_of(run_at))]
+    assert sent == [Change("post", LABEL, 7, due_ms_of(run_at))]
     run_at, sent = pushed(minutes=59, earlier_only=True)
-    assert sent == [Change("post", 7, due_ms_of(run_at), earlier_only=True)]
+    assert sent == [Change("post", LABEL, 7, due_ms_of(run_at), earlier_only=True)]
 
 
 def test_a_new_row_beyond_the_horizon_stays_out_of_redis() -> None:
@@ -237,7 +239,7 @@ def test_a_new_row_beyond_the_horizon_stays_out_of_redis() -> None:
 
 
 def test_a_row_that_moved_beyond_the_horizon_loses_its_entry() -> None:
-    assert pushed(minutes=61)[1] == [Change("post", 7, None)]
+    assert pushed(minutes=61)[1] == [Change("post", LABEL, 7, None)]
 
 
 def test_a_due_time_is_rounded_up_to_the_ms_and_kept_within_what_redis_can_count() -> None:

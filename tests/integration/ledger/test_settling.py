@@ -13,6 +13,7 @@ from django.utils import timezone
 from django_delayq import get_policy, schedule_timeout, schedule_timeouts
 from django_delayq.ledger import settling, writing
 from django_delayq.ledger.columns import waiting
+from django_delayq.ledger.outbox import line_of
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
@@ -106,7 +107,7 @@ def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
 def test_cancelling_leaves_what_was_settled_meanwhile() -> None:
     row, other = due(**SETTLED), due()
     before = stored(row)
-    assert writing.cancel_ids({row.pk: row.queue, other.pk: other.queue}, "default", Cause.HAND) == 1
+    assert writing.cancel_ids({each.pk: line_of(each) for each in (row, other)}, "default", Cause.HAND) == 1
     assert stored(row) == before
     assert stored(other)["state"] == State.CANCELLED
 

@@ -33,7 +33,7 @@ def test_without_any_control_it_is_the_clock() -> None:
     assert (found.stopped, found.controls, found.has_expired) == ({}, {}, False)
 
 
-def test_stops_and_changes_of_the_last_seconds() -> None:
+def test_what_is_stopped_and_what_is_not_any_more() -> None:
     now = database_now("default")
     for policy, stop, until, changed in [
         ("a.b.paused", "paused", None, -60),
@@ -41,17 +41,24 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
         ("a.b.held", "held", now - SECOND, -60),  # until its deadlines have been moved
         ("a.b.over", "paused", now - SECOND, -60),
         ("a.b.resumed", "", None, -5),
-        ("a.b.long_ago", "", None, -60),
-        ("a.b.ahead", "", None, 3600),  # the clock was set back: its due rows were requeued every few seconds meanwhile
     ]:
         PolicyControl.objects.create(policy=policy, stop=stop, until=until, changed_at=now + changed * SECOND)
     cache = StopCache()
     found = stop_changes(cache)
     assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND, "a.b.held": None}
-    assert found.resumed_since(now - 10 * SECOND) == {"a.b.resumed"}
+    assert found.stopped_now() == found.stopped.keys()
     with CaptureQueriesContext(connection) as queries:
         assert cache.recent("default").stopped == found.stopped
     assert not queries, "the answer is cached like any other"
+
+
+def test_a_pause_that_is_over_is_no_stop_although_the_answer_is_old() -> None:
+    now = database_now("default")
+    PolicyControl.objects.create(policy="a.b.until", stop="paused", until=now + 60 * SECOND, changed_at=now)
+    PolicyControl.objects.create(policy="a.b.held", stop="held", until=now + 60 * SECOND, changed_at=now)
+    found = stop_changes()
+    assert found.stopped_now() == {"a.b.until", "a.b.held"}
+    assert found._replace(asked_at=found.asked_at - 61).stopped_now() == {"a.b.held"}
 
 
 def test_an_attempt_is_dead_when_its_time_is_over() -> None:

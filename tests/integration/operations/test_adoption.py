@@ -159,7 +159,7 @@ def test_entries_of_another_installation_in_redis_are_not_removed(
     """Both ledgers have a row with this id; the entry belongs to production."""
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
     row = pending(order, seconds=30)
-    entries = f"{key_prefix('default')}:{{default.0}}:z"
+    entries = f"{key_prefix('default')}:{{default.0}}:l:{row.policy}"
     assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging"}
     adopt(by=BY, pending="cancel")

@@ -18,6 +18,7 @@ from django_delayq.operations import pause
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.worker import Worker
 from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders
 from tests.testapp.models import Order
@@ -162,7 +163,7 @@ def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis
     assert [(queue.name, queue.entries) for queue in seen.queues if queue.entries] == [("default", 4)]
     engine = get_engine("default")
     assert engine is not None
-    engine.queue("default", 0).remove([row.pk for row in rows[:2]])
+    remove_ids(engine.queue("default", 0), [row.pk for row in rows[:2]])
     assert status.snapshot().redis.missing == 2
     pause("testapp.order.remind", by=BY)
     assert status.snapshot().redis.compared == 0

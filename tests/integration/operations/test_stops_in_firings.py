@@ -13,19 +13,23 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import Retry, clock, get_policy
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.ledger import claiming, controls
+from django_delayq.ledger import controls
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.worker.sweep import DEFERRED_FOR
+from django_delayq.worker.lines import Lines
+from django_delayq.worker.servers import ClockSkew
+from django_delayq.worker.sources.ledger import LedgerSource
 from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
+from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
@@ -78,18 +82,25 @@ def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_n
     assert set(fire(*rows).fired) == {row.pk for row in rows}
 
 
-def test_what_is_put_aside_so_comes_again_when_its_pause_ends() -> None:
-    row, other = due_orders("remind", 2)
-    for until, target in ((None, row), (clock.now() + timedelta(seconds=20), other)):
-        works, _ = plan({target.pk: 2}, "default")
-        at("charged", lambda until=until: pause(REMIND, by=BY, until=until))  # type: ignore[misc]
-        report = run(works[0], "default")
-        assert report.now is not None
-        if until is None:
-            assert DEFERRED_FOR / 2 <= report.again[target.pk] - report.now <= DEFERRED_FOR * 1.5
-            resume(REMIND, by=BY)
-        else:
-            assert report.again[target.pk] <= until
+def test_what_was_stopped_so_late_is_released_at_once_and_its_line_not_asked_any_more() -> None:
+    [row] = due_orders("remind")
+    works, _ = plan({row.pk: 2}, "default")
+    lines = Lines("default", 4, 0.5)
+    assert REMIND in lines.may_run()
+    at("charged", lambda: pause(REMIND, by=BY))
+    report = run(works[0], "default")
+    assert report.now is not None
+    assert report.again[row.pk] <= report.now
+    assert REMIND not in lines.may_run(by_last_answer=True)
+
+
+def test_the_line_of_a_pause_that_is_over_is_asked_without_a_query() -> None:
+    pause(REMIND, by=BY, until=clock.now() + timedelta(seconds=0.05))
+    lines = Lines("default", 4, 0.5)
+    controls.stop_cache.read("default")
+    with CaptureQueriesContext(connection) as queries:
+        wait_until(lambda: REMIND in lines.may_run(by_last_answer=True))
+    assert not queries
 
 
 def test_a_suspect_that_is_stopped_is_charged_for_nothing() -> None:
@@ -173,12 +184,15 @@ def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypa
     assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
 
 
-def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_look() -> None:
+def test_without_redis_what_somebody_else_resumes_is_claimed_by_the_next_look() -> None:
     """Also while the cache is under a second old: a worker reads it once a second, and might miss the change twice."""
     [row] = due_orders("remind")
     pause(REMIND, by=BY)
-    assert not claiming.is_any_claimable("default", None)
+    source, lines = LedgerSource("default", None, ClockSkew("default")), Lines("default", 4, 0.5)
+    assert list(source.due(lines)) == []
     PolicyControl.objects.update(stop="")  # another process: this one still remembers
     assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
-    assert claiming.is_any_claimable("default", None)
-    assert claiming.claim("default", None, 10, MINUTE).claims == {row.pk: 1}
+    source.check_now()
+    assert list(source.due(lines)) == [REMIND]
+    assert REMIND in lines.may_run()
+    assert source.take({REMIND: 10}) == {REMIND: {row.pk: 1}}

@@ -11,13 +11,12 @@ import pytest
 from django.utils import timezone
 
 from django_delayq.engine.engine import Engine
-from django_delayq.ledger import claiming, controls
+from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, resume, shadow
 from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
-from django_delayq.worker.background import Background
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep
 from tests.integration.operations.conftest import BY, pending
@@ -35,10 +34,7 @@ REMIND = "testapp.order.remind"
 
 
 @pytest.fixture
-def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
-    """A worker that rechecks a stopped policy once an hour: timeouts that fire earlier were requeued."""
-    monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
-    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED_FOR", timedelta(hours=1))
+def worker(source: str, settings: Settings) -> Iterator[RunningWorker]:
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
     running = RunningWorker(concurrency=2)
     yield running
@@ -119,50 +115,15 @@ def test_a_burst_does_not_wait_for_what_is_paused() -> None:
     assert states() == {"pending": 3, "fired": 1}
 
 
-def test_without_redis_what_is_paused_is_not_even_claimed() -> None:
-    due_orders("remind", 3)
-    rows = due_orders("linger", 1)
-    pause(REMIND, by=BY)
-    assert claiming.claim("default", None, 2, timedelta(minutes=1)).claims == {rows[0].pk: 1}
-
-
-def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
-    rows = due_orders("remind", 2)
-    claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
-    claiming.release({rows[0].pk: timezone.now() + timedelta(minutes=1)}, claimed.until, "default")
-    pause(REMIND, by=BY)
-    resume(REMIND, by=BY)
-    again = claiming.claim("default", None, 10, timedelta(minutes=1))
-    assert set(again.claims) == {rows[0].pk}, "and a claimed row stays claimed"
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
-    background = Background(Worker())
-    rows = due_orders("remind", 2)
-    claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
-    pause(REMIND, by=BY)
-    resume(REMIND, by=BY)
-    later = timezone.now() + timedelta(minutes=1)
-    claiming.release({row.pk: later for row in rows}, claimed.until, "default")
-    assert not claiming.is_any_claimable("default", None)
-    background.follow()
-    assert claiming.is_any_claimable("default", None)
-
-
-def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) -> None:
+def test_the_sweep_restores_what_is_paused_like_all_others(redis_client: redis.Redis) -> None:
+    """Its line is not asked while it is paused."""
     engine = get_engine("default")
     assert isinstance(engine, Engine)
     pause(REMIND, by=BY)
     rows = due_orders("remind", 2)
     queue = engine.queue("default", 0)
-    queue.remove([row.pk for row in rows])
-    clocks = ClockSkew("default")
-    sweep = Sweep(engine, "default", clocks)
-    sweep.run_once(everything=True)
-    assert queue.stats().due == 0
-    assert queue.stats().total == 2
-    resume(REMIND, by=BY)
+    queue.remove(REMIND, [row.pk for row in rows])
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     assert queue.stats().due == 2
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_delayq.firing.state import UnknownPolicies, firing_state
 from django_delayq.redis_clients import forget_engine
 from tests.engine.redis_process import RedisProcess
 from tests.support.workers import RunningWorker, StartWorker
@@ -17,12 +16,6 @@ from tests.support.workers import RunningWorker, StartWorker
 if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_new_process() -> None:
-    """No test inherits which undeclared policies another one has met."""
-    firing_state.unknown = UnknownPolicies()
 
 
 @pytest.fixture(autouse=True)

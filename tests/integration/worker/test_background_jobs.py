@@ -14,6 +14,7 @@ from django_delayq import operations, schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import get_engine
 from tests.engine.redis_process import RedisProcess
+from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, states
 from tests.testapp.models import Order
@@ -98,7 +99,7 @@ def test_a_sweep_restores_what_is_due_soon(start_worker: StartWorker, with_redis
     rows = due_orders("remind", 3, seconds=30)
     engine = get_engine("default")
     assert engine is not None
-    engine.queue("default", 0).remove([row.pk for row in rows])
+    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
     start_worker()
     wait_until(lambda: set(entries()) == {row.pk for row in rows})
 
@@ -166,17 +167,15 @@ def test_a_claim_lasts_as_long_as_the_setting(
 def test_what_is_resumed_is_fired_at_once(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, settings: Settings, by: str
 ) -> None:
-    """And not when it would be checked again, a minute later: a worker does it if the operator's process has died."""
+    """A worker notices by itself if the operator's process has died and sent no message."""
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
-    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED_FOR", timedelta(hours=1))
-    monkeypatch.setattr("django_delayq.ledger.controls.RECHECK_AFTER", timedelta(hours=1))
     start_worker()
     operations.pause("testapp.order.remind", by="script:test")
     rows = due_orders("remind", 2)
     [other] = due_orders("linger")
     wait_until(lambda: Timeout.objects.filter(pk=other.pk, state="fired").exists())
     if by == "worker":
-        monkeypatch.setattr("django_delayq.operations.policies.requeue_due", lambda *_: None)
+        monkeypatch.setattr("django_delayq.operations.policies.wake_for", lambda *_: None)
     operations.resume("testapp.order.remind", by="script:test")
     wait_until(lambda: states() == {"fired": 3})
     assert {row.pk for row in rows} <= set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))

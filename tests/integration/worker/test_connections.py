@@ -54,8 +54,8 @@ def black_hole() -> Iterator[socket.socket]:
 def holds(engine: Engine | None, client: redis.Redis) -> bool:
     """Whether what the engine writes is found on this server."""
     assert engine is not None
-    engine.queue("default", 0).ensure([(7, NEVER)])
-    entries = client.zcard(engine.queue("default", 0).keys.entries)
+    engine.queue("default", 0).ensure("line", [(7, NEVER)])
+    entries = client.zcard(engine.queue("default", 0).keys.line("line"))
     engine.close()
     return entries == 1
 
@@ -217,7 +217,7 @@ def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(
     counting.start()
     for _ in range(10):
         with pytest.raises(EngineUnavailable):
-            engine.apply([Change("default", 1, NEVER)])
+            engine.apply([Change("default", "line", 1, NEVER)])
     assert isinstance(engine.caller, GuardedCaller)
     assert engine.caller.breaker.is_open
     black_hole.shutdown(socket.SHUT_RDWR)
@@ -256,10 +256,10 @@ def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_agai
         assert engine is not None
         assert producer is not None
         with pytest.raises(EngineUnavailable):
-            producer.apply([Change("default", 1, NEVER)])
+            producer.apply([Change("default", "line", 1, NEVER)])
         for node in nodes:
             node.resume()
         engine.ping()
-        engine.apply([Change("default", 1, NEVER)])
+        engine.apply([Change("default", "line", 1, NEVER)])
         assert engine.queue("default", 0).stats().total == 1
         engine.close()

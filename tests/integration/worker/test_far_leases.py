@@ -35,7 +35,7 @@ def test_in_redis(start_worker: StartWorker, with_redis: redis.Redis) -> None:
     [queue] = engine.queues(["default"])
     seconds, _ = with_redis.time()
     far_ms = (seconds + int(FAR.total_seconds())) * 1000
-    with_redis.zadd(queue.keys.entries, {str(row.pk): LEASED + far_ms * DUE_UNIT})
+    with_redis.zadd(queue.keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
     start_worker()
     wait_until(all_are("fired"), "its lease ended")
 
@@ -59,11 +59,11 @@ def test_of_a_row_that_is_firing(start_worker: StartWorker) -> None:
 
 @pytest.mark.usefixtures("without_redis")
 def test_a_claim_of_a_worker_with_another_lease_is_honored(settings: Settings) -> None:
-    from django_delayq.ledger.claiming import claim
+    from django_delayq.ledger.claiming import claim_each
 
     due_orders("remind")
     Timeout.objects.update(claims=1, claimed_until=timezone.now() + timedelta(seconds=100))
-    assert not claim("default", None, 10, timedelta(seconds=5)).claims
+    assert not claim_each("default", None, {"testapp.order.remind": 10}, timedelta(seconds=5)).claims
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(hours=1)}
     Timeout.objects.update(claimed_until=timezone.now() + timedelta(hours=1))
-    assert not claim("default", None, 10, timedelta(seconds=5)).claims
+    assert not claim_each("default", None, {"testapp.order.remind": 10}, timedelta(seconds=5)).claims

@@ -23,9 +23,9 @@ from django_delayq.worker import Worker, loop
 from django_delayq.worker import dispatch as dispatch_module
 from django_delayq.worker.background import leases_job
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
-from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
+from django_delayq.worker.lines import Lines
+from django_delayq.worker.sources.ledger import Batch
+from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, made_sources, overdue
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, due_orders, states
 from tests.testapp.models import Order
@@ -132,7 +132,7 @@ def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(decla
     done(work, Report(missed=True))
     wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
     dispatch.submit_due()
-    assert dispatch.waiting_for_slots == 0
+    assert dispatch.seconds_left == float("inf")
 
 
 def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(declare: Declare) -> None:
@@ -208,17 +208,17 @@ def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(de
     first, second = (declare(Order, name=name, limits=Limits(rate=RATE)) for name in ("first", "second"))
     ids = overdue(first, 2)
     overdue(second, 2)
-    ledger = LedgerSource("default", None, ClockSkew("default"))
+    sources = made_sources()
 
     def fail(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
-        if second.label in (params or ()) and first.label not in params:
+        if second.label in (params or ()):
             raise OperationalError("deadlock")
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
-        PacedSource(ledger).take(100, {}, 100)
+        sources.take(Lines("default", 4, 0.5), 100)
     assert set(Timeout.objects.filter(pk__in=ids).values_list("claims", flat=True)) == {1}
-    ledger.flush()
+    sources.flush()
     assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
     assert list(claim(first).claimed.claims) == ids
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -12,20 +12,43 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import clock, reschedule_timeout
+from django_delayq import TimeoutPolicy, clock, operations, reschedule_timeout
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders
+from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 
+Declare = Callable[..., TimeoutPolicy[Any]]
 
-def poll(queues: list[str] | None = None) -> LedgerSource:
-    return LedgerSource("default", queues, ClockSkew("default"))
+
+class Poll(LedgerSource):
+    """A source that is asked for so many of each line."""
+
+    def __init__(self, queues: list[str] | None = None) -> None:
+        super().__init__("default", queues, ClockSkew("default"))
+        self.lines = Lines("default", 4, 0.5)
+
+    def taken(self, room: int) -> Mapping[int, int]:
+        """Return the deliveries of due timeouts, at most `room` of each line that has some."""
+        limits = dict.fromkeys(self.due(self.lines), room)
+        found = self.take(limits) if limits else {}
+        return {id: count for of_line in found.values() for id, count in of_line.items()}
+
+    @property
+    def wait(self) -> float:
+        return self.seconds_left(self.lines.declared(), ())
+
+
+def poll(queues: list[str] | None = None) -> Poll:
+    return Poll(queues)
 
 
 def lapse_claims() -> None:
@@ -35,45 +58,45 @@ def lapse_claims() -> None:
 def test_what_is_due_is_claimed_by_one_and_counted() -> None:
     rows = due_orders("remind", 3)
     due_orders("remind", 1, hours=1)
-    assert poll().take(10).deliveries == {row.pk: 1 for row in rows}
-    assert poll().take(10).deliveries == {}
+    assert poll().taken(10) == {row.pk: 1 for row in rows}
+    assert poll().taken(10) == {}
 
 
 def test_a_claim_that_lapsed_is_claimed_again_as_a_second_delivery() -> None:
     (row,) = due_orders("remind")
-    poll().take(10)
+    poll().taken(10)
     lapse_claims()
-    assert poll().take(10).deliveries == {row.pk: 2}
+    assert poll().taken(10) == {row.pk: 2}
 
 
 def test_the_longest_due_come_first_and_the_room_holds() -> None:
     first, second = due_orders("remind", 2)
     Timeout.objects.filter(pk=second.pk).update(run_at=clock.now() - timedelta(hours=1))
     one = poll()
-    taken = one.take(1)
-    assert (taken.deliveries, taken.wait_seconds) == ({second.pk: 1}, 0.0)
-    assert one.take(5).deliveries == {first.pk: 1}, "there was more, so it is asked at once"
+    assert one.taken(1) == {second.pk: 1}
+    assert one.wait == 0.0
+    assert one.taken(5) == {first.pk: 1}, "there was more, so it is asked at once"
 
 
 def test_it_looks_once_a_second_when_there_is_no_more() -> None:
     one = poll()
-    assert one.take(5).deliveries == {}
+    assert one.taken(5) == {}
     due_orders("remind")
-    taken = one.take(5)
-    assert taken.deliveries == {}
-    assert 0 < taken.wait_seconds <= 1
-    assert one.take_now(5).deliveries
+    assert one.taken(5) == {}
+    assert 0 < one.wait <= 1
+    one.check_now()
+    assert one.taken(5)
 
 
 def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None:
     now_free, later_free, moved = due_orders("remind", 3)
     one = poll()
-    one.take(10)
+    one.taken(10)
     soon, later = clock.now(), clock.now() + timedelta(minutes=1)
     Timeout.objects.filter(pk=moved.pk).update(run_at=later)
     one.resolve((), {now_free.pk: soon, later_free.pk: later, moved.pk: later})
     one.flush()
-    assert poll().take(10).deliveries == {now_free.pk: 1}
+    assert poll().taken(10) == {now_free.pk: 1}
     moved.refresh_from_db()
     assert (moved.claims, moved.claimed_until) == (0, None), "it waits anyway, and may be moved forward"
 
@@ -81,18 +104,18 @@ def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None
 def test_a_claim_that_somebody_else_has_by_now_is_not_given_back() -> None:
     (row,) = due_orders("remind")
     late = poll()
-    late.take(10)
+    late.taken(10)
     lapse_claims()
-    poll().take(10)
+    poll().taken(10)
     late.resolve((), {row.pk: clock.now()})
     late.flush()
-    assert poll().take(10).deliveries == {}
+    assert poll().taken(10) == {}
 
 
 def test_claims_are_extended_as_long_as_they_are_held() -> None:
     kept, done = due_orders("remind", 2)
     one = poll()
-    one.take(10)
+    one.taken(10)
     before: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
     one.resolve([done.pk], {})
     one.extend()
@@ -101,7 +124,7 @@ def test_claims_are_extended_as_long_as_they_are_held() -> None:
     assert after[done.pk] == before[done.pk]
     one.resolve((), {kept.pk: clock.now()})
     one.flush()
-    assert poll().take(10).deliveries == {kept.pk: 1}, "it is released under its new expiry"
+    assert poll().taken(10) == {kept.pk: 1}, "it is released under its new expiry"
 
 
 @needs_row_locks
@@ -109,13 +132,13 @@ def test_giving_back_waits_for_nobody_and_is_made_good_later() -> None:
     """A locked row is released: a worker that waited for the lock would fire nothing else meanwhile."""
     held, other = due_orders("remind", 2)
     one = poll()
-    one.take(10)
+    one.taken(10)
     one.resolve((), dict.fromkeys([held.pk, other.pk], clock.now()))
     with locking(held), impatient():
         one.flush()
-        assert poll().take(10).deliveries == {other.pk: 1}
+        assert poll().taken(10) == {other.pk: 1}
     one.flush()
-    assert poll().take(10).deliveries == {held.pk: 1}, "the claim that was released late is not counted either"
+    assert poll().taken(10) == {held.pk: 1}, "the claim that was released late is not counted either"
 
 
 @needs_row_locks
@@ -123,7 +146,7 @@ def test_extending_waits_for_no_handler_that_runs() -> None:
     """A running handler keeps its row locked: a worker that waited for it would lose its other claims."""
     runs, other = due_orders("remind", 2)
     one = poll()
-    one.take(10)
+    one.taken(10)
     before: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
     with locking(runs), impatient():
         one.extend()
@@ -132,14 +155,14 @@ def test_extending_waits_for_no_handler_that_runs() -> None:
     assert after[other.pk] > before[other.pk]
     one.resolve((), dict.fromkeys([runs.pk, other.pk], clock.now()))
     one.flush()
-    assert poll().take(10).deliveries == {runs.pk: 1, other.pk: 1}, "each is released under its own expiry"
+    assert poll().taken(10) == {runs.pk: 1, other.pk: 1}, "each is released under its own expiry"
 
 
 def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many claims are extended in several transactions, and an error in one does not undo those before it."""
     monkeypatch.setattr(claiming, "CHUNK", 1)
     rows, one, extended = due_orders("remind", 2), poll(), []
-    one.take(10)
+    one.taken(10)
 
     def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         if sql.startswith("UPDATE") and "claimed_until" in sql.partition("WHERE")[0]:
@@ -158,7 +181,7 @@ def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatc
 def test_a_claim_of_a_row_that_is_gone_is_given_back_once() -> None:
     (row,) = due_orders("remind")
     one = poll()
-    one.take(10)
+    one.taken(10)
     Timeout.objects.all().delete()
     one.resolve((), {row.pk: clock.now()})
     one.flush()
@@ -169,15 +192,15 @@ def test_a_claim_of_a_row_that_is_gone_is_given_back_once() -> None:
 
 def test_only_the_queues_that_are_served_are_claimed() -> None:
     due_orders("remind", 2)
-    assert poll(["mail"]).take(10).deliveries == {}
-    assert len(poll(["mail", "default"]).take(10).deliveries) == 2
+    assert poll(["mail"]).taken(10) == {}
+    assert len(poll(["mail", "default"]).taken(10)) == 2
 
 
 def test_a_deadline_that_is_moved_frees_its_claim() -> None:
     (row,) = due_orders("remind")
-    poll().take(10)
+    poll().taken(10)
     reschedule_timeout(row, "remind", seconds=0)
-    assert poll().take(10).deliveries == {row.pk: 1}
+    assert poll().taken(10) == {row.pk: 1}
 
 
 def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
@@ -186,8 +209,9 @@ def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
     def drain(_: int) -> list[int]:
         try:
             one, found = poll(), []
-            while taken := one.take_now(7).deliveries:
+            while taken := one.taken(7):
                 found += list(taken)
+                one.check_now()
             return found
         finally:
             connections.close_all()
@@ -197,7 +221,21 @@ def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
     assert counts == {row.pk: 1 for row in rows}
 
 
-def test_a_look_that_finds_nothing_writes_nothing() -> None:
-    with CaptureQueriesContext(connection) as queries:
-        assert poll().take(10).deliveries == {}
-    assert {query["sql"].split()[0] for query in queries} == {"SELECT"}, "how many depends on what it remembers"
+def test_a_look_that_finds_nothing_is_one_query_whatever_is_not_asked(declare: Declare) -> None:
+    """Neither 200 policies, nor what is stopped or not declared, cost another one."""
+    stopped, novel = due_orders("remind", 3), declare(Order, name="novel")
+    due_orders(novel, 3)
+    registry.remove(novel)
+    operations.pause("testapp.order.remind", by="script:test")
+    for number in range(200):
+        declare(Order, name=f"policy_{number}")
+    one = poll()
+    one.taken(10)
+    for _ in range(3):
+        one.check_now()
+        with CaptureQueriesContext(connection) as queries:
+            assert one.taken(10) == {}
+        assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
+    operations.resume("testapp.order.remind", by="script:test")
+    one.check_now()
+    assert one.taken(10) == {row.pk: 1 for row in stopped}

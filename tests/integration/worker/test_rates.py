@@ -1,4 +1,4 @@
-"""`Limits(rate=...)`: a worker claims as many as may begin soon, in due order; others wait without lease and entry."""
+"""`Limits(rate=...)`: a worker claims as many as may begin soon, in due order; others wait without a lease."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
 from django_delayq.firing import Work, plan, run, running
-from django_delayq.firing.planning import Pacing
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import Slot, meter
 from django_delayq.models import PolicyMeter, Timeout
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources.ledger import LedgerSource, PacedSource, SlotQueue
-from django_delayq.worker.sweep import Sweep
+from django_delayq.worker.lines import Lines
+from django_delayq.worker.servers import ClockSkew, RedisHealth
+from django_delayq.worker.sources.ledger import SlotQueue
+from django_delayq.worker.sources.redis import Sources
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections, states
@@ -84,8 +84,9 @@ def claim(policy: TimeoutPolicy[Any], limit: int = 50) -> claiming.Granted:
     return granted
 
 
-def paced() -> PacedSource:
-    return PacedSource(LedgerSource("default", None, ClockSkew("default")))
+def made_sources() -> Sources:
+    """Both sources of a worker without Redis."""
+    return Sources(RedisHealth(None), [], None, "default", ClockSkew("default"))
 
 
 def test_slots_are_assigned_in_due_order_for_the_next_second_only(declare: Declare) -> None:
@@ -125,7 +126,7 @@ def test_a_batch_shares_a_slot_and_counts_each_object(declare: Declare) -> None:
     granted = claim(policy)
     slots = granted.slots
     assert (list(slots), len(set(slots.values()))) == (ids[:10], 1), "20 in two seconds: works of ten"
-    [work], report = plan(granted.claimed.claims, "default", pacing=Pacing(slots, lambda label, seconds: None))
+    [work], report = plan(granted.claimed.claims, "default", slots=slots)
     assert (work.ids, report.done) == (tuple(ids[:10]), ())
     assert (work.begin_at, work.begin_by) == slots[ids[0]]
 
@@ -149,23 +150,20 @@ def test_two_workers_never_claim_at_the_same_time(declare: Declare) -> None:
         assert claiming.claim_in_slots(policy, "default", None, limit=5, seconds=minute, preparation=0.0) is None
 
 
-def test_an_entry_without_a_slot_is_done_and_announced(declare: Declare) -> None:
+def test_an_entry_without_a_slot_comes_again_in_a_second_or_when_it_is_due(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
     now, soon = due_orders(policy)[0], due_orders(policy, after=timedelta(seconds=30))[0]
     other = due_orders("remind")[0]
-    noted: list[tuple[str, float]] = []
-    pacing = Pacing({}, lambda label, seconds: noted.append((label, seconds)))
-    works, report = plan({row.pk: 1 for row in (now, soon, other)}, "default", timedelta(minutes=1), pacing)
+    works, report = plan({row.pk: 1 for row in (now, soon, other)}, "default", timedelta(minutes=1), {})
     assert [work.ids for work in works] == [(other.pk,)]
-    assert sorted(report.done) == [now.pk, soon.pk]
-    assert [label for label, _ in noted] == [policy.label] * 2
-    assert noted[0][1] <= 0 < noted[1][1] <= 30
+    assert report.now is not None
+    assert report.again == {now.pk: report.now + timedelta(seconds=1), soon.pk: soon.run_at}
 
 
 def test_a_suspect_and_a_slot_go_together(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
     [row] = due_orders(policy)
-    [work], _ = plan({row.pk: 2}, "default", pacing=Pacing({row.pk: Slot(1.0, 2.0)}, lambda label, seconds: None))
+    [work], _ = plan({row.pk: 2}, "default", slots={row.pk: Slot(1.0, 2.0)})
     assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0)
 
 
@@ -221,61 +219,83 @@ def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
     assert (len(queue), queue.next_at) == (0, float("inf"))
 
 
-def test_without_a_rate_nothing_is_asked() -> None:
-    with CaptureQueriesContext(connection) as queries:
-        source = paced()
-        assert source.take(100, {}, 100).deliveries == {}
-        assert source.seconds_left == float("inf")
-    assert len(queries) == 0
-
-
-def test_between_two_checks_nothing_is_asked(declare: Declare) -> None:
+def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
     overdue(policy, 2)
-    source = paced()
-    assert len(source.take(100, {}, 100).deliveries) == 1
+    sources, lines = made_sources(), Lines("default", 4, 0.5)
+    assert len(sources.take(lines, 100).deliveries) == 1
+    assert policy.label not in lines.declared()
+    assert lines.seconds_left > 3000, "its next slot is in an hour"
+    sources.ledger.check_now()
+    assert sources.take(lines, 100).deliveries == {}
     with CaptureQueriesContext(connection) as queries:
-        source.note_due(policy.label, 0.0)
-        assert source.take(100, {}, 100).deliveries == {}
-    assert len(queries) == 0
-    assert source.seconds_left > 3000, "its next slot is in an hour"
+        assert sources.take(lines, 100).deliveries == {}
+    assert not queries
 
 
 def test_a_worker_that_has_enough_leaves_slots_to_others(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
     overdue(policy, 20)
-    assert len(paced().take(4, {policy.label: 1}, 100).deliveries) == 3
-    assert len(paced().take(100, {}, 2).deliveries) == 2
-    assert paced().take(4, {policy.label: 4}, 100).deliveries == {}
+    busy, full = (Lines("default", 4, 0.5) for _ in range(2))
+    busy.in_flight[policy.label] = 1
+    assert len(made_sources().take(busy, 100).deliveries) == 3
+    assert len(made_sources().take(Lines("default", 4, 0.5), 2).deliveries) == 2
+    full.in_flight[policy.label] = 4
+    assert made_sources().take(full, 100).deliveries == {}
+    assert policy.label not in full.declared(), "it is asked again a little later"
+
+
+def test_what_waits_for_slots_takes_no_room_from_others(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    due_orders("remind", 4)
+    lines = Lines("default", 4, 0.5)
+    lines.in_flight[policy.label] = 30
+    assert len(made_sources().take(lines, 100).deliveries) == 4
 
 
 def test_a_stopped_policy_uses_no_slots(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 5)
+    overdue(policy, 4)
     operations.pause(policy, by="script:test")
-    assert paced().take(100, {}, 100).deliveries == {}
+    assert made_sources().take(Lines("default", 4, 0.5), 100).deliveries == {}
     assert not PolicyMeter.objects.exists()
     operations.resume(policy, by="script:test")
-    assert len(paced().take(100, {}, 100).deliveries) == 5
+    assert len(made_sources().take(Lines("default", 4, 0.5), 100).deliveries) == 4
 
 
-def test_a_poll_of_the_ledger_leaves_them_alone(declare: Declare) -> None:
+def test_rows_under_a_former_label_and_others_are_claimed_together(declare: Declare) -> None:
     rated = overdue(declare(Order, name="rated", aliases=("former",), limits=Limits(rate=RATE)), 40)
     Timeout.objects.filter(pk=rated[0]).update(policy="testapp.order.former")
     [row] = due_orders("remind")
-    assert LedgerSource("default", None, ClockSkew("default")).take(10).deliveries == {row.pk: 1}
+    taken = made_sources().take(Lines("default", 4, 0.5), 100)
+    assert taken.deliveries == dict.fromkeys([*rated[:4], row.pk], 1)
+    assert taken.slots.keys() == set(rated[:4])
 
 
-def test_a_sweep_adds_no_entries_for_a_backlog(with_redis: Any, declare: Declare) -> None:
+def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_the_end(
+    with_redis: Any, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 20)
-    soon = due_orders(policy, after=timedelta(seconds=8))[0]
+    ids = overdue(policy, 3)
     engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
-    queue.remove([id for id, _ in queue.peek()])
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-    assert [id for id, _ in queue.peek()] == [soon.pk]
+    health = RedisHealth(engine)
+    sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
+    health.probe_at_start(["default"])
+    taken = sources.take(lines, 100)
+    assert (dict(taken.deliveries), set(taken.slots)) == (dict.fromkeys(ids, 1), set(ids))
+    sources.resolve(ids, {})
+    sources.flush()
+    assert queue.stats().total == 0
+    # As if a worker had died between the commit and the acknowledgement:
+    Timeout.objects.filter(pk__in=ids).update(state="fired", cause="due", settled_at=clock.now(), slot_taken=None)
+    queue.ensure(policy.label, [(id, 0) for id in ids])
+    lines.refuse(policy, 0.0)
+    sources.check_now()
+    taken = sources.take(lines, 100)
+    assert (set(taken.deliveries), dict(taken.slots)) == (set(ids), {})
+    assert plan(taken.deliveries, "default", slots=taken.slots)[1].done == tuple(ids)
     engine.close()
 
 
@@ -291,14 +311,14 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     wait_until(lambda: not Timeout.objects.pending().filter(pk__in=others).exists(), "the others have fired")
     assert len(begins.ids) < len(ids), "they had to wait"
     assert Timeout.objects.pending().filter(policy=policy.label, claimed_until__isnull=False).count() <= 30
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
     if source == "redis":
         engine = get_worker_engine("default")
         assert engine is not None
         queue = engine.queue("default", 0)
-        wait_until(lambda: queue.stats().total == 0, "Redis has no entry, although some are due")
+        wait_until(lambda: queue.stats().total == 0, "Redis has no entry any more")
         engine.close()
-    wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(3.0) <= 60
     assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
 
 

@@ -98,7 +98,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         wait_until(all_are("fired"))
         with own_redis.client() as client:  # calls at the start and late acknowledgements do not count
             wait_until(lambda: client.exists(turn_key(engine.prefix, "prune")) == 1)
-            wait_until(lambda: not client.exists(engine.queue("default", 0).keys.entries))
+            wait_until(lambda: not client.exists(engine.queue("default", 0).keys.heads))
         wire.go_silent()
         wire.asked = 0
         began = time.monotonic()

@@ -1,190 +1,267 @@
-"""A worker with a backlog searches the ledger for underserved policies; an idle one does not."""
+"""Which lines a worker asks and for how many: a fair share for each policy, whatever the backlog of another one."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
-from django_delayq import TimeoutPolicy, clock
+from django_delayq import Limits, Rate, TimeoutPolicy, operations
+from django_delayq.executors import Executor
+from django_delayq.firing import Report, Work, run
 from django_delayq.models import Timeout
-from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources import redis as module
-from django_delayq.worker.sources.ledger import LedgerSource
-from django_delayq.worker.sources.redis import MIN_SHARE, Fairness, Sources
+from django_delayq.worker import Worker, lines
+from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.lines import MAX_TAKEN, Lines
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
 REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause between two searches, so that no test has to wait for one."""
-    monkeypatch.setattr(module, "FIRST_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(module, "LONGEST_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(module, "MAX_COST_SECONDS", 0.0)
-
-
-def poll(only: list[str] | None = None) -> LedgerSource:
-    return LedgerSource("default", only, ClockSkew("default"))
-
-
-def behind(only: list[str] | None = None) -> Fairness:
-    fairness = Fairness(poll(only))
-    fairness.note_backlog(True)
-    return fairness
-
-
-def crowd(count: int = 60) -> list[Timeout]:
-    rows = due_orders("remind", count)
-    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=clock.now() - timedelta(hours=1))
-    return rows
-
-
-def test_who_keeps_up_asks_nothing() -> None:
-    due_orders("linger")
-    fairness = Fairness(poll())
-    fairness.note_backlog(False)
-    with CaptureQueriesContext(connection) as queries:
-        assert fairness.take(100, {}) == {}
-    assert len(queries) == 0
-
-
-def test_what_is_due_of_others_is_claimed_past_a_crowd() -> None:
-    crowd()
-    others = [*due_orders("linger", 2), *due_orders("cancel_unpaid", 3)]
-    taken = behind().take(10, {REMIND: 90})
-    assert taken == {row.pk: 1 for row in others}
-    assert poll().labels_with_due([REMIND, LINGER, UNPAID]) == [REMIND], "claimed, so that other workers skip it"
-
-
-def test_nobody_gets_more_than_there_is_room_for() -> None:
-    due_orders("linger", 80)
-    due_orders("cancel_unpaid", 80)
-    fairness = behind()
-    first = fairness.take(40, {REMIND: 60})
-    assert len(first) == 40
-    labels = [*Timeout.objects.filter(pk__in=first).values_list("policy", flat=True)]
-    assert (labels.count(LINGER), labels.count(UNPAID)) == (20, 20)
-
-
-def test_without_room_every_policy_still_gets_a_little() -> None:
-    due_orders("linger", 2 * MIN_SHARE)
-    assert len(behind().take(0, {REMIND: 100})) == MIN_SHARE
-
-
-def test_a_worker_that_may_take_three_more_takes_three() -> None:
-    due_orders("linger", 10)
-    due_orders("cancel_unpaid", 10)
-    assert len(behind().take(0, {REMIND: 100}, left=3)) <= 3
-    assert behind().take(0, {REMIND: 100}, left=0) == {}
-
-
-def test_who_has_its_share_already_is_not_asked_for() -> None:
-    due_orders("linger", 100)
-    assert behind().take(0, {REMIND: 100, LINGER: 100}) == {}
-    assert len(behind().take(0, {REMIND: 1000, LINGER: 10})) == MIN_SHARE
-
-
-def test_the_policy_that_is_the_backlog_is_left_to_redis() -> None:
-    """Of slow handlers a worker has few in flight. It claimed 25 more of them ten times a second, and released most."""
-    crowd()
-    (other,) = due_orders("linger")
-    assert behind().take(8, {REMIND: 4}) == {other.pk: 1}
-    assert behind().take(8, {REMIND: 4, UNPAID: 4}) == {}, "both have their half"
-    assert len(behind().take(8, {REMIND: 1, UNPAID: 4})) == MIN_SHARE
-
-
-def test_what_waits_under_a_former_name_is_found(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    (row,) = due_orders(declare(Order, name="then"))
-    declare(Order, name="now", aliases=("testapp.order.before",))
-    Timeout.objects.update(policy="testapp.order.before")
-    assert behind().take(0, {REMIND: 100}) == {row.pk: 1}
-
-
-def test_queues_that_this_worker_does_not_serve_are_left_alone(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    due_orders("linger", 3)
-    (mail,) = due_orders(declare(Order, name="mail", queue="mail"))
-    assert behind(["mail"]).take(10, {REMIND: 90}) == {mail.pk: 1}
-
-
-def test_many_policies_take_turns(declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LABELS", 3)
-    rows = [due_orders(declare(Order, name=f"policy_{number}"))[0] for number in range(7)]
-    fairness = behind()
-    found: dict[int, int] = {}
-    for _ in range(10):
-        found |= fairness.take(0, {REMIND: 100})
-    assert found == {row.pk: 1 for row in rows}
-
-
-def test_a_claim_that_lapsed_makes_a_suspect_here_too() -> None:
-    (row,) = due_orders("linger")
-    assert behind().take(10, {REMIND: 90}) == {row.pk: 1}
-    Timeout.objects.update(claimed_until=clock.now() - timedelta(seconds=1))
-    assert behind().take(10, {REMIND: 90}) == {row.pk: 2}
-
-
-def test_looks_in_vain_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_CHECK_SECONDS", 3600.0)
-    fairness = behind()
-    fairness._pause = 900.0
-    assert fairness.take(0, {REMIND: 100}) == {}
-    assert 900 < fairness.seconds_left <= 1800
-    fairness.note_backlog(False)
-    assert fairness.seconds_left == float("inf")
-
-
-def test_the_slower_the_database_answers_the_less_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without free CPU time the searches of a worker cost more time than its handlers."""
-    clock_of_process = itertools.count(step=0.03)
-    monkeypatch.setattr(module, "MAX_COST_SECONDS", 1.0)
-    fairness = behind()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock_of_process)))
-    fairness.take(0, {REMIND: 100})
-    assert fairness.seconds_left > 0.2, "nine times as long as the search took"
+BY = "script:test"
 
 
 @pytest.fixture
-def sources(settings: Any) -> Sources:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    return Sources(RedisHealth(None), [], None, "default", ClockSkew("default"))
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replace the clock by which a worker counts what it has completed by one that a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
 
-def test_the_crowd_gets_the_rest_of_the_room(sources: Sources) -> None:
-    first = sources.take(20, {}) if crowd() else None
-    assert first is not None
-    assert (len(first.deliveries), first.is_part) == (20, True)
-    others = due_orders("linger", 2)
-    second = sources.take(20, {REMIND: 20})
-    assert len(second.deliveries) == 20
-    assert {row.pk for row in others} <= second.deliveries.keys()
+@pytest.fixture
+def worker(clock: list[float]) -> Lines:
+    """Of a worker with four threads."""
+    return Lines("default", 4, 0.5)
 
 
-def test_a_worker_without_room_looks_again_soon(sources: Sources) -> None:
-    taken = sources.take(0, {REMIND: 4})
-    assert (taken.deliveries, taken.wait_seconds) == ({}, 0.0), "after the pause, which is none here"
-    (other,) = due_orders("linger")
-    assert sources.take(0, {REMIND: 4}).deliveries == {other.pk: 1}
+def limits(of: Lines, *due: str, left: int = 10_000, taken: Mapping[str, int] | None = None) -> dict[str, int]:
+    return of.limits(due, of.declared(), taken or {}, left)
 
 
-def test_what_was_claimed_is_given_back_when_the_rest_fails(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources.take(0, {REMIND: 100})
-    (other,) = due_orders("linger")
+def completes(of: Lines, policy: str, count: int) -> None:
+    """So many timeouts of the policy, which are not in flight any more."""
+    of.completed(policy, count)
 
-    def fail(_room: int) -> None:
-        raise RuntimeError("the connection broke")
 
-    with monkeypatch.context() as broken, pytest.raises(RuntimeError):
-        broken.setattr(sources.ledger, "take", fail)
-        sources.take(10, {REMIND: 100})
-    sources.flush()
-    assert poll().take_now(10).deliveries == {other.pk: 1}
+def test_a_worker_that_has_done_nothing_yet_asks_for_what_its_threads_can_begin(worker: Lines) -> None:
+    assert limits(worker, REMIND) == {REMIND: 4}
+
+
+def test_it_asks_for_as_much_as_it_has_done_in_half_a_second(worker: Lines, clock: list[float]) -> None:
+    completes(worker, REMIND, 300)
+    assert limits(worker, REMIND) == {REMIND: 300}
+    clock[0] += 0.6
+    assert limits(worker, REMIND) == {REMIND: 300}, "within the half second before"
+    clock[0] += 0.6
+    assert limits(worker, REMIND) == {REMIND: 4}
+    completes(worker, REMIND, 50_000)
+    assert limits(worker, REMIND) == {REMIND: MAX_TAKEN}
+
+
+def test_slow_timeouts_are_left_to_other_workers_although_others_are_quick(worker: Lines) -> None:
+    completes(worker, REMIND, 500)
+    completes(worker, LINGER, 1)
+    assert limits(worker, REMIND, LINGER) == {REMIND: 250, LINGER: 4}
+
+
+def test_a_batch_counts_as_what_one_thread_can_begin(worker: Lines, declare: Declare) -> None:
+    policy = declare(Order, name="in_batches", batch=50)
+    assert limits(worker, policy.label) == {policy.label: 200}
+
+
+def test_what_is_in_flight_takes_room(worker: Lines) -> None:
+    worker.in_flight[REMIND] = 3
+    assert limits(worker, REMIND) == {REMIND: 1}
+    worker.in_flight[REMIND] = 4
+    assert limits(worker, REMIND) == {}
+
+
+def test_little_room_in_a_large_backlog_is_not_worth_asking(worker: Lines) -> None:
+    completes(worker, REMIND, 400)
+    worker.in_flight[REMIND] = 301
+    assert limits(worker, REMIND) == {}
+    worker.in_flight[REMIND] = 300
+    assert limits(worker, REMIND) == {REMIND: 100}
+
+
+def test_each_policy_gets_an_equal_share(worker: Lines) -> None:
+    for policy in (REMIND, LINGER, UNPAID):
+        completes(worker, policy, 100)
+    assert sorted(limits(worker, REMIND, LINGER, UNPAID).values()) == [100, 100, 100]
+    worker.in_flight[REMIND] = 150
+    assert limits(worker, REMIND, LINGER, UNPAID) == {LINGER: 50, UNPAID: 50}
+
+
+def test_what_one_does_not_use_is_for_the_others(worker: Lines) -> None:
+    completes(worker, REMIND, 400)
+    assert limits(worker, REMIND, LINGER) == {REMIND: 200, LINGER: 4}
+    assert limits(worker, REMIND, taken={REMIND: 200, LINGER: 1}) == {REMIND: 199}
+
+
+def test_a_policy_of_which_it_has_none_is_asked_although_there_is_no_room(worker: Lines) -> None:
+    completes(worker, REMIND, 300)
+    worker.in_flight[REMIND] = 300
+    assert limits(worker, REMIND, LINGER) == {LINGER: 1}
+    worker.in_flight[LINGER] = 1
+    assert limits(worker, REMIND, LINGER) == {}
+
+
+def test_it_is_asked_although_what_the_worker_has_has_become_slow(worker: Lines, clock: list[float]) -> None:
+    completes(worker, REMIND, 300)
+    worker.in_flight[REMIND] = 300
+    clock[0] += 60
+    assert limits(worker, REMIND, LINGER) == {LINGER: 1}
+
+
+def test_of_many_slow_policies_it_holds_no_more_than_twice_what_its_threads_run(declare: Declare) -> None:
+    labels = [declare(Order, name=f"slow_{number}").label for number in range(20)]
+    one = Lines("default", 4, 0.5)
+    for _ in range(10):
+        one.in_flight.update(limits(one, *labels))
+    assert one.in_flight.total() == 8
+    assert max(one.in_flight.values()) == 1
+
+
+def test_with_room_for_one_only_the_policies_take_turns() -> None:
+    one = Lines("default", 1, 0.5)
+    taken = Counter(label for _ in range(9) for label in limits(one, REMIND, LINGER, UNPAID, left=1))
+    assert taken == {REMIND: 3, LINGER: 3, UNPAID: 3}
+
+
+def test_a_worker_that_may_take_three_more_takes_three(worker: Lines) -> None:
+    assert sum(limits(worker, REMIND, LINGER, left=3).values()) == 3
+    assert limits(worker, REMIND, LINGER, left=0) == {}
+
+
+def test_the_lines_of_a_policy_and_its_former_labels_share_one_part(worker: Lines, declare: Declare) -> None:
+    policy = declare(Order, name="now", aliases=("testapp.order.then",))
+    completes(worker, policy.label, 100)
+    completes(worker, REMIND, 100)
+    found = limits(worker, *policy.labels, REMIND)
+    assert found == {"testapp.order.now": 50, "testapp.order.then": 50, REMIND: 100}
+
+
+def test_only_what_is_declared_and_not_stopped_may_be_asked(worker: Lines, declare: Declare) -> None:
+    policy = declare(Order, name="now", aliases=("testapp.order.then",))
+    operations.pause(policy, by=BY)
+    operations.hold(LINGER, by=BY)
+    may_run = worker.may_run()
+    assert REMIND in may_run
+    assert may_run.keys().isdisjoint([*policy.labels, LINGER, "testapp.order.nobody"])
+    operations.resume(policy, by=BY)
+    assert set(policy.labels) <= worker.may_run().keys()
+
+
+def test_a_policy_with_a_rate_is_left_out_until_it_has_a_slot(
+    worker: Lines, clock: list[float], declare: Declare
+) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=Rate(10, per=timedelta(minutes=1))))
+    assert policy.label in worker.declared()
+    worker.refuse(policy, 6.0)
+    assert policy.label not in worker.declared()
+    assert worker.seconds_left == 6.0
+    clock[0] += 6.0
+    assert policy.label in worker.declared()
+    assert worker.seconds_left == float("inf")
+
+
+class Threads(Executor):
+    """Run nothing until the test asks for it; in turns by policy, as the executor of threads does."""
+
+    keeps_leases = True
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[tuple[Work, Any]]] = {}
+
+    def submit(self, work: Work, done: Callable[[Work, Report], None]) -> None:
+        self.waiting.setdefault(work.policy, []).append((work, done))
+
+    def close(self, *, wait: bool = True) -> None:
+        """Run nothing more."""
+
+    def run_next(self) -> str:
+        """Run one work to its end, and return its policy."""
+        policy = next(iter(self.waiting))
+        of_policy = self.waiting.pop(policy)
+        work, done = of_policy.pop(0)
+        if of_policy:
+            self.waiting[policy] = of_policy
+        done(work, run(work, "default"))
+        return policy
+
+
+def passing(executor: Threads, threads: int) -> Callable[[], None]:
+    """Return a function that makes one pass of a worker, whose works the test runs."""
+    worker = Worker(concurrency=threads)
+    worker.redis.probe_at_start(worker.queues)
+    dispatch = Dispatch(worker, executor)
+
+    def make_pass() -> None:
+        worker.sources.check_now()
+        worker.sources.ledger.check_now()
+        worker._pass(dispatch)
+
+    return make_pass
+
+
+@pytest.mark.parametrize("source", ["redis"], indirect=True)
+def test_a_worker_without_room_waits_for_its_threads_when_redis_is_back(source: str) -> None:
+    """It reads the ledger until that has no more, and would do so all the time while its threads are busy."""
+    due_orders("remind", 10)
+    worker = Worker(concurrency=4)
+    worker.redis.probe_at_start(worker.queues)
+    lines = Lines("default", 4, 0.5)
+    worker.sources._must_poll = True
+    taken = worker.sources.take(lines, 100)
+    assert (len(taken.deliveries), taken.is_part) == (4, True)
+    lines.in_flight[REMIND] = 4
+    assert worker.sources.take(lines, 100).wait_seconds > 0.5
+    lines.in_flight.clear()
+    lines.completed(REMIND, 100)
+    assert len(worker.sources.take(lines, 100).deliveries) == 6
+    assert not worker.sources._must_poll
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_flood_delays_another_policy_by_one_firing_of_each_thread(
+    source: str, declare: Declare, threads: int, is_quick: bool
+) -> None:
+    """Counted in firings, not in seconds: 1,000 are due when one of another policy comes."""
+    flood = due_orders(declare(Order, name="flood", atomic=False), 1_000)
+    executor = Threads()
+    make_pass = passing(executor, threads)
+    make_pass()
+    for _ in range(30 if is_quick else 1):
+        for _ in range(min(threads, sum(map(len, executor.waiting.values())))):
+            executor.run_next()
+        make_pass()
+    due_orders("linger")
+    make_pass()
+    fired: list[str] = []
+    while LINGER not in fired:
+        fired.append(executor.run_next())
+        make_pass()
+    assert len(fired) <= threads + 1
+    assert Timeout.objects.pending().filter(pk__in=[row.pk for row in flood]).count() > 500
+
+
+def test_each_of_several_floods_goes_on(source: str, declare: Declare) -> None:
+    policies = [declare(Order, name=f"flood_{number}", atomic=False) for number in range(3)]
+    for policy in policies:
+        due_orders(policy, 40)
+    executor = Threads()
+    make_pass = passing(executor, 4)
+    fired: list[str] = []
+    for _ in range(60):
+        make_pass()
+        fired.append(executor.run_next())
+    counts = Counter(fired)
+    assert sorted(counts) == sorted(policy.label for policy in policies)
+    assert min(counts.values()) >= 15, counts

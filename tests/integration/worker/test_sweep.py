@@ -15,15 +15,15 @@ from django_delayq.clock import database_now
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
-from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.outbox import due_ms_of
-from django_delayq.models import PolicyControl, Timeout
+from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
 from django_delayq.worker import sweep
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep, Swept, try_claim_turn
 from tests.integration.firing.conftest import another_session, needs_row_locks
+from tests.support.lines import lines_of, lose_entries, remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
+REMIND = "testapp.order.remind"
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: lis
     made = Sweep(engine, "default", ClockSkew("default"))
     made.run_once()
     assert forgotten[0].pk in in_redis(engine)
-    engine.queue("default", 0).remove(in_redis(engine))
+    remove_ids(engine.queue("default", 0), in_redis(engine))
     engine.client.delete(turn_key(engine.prefix, "sweep"))
     made.run_once()
     assert forgotten[0].pk not in in_redis(engine), "not every time"
@@ -112,9 +113,9 @@ def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int
 def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
     early, late, leased = forgotten[2:5]
     queue = engine.queue("default", 0)
-    queue.ensure([(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
-    queue.reschedule([(late.pk, due_ms_of(late.run_at) + 60_000)])
-    reserved = queue.reserve(1, 60_000)
+    queue.ensure(REMIND, [(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
+    queue.reschedule(REMIND, [(late.pk, due_ms_of(late.run_at) + 60_000)])
+    reserved = queue.reserve({REMIND: 1}, 60_000)
     assert [entry.id for entry in reserved.entries] == [leased.pk]
     expiry = in_redis(engine)[leased.pk]
     swept = Sweep(engine, "default", ClockSkew("default")).run_once()
@@ -122,6 +123,26 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
     assert in_redis(engine)[late.pk] == due_ms_of(late.run_at)
     assert in_redis(engine)[leased.pk] == expiry
     assert (swept.checked, swept.changed) == (10, 8)
+
+
+def test_lost_heads_are_restored_although_no_entry_is_missing(engine: Engine, forgotten: list[Timeout]) -> None:
+    queue = engine.queue("default", 0)
+    sweep = Sweep(engine, "default", ClockSkew("default"))
+    sweep.run_once(everything=True)
+    assert queue.stats().total == len(in_redis(engine)) > 0
+    engine.client.delete(queue.keys.heads)
+    assert queue.stats().total == 0
+    assert sweep.run_once(everything=True).changed == 0
+    assert queue.stats().total == len(in_redis(engine)) > 0
+
+
+def test_a_line_that_has_ended_loses_its_head_in_a_full_sweep(engine: Engine) -> None:
+    queue = engine.queue("default", 0)
+    queue.ensure("shop.Removed.policy", [(1, 0)])
+    engine.client.delete(queue.keys.line("shop.Removed.policy"))
+    assert lines_of(queue) == ["shop.Removed.policy"]
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    assert lines_of(queue) == []
 
 
 def restored(caplog: pytest.LogCaptureFixture) -> list[int]:
@@ -156,7 +177,7 @@ def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     workers[0].run_once(everything=True)
     assert (restored(caplog), counted) == ([], [])
     for worker in workers:
-        engine.client.delete(engine.queue("default", 0).keys.entries)
+        lose_entries(engine.queue("default", 0))
         worker.run_once(everything=True)
         assert len(in_redis(engine)) == 12
     assert restored(caplog) == [12], "one line, however many sweeps and workers find more of it"
@@ -173,7 +194,7 @@ def test_what_was_restored_is_reported_although_the_sweep_of_the_backlog_fails(
     due_orders("remind", 10, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
     lost = scheduled_earlier(3, timedelta(minutes=1), seconds=9)
-    engine.queue("default", 0).remove([row.pk for row in lost])
+    remove_ids(engine.queue("default", 0), [row.pk for row in lost])
     pages = count(1)
 
     def fail_in_the_backlog() -> None:
@@ -192,7 +213,7 @@ def test_loading_what_comes_within_the_horizon_and_few_losses_are_not_logged(
     due_orders("remind", 30, hours=3)
     Timeout.objects.update(run_at=clock.now() + timedelta(seconds=9), created_at=clock.now() - timedelta(hours=3))
     near = scheduled_earlier(lost, timedelta(minutes=1), seconds=9)
-    engine.queue("default", 0).remove([row.pk for row in near])
+    remove_ids(engine.queue("default", 0), [row.pk for row in near])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30 + lost
     assert restored(caplog) == []
@@ -203,22 +224,25 @@ def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
 ) -> None:
     rows = due_orders("remind", 30, seconds=9)
-    engine.queue("default", 0).remove([row.pk for row in rows])
+    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30
     assert (restored(caplog), counted) == ([], [])
 
 
-def test_entries_that_workers_remove_or_defer_themselves_are_not_lost(
-    engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int], declare: Any
-) -> None:
-    declare(Order, name="paced", limits=Limits(rate=Rate(5)))
-    rows = [*due_orders("paced", 20, seconds=9), *due_orders("remind", 20, seconds=9)]
-    Timeout.objects.filter(policy="testapp.order.remind").update(policy="testapp.order.of_another_release")
-    Timeout.objects.update(created_at=clock.now() - timedelta(minutes=1))
-    engine.queue("default", 0).remove([row.pk for row in rows])
-    Sweep(engine, "default", ClockSkew("default")).run_once()
-    assert (restored(caplog), counted) == ([], [])
+def test_policies_make_no_difference_to_what_is_restored(engine: Engine, declare: Any) -> None:
+    """That a line is not asked, because its policy is stopped, unknown or has no slot, is for the workers to decide."""
+    paced = declare(Order, name="paced", limits=Limits(rate=Rate(5)))
+    rows = [*due_orders(paced, 2), *due_orders("remind", 2), *due_orders("linger", 2)]
+    unknown = "testapp.order.of_another_release"
+    Timeout.objects.filter(policy="testapp.order.remind").update(policy=unknown)
+    operations.pause("testapp.order.linger", by="script:test")
+    queue = engine.queue("default", 0)
+    for line in (paced.label, "testapp.order.remind", "testapp.order.linger"):
+        queue.remove(line, [row.pk for row in rows])
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    lines = [queue.stats_of(line).due for line in (paced.label, unknown, "testapp.order.linger")]
+    assert lines == [2, 2, 2]
 
 
 def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) -> None:
@@ -254,7 +278,7 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     swept = made.run_once(everything=True)
     assert (swept.checked, swept.changed) == (34, 34)
     assert made.run_once(everything=True).checked == 10, "Redis is as it should be: one pass is enough"
-    engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
+    remove_ids(engine.queue("default", 0), sorted(in_redis(engine))[10:])
     try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
     assert made.run_once().checked == 0, "the latest minute"
     assert made.run_once(everything=True).checked == 24, "the next one continues where that one ended"
@@ -297,36 +321,6 @@ def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
         patched.setattr(sweep, "page_of", fail)
         own.run_once()
     wait_until(lambda: own.run_once().checked > 0)
-
-
-def test_the_missing_entry_of_a_stopped_policy_is_restored_for_later(engine: Engine, forgotten: list[Timeout]) -> None:
-    """Due at once, workers would lease it, find it stopped, and defer it, all the time."""
-    operations.pause("testapp.order.remind", by="script:test")
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-    soonest = due_ms_of(database_now("default") + timedelta(seconds=50))
-    assert in_redis(engine)[forgotten[0].pk] > soonest
-
-
-def test_after_a_policy_was_resumed_everything_is_swept_also_if_the_first_sweep_fails(
-    engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The entries of its overdue timeouts were deferred, and resuming requeues the first ones only."""
-
-    def fail(*_: object) -> None:
-        raise OperationalError("the server is gone")
-
-    move(forgotten[0], clock.now() - timedelta(hours=1))
-    operations.pause("testapp.order.remind", by="script:test")
-    own = Sweep(engine, "default", ClockSkew("default"))
-    own.run_once(everything=True)
-    try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
-    PolicyControl.objects.update(stop="")
-    stop_cache.forget()
-    with monkeypatch.context() as patched, pytest.raises(OperationalError):
-        patched.setattr(sweep, "page_of", fail)
-        own.run_once()
-    wait_until(lambda: own.run_once().checked > 0)
-    assert in_redis(engine)[forgotten[0].pk] <= due_ms_of(database_now("default"))
 
 
 def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

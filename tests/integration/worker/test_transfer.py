@@ -1,26 +1,28 @@
-"""From the queues in Redis, each its fair share; and back to them what did not end well."""
+"""From the lines in Redis, as many of each as are asked for; and back to them what did not end well."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_delayq import clock
-from django_delayq.contrib.remote import RemoteExecutor
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.dispatch import MAX_PREFETCH, Prefetch
+from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource
 from tests.engine.redis_process import RedisProcess
+from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
@@ -31,41 +33,72 @@ def engine(with_redis: redis.Redis) -> Iterator[Engine]:
     made.close()
 
 
-def transfer(engine: Engine, *queues: str) -> RedisSource:
-    return RedisSource(engine, queues, ClockSkew("default"))
+REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
 
 
-def fill(engine: Engine, queue: str, ids: range, due_ms: int = 0) -> None:
+class Transfer(RedisSource):
+    """A source that is asked for so many of each line that may have due entries."""
+
+    def __init__(self, engine: Engine, *queues: str) -> None:
+        super().__init__(engine, queues, ClockSkew("default"))
+        self.lines = Lines("default", 4, 0.5)
+
+    def taken(self, room: int) -> dict[int, int]:
+        """Return the deliveries, at most `room` of each line."""
+        found = self.take(dict.fromkeys(self.due(self.lines), room))
+        return {id: count for of_line in found.values() for id, count in of_line.items()}
+
+    @property
+    def wait(self) -> float:
+        return self.seconds_left(self.lines.declared(), ())
+
+
+def transfer(engine: Engine, *queues: str) -> Transfer:
+    return Transfer(engine, *queues)
+
+
+def fill(engine: Engine, queue: str, ids: range, due_ms: int = 0, line: str = REMIND) -> None:
     for id in ids:
-        engine.queue(queue, engine.shard_of(id)).ensure([(id, due_ms)])
+        engine.queue(queue, engine.shard_of(id)).ensure(line, [(id, due_ms)])
 
 
 def now_ms(engine: Engine) -> int:
-    return engine.queue("default", 0).stats().now_ms
+    return engine.queue("default", 0).stats_of(REMIND).now_ms
 
 
-def test_a_flood_in_one_queue_leaves_the_others_their_share(engine: Engine) -> None:
-    fill(engine, "flood", range(1, 500))
-    fill(engine, "calm", range(1000, 1005))
-    fill(engine, "quiet", range(2000, 2005))
-    taken = transfer(engine, "flood", "calm", "quiet").take(30)
-    assert len(taken.deliveries) == 30
-    assert {id for id in taken.deliveries if id >= 1000} == {*range(1000, 1005), *range(2000, 2005)}
-    assert taken.wait_seconds == 0
+def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
+    fill(engine, "a", range(1, 500))
+    fill(engine, "a", range(1000, 1005), line=LINGER)
+    fill(engine, "b", range(2000, 2005), line=UNPAID)
+    one = transfer(engine, "a", "b")
+    assert sorted(one.due(one.lines)) == sorted([REMIND, LINGER, UNPAID])
+    found = one.take({REMIND: 30, LINGER: 10, UNPAID: 2})
+    assert {line: len(ids) for line, ids in found.items()} == {REMIND: 30, LINGER: 5, UNPAID: 2}
+    assert sorted(one.due(one.lines)) == sorted([REMIND, UNPAID])
+    assert one.wait == 0
+    assert 0 < one.seconds_left(one.lines.declared(), {REMIND, UNPAID}) <= MAX_WAIT_SECONDS
 
 
-def test_queues_take_turns_when_there_is_room_for_one_only(engine: Engine) -> None:
+def test_lines_that_are_not_asked_are_not_touched_and_not_waited_for(engine: Engine) -> None:
+    fill(engine, "a", range(1, 10), line="testapp.order.of_another_release")
+    one = transfer(engine, "a")
+    assert list(one.due(one.lines)) == []
+    assert MAX_WAIT_SECONDS * 0.5 < one.wait <= MAX_WAIT_SECONDS
+    assert engine.queue("a", 0).stats().leased == 0
+
+
+def test_queues_and_shards_take_turns_when_there_is_room_for_one_only(engine: Engine) -> None:
     fill(engine, "a", range(1, 50))
     fill(engine, "b", range(100, 150))
     fill(engine, "c", range(200, 250))
     one = transfer(engine, "a", "b", "c")
-    taken = [next(iter(one.take(1).deliveries)) // 100 for _ in range(9)]
+    taken = [next(iter(one.taken(1))) // 100 for _ in range(9)]
     assert sorted(taken) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_one_busy_queue_gets_all_the_room(engine: Engine) -> None:
+def test_a_line_in_one_of_several_queues_gets_all_it_may(engine: Engine) -> None:
     fill(engine, "a", range(1, 50))
-    assert len(transfer(engine, "a", "b", "c").take(40).deliveries) == 40
+    assert len(transfer(engine, "a", "b", "c").taken(40)) == 40
 
 
 def test_every_shard_is_looked_at(settings: Settings, with_redis: redis.Redis) -> None:
@@ -73,32 +106,42 @@ def test_every_shard_is_looked_at(settings: Settings, with_redis: redis.Redis) -
     engine = get_worker_engine("default")
     assert engine is not None
     fill(engine, "a", range(1, 60))
-    assert set(transfer(engine, "a").take(100).deliveries) == set(range(1, 60))
+    assert set(transfer(engine, "a").taken(100)) == set(range(1, 60))
     engine.close()
+
+
+def test_more_lines_than_one_call_may_ask_are_asked_in_several(engine: Engine, declare: Any) -> None:
+    labels = [declare(Order, name=f"policy_{number}").label for number in range(250)]
+    for number, label in enumerate(labels):
+        engine.queue("a", 0).ensure(label, [(number + 1, 0)])
+    assert set(transfer(engine, "a").taken(3)) == set(range(1, 251))
 
 
 def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
     one = transfer(engine, "a", "b")
-    assert MAX_WAIT_SECONDS * 0.5 < one.take(10).wait_seconds <= MAX_WAIT_SECONDS
+    assert one.taken(10) == {}
+    assert MAX_WAIT_SECONDS * 0.5 < one.wait <= MAX_WAIT_SECONDS
     fill(engine, "b", range(1, 2), now_ms(engine) + 900)
-    assert one.take(10).deliveries == {}, "it checks again only after `check_now`"
+    assert one.taken(10) == {}, "it checks again only after `check_now`"
     one.check_now()
-    assert 0 < one.take(10).wait_seconds <= (900 - LEAD_MS) / 1000
+    assert one.taken(10) == {}
+    assert 0 < one.wait <= (900 - LEAD_MS) / 1000
 
 
-def test_what_is_about_to_be_due_is_taken(engine: Engine) -> None:
+def test_what_is_about_to_be_due_is_taken_with_what_is_due(engine: Engine) -> None:
     one = transfer(engine, "a")
     fill(engine, "a", range(1, 2), now_ms(engine) + 60_000)
-    assert one.take(10).deliveries == {}
-    engine.queue("a", 0).reschedule([(1, now_ms(engine) + AHEAD_MS)])
+    assert one.taken(10) == {}
+    engine.queue("a", 0).reschedule(REMIND, [(1, now_ms(engine) + AHEAD_MS), (2, 0)])
     one.check_now()
-    assert one.take(10).deliveries == {1: 1}
+    assert one.taken(10) == {1: 1, 2: 1}
 
 
 def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
-    fill(engine, "a", range(1, 6))
+    fill(engine, "a", range(1, 4))
+    fill(engine, "a", range(4, 6), line=LINGER)
     one = transfer(engine, "a")
-    one.take(10)
+    one.taken(10)
     later = clock.now() + timedelta(minutes=5)
     one.resolve([1, 2], {3: later})
     one.flush()
@@ -115,11 +158,11 @@ def test_an_id_that_was_lost_and_taken_again_is_settled_under_its_new_lease(engi
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=50)}
     fill(engine, "a", range(1, 3))
     one = transfer(engine, "a")
-    assert one.take(10).deliveries == {1: 1, 2: 1}
+    assert one.taken(10) == {1: 1, 2: 1}
     deliveries: dict[int, int] = {}
     while len(deliveries) < 2:  # the leases lapse by the server's clock
         one.check_now()
-        deliveries.update(one.take(10).deliveries)
+        deliveries.update(one.taken(10))
     assert deliveries == {1: 2, 2: 2}
     one.resolve([1, 2], {})
     one.flush()
@@ -131,54 +174,29 @@ def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
 ) -> None:
     """Otherwise the worker would extend leases that it does not know of, and no worker would fire their timeouts."""
     with own_redis.client() as client:
-        client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*{a.0}*"], commands=["+@all"])
+        client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"])
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shop:secret@127.0.0.1:{own_redis.port}/0"}
     engine = get_worker_engine("default")
     assert engine is not None
     fill(engine, "a", range(1, 4))
+    fill(engine, "b", range(4, 5))
     one = transfer(engine, "b", "a")
+    assert list(one.due(one.lines)) == [REMIND]
+    with own_redis.client() as client:
+        client.acl_setuser("shop", reset_keys=True, keys=["*{a.0}*"])
     with pytest.raises(EngineError):
-        one.take(10)
+        one.take({REMIND: 10})
     assert engine.queue("a", 0).stats().leased == 3
     one.flush()
-    assert transfer(engine, "a").take(10).deliveries == {1: 1, 2: 1, 3: 1}
+    assert transfer(engine, "a").taken(10) == {1: 1, 2: 1, 3: 1}
     engine.close()
 
 
 def test_a_lease_that_was_lost_is_told_of_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     fill(engine, "a", range(1, 4))
     one = transfer(engine, "a")
-    one.take(10)
-    engine.queue("a", 0).reschedule([(1, 0)])
+    one.taken(10)
+    engine.queue("a", 0).reschedule(REMIND, [(1, 0)])
     for _ in range(3):
         one.extend()
     assert [record.event for record in caplog.records] == ["lease_lost"]  # type: ignore[attr-defined]
-
-
-def test_a_worker_holds_what_it_can_do_soon() -> None:
-    prefetch = Prefetch(4)
-    assert prefetch.room(0) == 100
-    for _ in range(20):
-        prefetch.completed(in_flight=100, seconds=0.01)
-    assert prefetch.size > 900
-    for _ in range(20):
-        prefetch.completed(in_flight=4, seconds=10)
-    assert prefetch.size == 4
-    assert prefetch.room(4) == 0
-    assert prefetch.room(2) == 2
-
-
-def test_a_task_queue_that_needs_a_second_for_each_message_gets_no_less_than_it_does_in_two() -> None:
-    prefetch = Prefetch(4, RemoteExecutor.prefetch_seconds)
-    for _ in range(20):
-        prefetch.completed(in_flight=prefetch.size, seconds=1)
-    assert prefetch.size > 0.9 * MAX_PREFETCH
-    for _ in range(20):
-        prefetch.completed(in_flight=100, seconds=10)
-    assert prefetch.size < 25
-
-
-def test_little_room_in_a_large_appetite_is_not_worth_asking() -> None:
-    prefetch = Prefetch(4)
-    assert prefetch.room(90) == 0
-    assert prefetch.room(70) == 30

@@ -15,6 +15,7 @@ from django.db import transaction
 from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
 from django_delayq.firing import running
 from django_delayq.ledger.claiming import claimable
+from django_delayq.ledger.search import labels_in
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
@@ -142,7 +143,7 @@ def count_free(source: str) -> int:
         engine = get_engine("default")
         assert engine is not None
         return engine.queue("default", 0).stats().due
-    return claimable("default", None).filter(claims=0).count()
+    return sum(claimable("default", None, label).filter(claims=0).count() for label in labels_in(Timeout.objects.all()))
 
 
 @pytest.mark.usefixtures("source")
@@ -340,14 +341,16 @@ def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_red
     engine = get_engine("default")
     assert engine is not None
     keys = engine.queue("default", 0).keys
-    with_redis.zadd(keys.entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
+    entries = keys.line("testapp.order.remind")
+    with_redis.zadd(entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
     with_redis.set(keys.counter, "x")
     due_orders("remind", 5)
     start_worker()
     wait_until(all_are("fired"))
-    wait_until(lambda: with_redis.zcard(keys.entries) == 0)
-    with_redis.delete(keys.entries)
-    with_redis.set(keys.entries, "of another program")
+    wait_until(lambda: with_redis.zcard(entries) == 0)
+    for key in (entries, keys.heads):
+        with_redis.delete(key)
+        with_redis.set(key, "of another program")
     due_orders("remind", 5)
     wait_until(all_are("fired"))
 
@@ -357,7 +360,7 @@ def test_what_ended_is_acknowledged(start_worker: StartWorker, with_redis: Any) 
     start_worker(burst=True).join()
     engine = get_engine("default")
     assert engine is not None
-    assert with_redis.zcard(engine.queue("default", 0).keys.entries) == 0
+    assert with_redis.zcard(engine.queue("default", 0).keys.heads) == 0
 
 
 def test_a_worker_in_the_main_thread_restores_the_signal_handlers(with_redis: Any) -> None:

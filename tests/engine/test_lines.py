@@ -1,0 +1,264 @@
+"""Lines: only those that a caller names are touched, and their heads lead to all the others."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from django_delayq.engine.engine import DelayQueue, Engine, Lease
+from django_delayq.engine.records import Change
+from django_delayq.exceptions import EngineUnavailable
+from tests.engine.lines import LINE
+from tests.engine.virtual import VirtualQueue
+
+OTHER = "shop.Order.remind"
+DAY_MS = 86_400_000
+
+
+def heads_of(virtual: VirtualQueue) -> dict[str, float]:
+    """Return the heads as Redis has them, by the quoted names of their lines."""
+    found = virtual.client.zrange(virtual.queue.keys.heads, 0, -1, withscores=True)
+    return {name.decode(): score for name, score in found}
+
+
+def lease_on(queue: DelayQueue, *lines: str) -> Lease:
+    lease = queue.reserve(dict.fromkeys(lines, 1000), 60_000).lease
+    assert lease is not None
+    return lease
+
+
+def test_a_line_that_is_not_asked_keeps_its_entries_and_its_head(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for line in (LINE, OTHER):
+        queue.ensure(line, [(id, virtual.now - 5) for id in range(1, 4)])
+    reserved = queue.reserve({OTHER: 2}, 1000)
+    assert [(entry.id, entry.line) for entry in reserved.entries] == [(1, OTHER), (2, OTHER)]
+    assert reserved.heads == {LINE: virtual.now - 5, OTHER: virtual.now - 5}
+    assert virtual.waiting() == dict.fromkeys((1, 2, 3), virtual.now - 5)
+
+
+def test_each_line_has_its_own_limit(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for line in (LINE, OTHER):
+        queue.ensure(line, [(id, 0) for id in range(1, 10)])
+    entries = queue.reserve({OTHER: 1, LINE: 3}, 1000).entries
+    assert [(entry.id, entry.line) for entry in entries] == [(1, OTHER), (1, LINE), (2, LINE), (3, LINE)]
+
+
+def test_a_reserve_of_no_line_only_reads_the_heads(virtual: VirtualQueue) -> None:
+    queue, now = virtual.queue.queue, virtual.now
+    queue.ensure(LINE, [(1, now)])
+    queue.ensure(OTHER, [(2, now + 1000)])
+    queue.ensure("later", [(3, now + 1001)])
+    before = virtual.snapshot()
+    reserved = queue.reserve({}, 1000)
+    assert (reserved.lease, reserved.entries, reserved.heads) == (None, (), {LINE: now, OTHER: now + 1000})
+    assert virtual.snapshot() == before
+
+
+def test_the_head_is_the_earlier_of_the_next_due_time_and_the_end_of_the_next_lease(virtual: VirtualQueue) -> None:
+    queue, now = virtual.queue.queue, virtual.now
+    queue.ensure(LINE, [(1, now), (2, now + 700)])
+    lease = queue.reserve({LINE: 1}, 500).lease
+    assert lease is not None
+    assert queue.reserve({}, 1).heads == {LINE: now + 500}
+    lease, _ = queue.extend(lease, 900)
+    assert queue.reserve({}, 1).heads == {LINE: now + 700}
+    queue.release(lease, [(1, now + 3)])
+    assert queue.reserve({}, 1).heads == {LINE: now + 3}
+    queue.reschedule(LINE, [(1, now + 800)])
+    assert queue.reserve({}, 1).heads == {LINE: now + 700}
+    queue.remove(LINE, [2])
+    assert queue.reserve({}, 1).heads == {LINE: now + 800}
+
+
+def test_a_line_without_entries_has_no_head(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    queue.ensure(LINE, [(1, 0), (2, 0)])
+    lease = lease_on(queue, LINE)
+    queue.acknowledge(lease, [1])
+    assert len(heads_of(virtual)) == 1
+    queue.acknowledge(lease)
+    assert heads_of(virtual) == {}
+    queue.ensure(LINE, [(1, 0)])
+    queue.remove(LINE, [1])
+    assert heads_of(virtual) == {}
+
+
+def test_a_lease_over_several_lines_is_acknowledged_released_and_extended_whole(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for line, ids in {LINE: (1, 2), OTHER: (3, 4)}.items():
+        queue.ensure(line, [(id, 0) for id in ids])
+    lease = lease_on(queue, LINE, OTHER)
+    lease, count = queue.extend(lease, 1000)
+    assert count == 4
+    assert queue.release(lease, [(2, 5), (4, 6), (99, 7)]) == 2
+    assert queue.acknowledge(lease, [1, 2, 99]) == 1
+    assert queue.acknowledge(lease) == 1
+    assert queue.peek() == [(2, 5), (4, 6)]
+    assert queue.extend(lease, 1000) == (lease, 0)
+
+
+def test_a_lease_goes_on_for_the_lines_that_it_still_holds(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for line, id in {LINE: 1, OTHER: 2}.items():
+        queue.ensure(line, [(id, 0)])
+    lease = lease_on(queue, LINE, OTHER)
+    queue.reschedule(LINE, [(1, virtual.now + 5)])
+    longer, count = queue.extend(lease, 1000)
+    assert count == 1
+    assert queue.acknowledge(lease) == 0
+    assert queue.acknowledge(longer) == 1
+    assert queue.peek() == [(1, virtual.now + 5)]
+
+
+def test_many_lines_are_asked_together_by_several_commands_of_a_hundred_lines(virtual: VirtualQueue) -> None:
+    queue, now = virtual.queue.queue, virtual.now
+    lines = [f"line {number}" for number in range(250)]
+    for number, line in enumerate(lines):
+        queue.ensure(line, [(number + 1, now)])
+    reserved = queue.reserve(dict.fromkeys(lines, 5), 500)
+    assert [(entry.id, entry.line) for entry in reserved.entries] == list(enumerate(lines, start=1))
+    assert reserved.heads == dict.fromkeys(lines, now + 500)
+    assert queue.stats()[:4] == (250, 250, 0, now + 500)
+    assert reserved.lease is not None
+    assert queue.acknowledge(reserved.lease) == 250
+    assert queue.reserve({}, 1).heads == {}
+
+
+def test_one_command_changes_a_thousand_members_of_all_its_lines_at_most(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    lines = ["a", "b", "c"]
+    for line in lines:
+        queue.ensure(line, [(id, 0) for id in range(1, 601)])
+        virtual.client.zadd(queue.keys.line(line), {f"x{number}": 2**53 for number in range(50)})
+    reserved = queue.reserve(dict.fromkeys(lines, 1000), 1000)
+    assert len(reserved.entries) + reserved.discarded == 1000
+    assert [entry.line for entry in reserved.entries] == ["a"] * 600 + ["b"] * 350
+    assert set(reserved.heads) == {"b", "c", "a"}
+
+
+def test_of_more_than_a_thousand_lines_the_earliest_heads_are_told(virtual: VirtualQueue) -> None:
+    heads = {f"line{number}": number for number in range(1500)}
+    virtual.client.zadd(virtual.queue.keys.heads, heads)
+    found = virtual.queue.queue.reserve({}, 1).heads
+    assert found == dict(list(heads.items())[:1000])
+
+
+def test_lost_heads_are_set_again_by_an_ensure_that_changes_nothing(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    queue.ensure(LINE, [(1, virtual.now)])
+    queue.reserve({LINE: 1}, 500)
+    for _ in range(2):
+        virtual.client.delete(virtual.queue.keys.heads)
+        assert queue.ensure(LINE, [(1, virtual.now + 900)]) == 0
+        assert queue.reserve({}, 1).heads == {LINE: virtual.now + 500}
+
+
+def test_forged_heads_are_corrected_and_foreign_ones_removed(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    queue.ensure(LINE, [(1, virtual.now)])
+    foreign = [b"\xff", "x y", "a" * 3001, "ü", "", "{}"]
+    for score in ["-inf", "-1", "0.5", "1e300", "inf"]:
+        virtual.client.zadd(virtual.queue.keys.heads, dict.fromkeys([LINE, "gone", *foreign[:4]], score))
+        heads = queue.reserve({}, 1).heads
+        assert heads in ({LINE: 0, "gone": 0}, {})
+        queue.correct_heads()
+        assert heads_of(virtual) == {LINE: virtual.now}
+
+
+def test_a_line_that_was_lost_has_no_head_after_it_was_asked_or_corrected(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for act in [lambda: queue.reserve({LINE: 1}, 1), queue.correct_heads]:
+        queue.ensure(LINE, [(1, 0)])
+        virtual.client.delete(virtual.entries)
+        act()
+        assert heads_of(virtual) == {}
+
+
+def test_a_line_ends_by_itself_a_day_or_two_after_its_last_entry_was_due(virtual: VirtualQueue) -> None:
+    queue, keys = virtual.queue.queue, virtual.queue.keys
+    for add in (queue.ensure, queue.reschedule):
+        for due, least in [(0, 0), (virtual.now, 0), (virtual.now + 10 * DAY_MS, 10 * DAY_MS)]:
+            add(LINE, [(1, due), (2, 0)])
+            for key in (keys.heads, virtual.entries):
+                left = virtual.client.pttl(key)
+                assert least + DAY_MS - 60_000 < left <= least + 2 * DAY_MS
+        virtual.client.delete(keys.heads, virtual.entries)
+
+
+def test_a_line_in_use_is_renewed_once_a_day_only(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    queue.ensure(LINE, [(1, virtual.now)])
+    virtual.client.pexpire(virtual.entries, DAY_MS + 60_000)
+    queue.ensure(LINE, [(2, virtual.now)])
+    assert virtual.client.pttl(virtual.entries) <= DAY_MS + 60_000
+    virtual.client.pexpire(virtual.entries, DAY_MS - 1)
+    queue.ensure(LINE, [(3, virtual.now)])
+    assert virtual.client.pttl(virtual.entries) > 2 * DAY_MS - 60_000
+
+
+def test_the_head_of_another_line_does_not_silence_a_push(virtual: VirtualQueue) -> None:
+    queue, now = virtual.queue.queue, virtual.now
+    queue.ensure(LINE, [(1, now - 5000)])
+    virtual.wakes()
+    queue.ensure(OTHER, [(2, now)])
+    assert virtual.wakes() == [now]
+    queue.ensure(OTHER, [(3, now + 1)])
+    assert virtual.wakes() == []
+
+
+def test_foreign_heads_stop_no_push_half_way(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for number, add in enumerate((queue.ensure, queue.reschedule, queue.remove)):
+        virtual.client.delete(virtual.queue.keys.heads, virtual.entries)
+        if number == 2:
+            virtual.queue.ensure([(1, 0)])
+            virtual.client.delete(virtual.queue.keys.heads)
+        virtual.client.set(virtual.queue.keys.heads, "mine")
+        entries = [1] if number == 2 else [(1, virtual.now)]
+        assert add(LINE, entries) == 1  # type: ignore[operator]
+        assert heads_of(virtual) == ({} if number == 2 else {LINE: virtual.now})
+        assert virtual.wakes()
+
+
+def test_foreign_heads_stop_no_acknowledgement_half_way(virtual: VirtualQueue) -> None:
+    virtual.queue.ensure([(1, 0), (2, 0)])
+    lease = lease_on(virtual.queue.queue, LINE)
+    virtual.client.delete(virtual.queue.keys.heads)
+    virtual.client.set(virtual.queue.keys.heads, "mine")
+    assert virtual.queue.acknowledge(lease, [1]) == 1
+    assert list(heads_of(virtual)) == [LINE]
+
+
+def test_changes_of_several_lines_keep_the_order_of_each(client: redis.Redis) -> None:
+    engine = Engine(client)
+    engine.apply([Change("q", "a", 1, 50), Change("q", "b", 1, 40), Change("q", "a", 1, None), Change("q", "b", 2, 5)])
+    queue = engine.queue("q", 0)
+    assert (queue.peek(9, "a"), queue.peek(9, "b"), queue.peek()) == ([], [(2, 5), (1, 40)], [(2, 5), (1, 40)])
+    assert (queue.stats_of("a").total, queue.stats_of("b").total, queue.stats().total) == (0, 2, 2)
+
+
+def test_what_is_first_of_all_lines_is_shown_first(virtual: VirtualQueue) -> None:
+    queue = virtual.queue.queue
+    for number in range(6):
+        queue.ensure(f"line {number}", [(id, 1000 * id + number) for id in range(1, 4)])
+    assert queue.peek(7) == [*((1, 1000 + number) for number in range(6)), (2, 2000)]
+    assert queue.peek(2, "line 3") == [(1, 1003), (2, 2003)]
+
+
+def test_at_full_memory_several_lines_are_drained_and_nothing_is_added(client: redis.Redis) -> None:
+    queue = Engine(client).queue("default", 0)
+    for line, first in {"a": 1, "b": 11, "c": 21}.items():
+        queue.ensure(line, [(id, 0) for id in range(first, first + 10)])
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(EngineUnavailable, match="memory"):
+            queue.ensure("d", [(1, 0)])
+        lease = lease_on(queue, "a", "b")
+        assert queue.release(lease, [(1, 5)]) == 1
+        queue.correct_heads()
+        assert (queue.acknowledge(lease), queue.remove("c", range(21, 31))) == (19, 10)
+        assert set(queue.reserve({}, 1).heads) == {"a"}
+    finally:
+        client.config_set("maxmemory", 0)

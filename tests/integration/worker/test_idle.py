@@ -1,0 +1,158 @@
+"""What a worker may not fire costs it nothing: it sends the same statements and commands as with an empty ledger.
+
+They are counted over as many passes as an idle worker makes in a minute; no test waits for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from math import inf
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import TimeoutPolicy, clock, operations, schedule_timeouts
+from django_delayq.ledger.controls import stop_cache
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker import Worker
+from django_delayq.worker.background import Background
+from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.sweep import Sweep
+from tests.integration.worker.test_shares import Threads
+from tests.support.workers import due_orders
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
+MANY = 5_000
+
+
+def orders(count: int) -> list[Order]:
+    return Order.objects.bulk_create(Order(status="new") for _ in range(count))
+
+
+def overdue(policy: TimeoutPolicy[Any], count: int) -> None:
+    """So many timeouts that have been due for an hour; Redis, if there is one, knows all."""
+    schedule_timeouts(orders(count), policy, hours=1)
+    Timeout.objects.update(run_at=clock.now() - timedelta(hours=1), created_at=clock.now() - timedelta(hours=2))
+
+
+class Idle:
+    """A worker whose passes a test makes."""
+
+    def __init__(self) -> None:
+        self.executor = Threads()
+        self.worker = Worker(concurrency=4)
+        self.worker.redis.probe_at_start(self.worker.queues)
+        self.dispatch = Dispatch(self.worker, self.executor)
+        self.background = Background(self.worker)
+        if (engine := self.worker.redis.engine) is not None:
+            Sweep(engine, "default", self.worker.skew).run_once(everything=True)
+        stop_cache.forget()
+        self.background.follow()
+        self.background._queues_at = inf  # it is due twice a minute, and a slow machine takes more than half of one
+
+    def pass_after_a_second(self) -> None:
+        self.worker.sources.redis.check_now()
+        self.worker.sources.ledger.check_now()
+        self.worker._pass(self.dispatch)
+
+    def cost_of_a_minute(self) -> tuple[Counter[str], Counter[str]]:
+        """Return which statements and commands one minute takes, and check that nothing was begun in it."""
+        self.pass_after_a_second()
+        before = commands(self.worker)
+        with CaptureQueriesContext(connection) as queries:
+            for second in range(60):
+                if second % 5 == 0:
+                    self.background.follow()
+                self.pass_after_a_second()
+        after = commands(self.worker)
+        assert not self.executor.waiting
+        statements = (re.sub(r"'.*?'|\d+", "", query["sql"], flags=re.DOTALL) for query in queries)
+        return Counter(statement[:200] for statement in statements), after - before
+
+
+def commands(worker: Worker) -> Counter[str]:
+    """Return how often Redis has executed each command, in scripts, too."""
+    if worker.redis.engine is None:
+        return Counter()
+    client: Any = worker.redis.engine.client
+    stats = client.info("commandstats")
+    return Counter({name: each["calls"] for name, each in stats.items() if name.startswith("cmdstat_e")})
+
+
+@pytest.fixture
+def empty(source: str) -> tuple[Counter[str], Counter[str]]:
+    """What a minute costs with an empty ledger."""
+    statements, sent = Idle().cost_of_a_minute()
+    assert statements.total() < (20 if source == "redis" else 80)
+    assert (sent.total() <= 61) if source == "redis" else not sent
+    return statements, sent
+
+
+def test_a_paused_policy(empty: tuple[Counter[str], Counter[str]], declare: Declare) -> None:
+    policy = declare(Order, name="paused")
+    overdue(policy, MANY)
+    operations.pause(policy, by="script:test")
+    idle = Idle()
+    assert idle.cost_of_a_minute() == empty
+    due_orders("remind")
+    idle.pass_after_a_second()
+    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays no other policy"
+    idle.executor.run_next()
+    operations.resume(policy, by="script:test")
+    idle.pass_after_a_second()
+    assert list(idle.executor.waiting) == [policy.label]
+
+
+def test_a_policy_that_is_not_declared(empty: tuple[Counter[str], Counter[str]], declare: Declare) -> None:
+    policy = declare(Order, name="of_another_release")
+    overdue(policy, MANY)
+    registry.remove(policy)
+    idle = Idle()
+    assert idle.cost_of_a_minute() == empty
+    due_orders("remind")
+    idle.pass_after_a_second()
+    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays no other policy"
+    registry.add(policy)
+    idle.executor.run_next()
+    idle.pass_after_a_second()
+    assert list(idle.executor.waiting) == [policy.label]
+
+
+def test_many_policies_whose_timeouts_are_due_later(source: str, declare: Declare) -> None:
+    one = declare(Order, name="one")
+    schedule_timeouts(orders(25), one, hours=1)
+    cost = Idle().cost_of_a_minute()
+    for number in range(200):
+        schedule_timeouts(orders(25), declare(Order, name=f"policy_{number}"), hours=1)
+    assert Timeout.objects.count() == 201 * 25
+    assert Idle().cost_of_a_minute() == cost
+
+
+@pytest.mark.parametrize("source", ["redis"], indirect=True)
+def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str) -> None:
+    [row] = due_orders("remind")
+    operations.pause("testapp.order.remind", by="script:test")
+    idle = Idle()
+    idle.pass_after_a_second()
+    engine = get_worker_engine("default")
+    assert engine is not None
+    channel = engine.queue("default", 0).keys.wake
+    client: Any = engine.client
+    with client.pubsub() as listener:
+        listener.subscribe(channel)
+        assert listener.get_message(timeout=5)["type"] == "subscribe"
+        operations.resume("testapp.order.remind", by="script:test")
+        assert listener.get_message(timeout=5)["type"] == "message"
+    idle.worker.sources.check_now()
+    idle.worker._pass(idle.dispatch)
+    assert list(idle.executor.waiting) == [row.policy]
+    engine.close()
