@@ -42,6 +42,7 @@ CLOSING = (
     | Q(state=State.SKIPPED, cause__in=(Cause.HANDLER, Cause.LATE, Cause.SHADOW))
 )
 COLUMNS = 6
+"""The number of columns of each policy in the query: the fields of `RowState` that it reads."""
 MAX_SINCE = 400
 """More values are compared as a range: with the slots of a page, older SQLite accepts 999 parameters."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 PAGE = 500
+"""Objects of one page of the sync: it locks those that differ, and saves wait for the locks of a larger one."""
 
 
 class Step(NamedTuple):

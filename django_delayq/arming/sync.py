@@ -49,6 +49,7 @@ LOCKED = 15
 SHARE = 0.05
 """The part of one core that the regular sync may use, in this process and in the database, over all workers."""
 SLICE_SECONDS = 0.1
+"""After so much work the regular sync pauses: without pauses it would take a core for a large table."""
 EARLY = 0.9
 """A pass may begin after this part of an interval, so that it is due when a worker comes back after one."""
 CLAIM = 0.5

@@ -22,6 +22,7 @@ logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
 MAX_LISTED: Final = 20
+"""More ids would make a line of a whole batch unreadable."""
 MAX_NAME: Final = 100
 """Longer names of objects are cut, so that a line remains readable."""
 MIN_FAILURES_ERROR: Final = 2

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.firing")
 
 FIRST_BACKOFF_SECONDS: Final = 0.1
+"""A lock of a web request is mostly over by then; without a pause a worker would ask in a loop."""
 LOCKED_MAX_SECONDS: Final = 5.0
 """The longest backoff for an object that another transaction has locked."""
 TRANSIENT_MAX_SECONDS: Final = 60.0
@@ -29,7 +30,9 @@ TRANSIENT_MAX_SECONDS: Final = 60.0
 MISFIT_MAX_SECONDS: Final = 5.0
 """The same if the tables lack a column that this process expects: a worker of another release may fire the timeout."""
 LONG_WAIT_SECONDS: Final = 30.0
+"""A longer wait is logged: a lock that is never released would otherwise stop timeouts unseen."""
 _MAX_BACKOFFS: Final = 10_000
+"""A worker beside a table that is locked for hours would otherwise keep a million of them in memory."""
 
 LOG_INTERVAL_SECONDS: Final = 60.0
 """How often a slow handler of one policy is logged, and the traceback of one kind of exception of its handlers."""

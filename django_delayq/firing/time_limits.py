@@ -54,6 +54,7 @@ CANCEL_SECONDS: Final = 0.2
 SLOW_SECONDS: Final = 1.0
 """A work that takes longer is logged, and its policy is slow."""
 MAX_FRAMES: Final = 3
+"""The innermost frames of the user's code: a whole stack would hide the line that waits."""
 
 
 def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> bool:

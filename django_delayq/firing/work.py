@@ -26,6 +26,7 @@ from django_delayq.models import Timeout
 VERSION: Final = 1
 """The version of all messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
+"""A message that names more is forged, and would make one statement of any length."""
 _ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
 
 

@@ -51,6 +51,7 @@ from django_delayq.policy_rules import reads_other_rows
 
 State, Cause = Timeout.State, Timeout.Cause
 PRUNED_PAGE: Final = 500
+"""Rows deleted in one transaction: a larger one would hold locks, and bloat the log of the database."""
 _ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name != "history"]
 _COLUMNS: Final = dict.fromkeys(field.attname for field in _ROW)  # a dict, because Django searches it for each field
 

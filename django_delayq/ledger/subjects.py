@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 MAX_KEY = 200
+"""The length of the column: PostgreSQL would refuse a longer one in the middle of a transaction."""
 MAX_IDS = 50_000
 """The longest list that `_IsKeyOf` writes. For more keys PostgreSQL usually chooses a hash join, also by a guess."""
 NEWEST_FIRST = (F("id") + 0).desc()

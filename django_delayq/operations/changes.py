@@ -47,6 +47,7 @@ ABANDONED_AFTER: Final = timedelta(seconds=30)
 MISSED_FOR: Final = timedelta(minutes=10)
 """For this time after a change of a delay, workers move rows of transactions that were open then."""
 MISSED_EVERY: Final = timedelta(minutes=1)
+"""How late a row may be moved whose transaction was open during the change."""
 MAX_REQUEST_SECONDS: Final = 2.0
 """A request moves the rows of a policy for at most this long; a worker moves the rest."""
 

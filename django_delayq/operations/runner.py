@@ -29,6 +29,7 @@ logger = logging.getLogger("django_delayq.operations")
 MAX_IDS: Final = 1_000
 """A result lists at most this many changed and as many refused rows. It counts all of them."""
 MAX_ACTOR_LENGTH: Final = 150
+"""The length of the column `by`, and of user names in Django."""
 
 
 class Refusal(TextChoices):

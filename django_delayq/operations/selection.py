@@ -26,8 +26,11 @@ from django_delayq.policies import get_policies
 from django_delayq.policy_rules import field_at, stored_type
 
 MAX_HITS: Final = 1_000
+"""A search that finds more is too general to act on, and would load all of their ids."""
 MAX_KINDS: Final = 200
+"""The kinds of objects that a search reads; beyond, content types are not what people name objects by."""
 MAX_OBJECTS: Final = 1_000
+"""Objects that a search compares by name: each is loaded."""
 MAX_NAME: Final = 100
 """The longest name of an object: `__str__` of a note may return all of its text, which would fill a page."""
 

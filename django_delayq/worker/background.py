@@ -46,15 +46,21 @@ from django_delayq.worker.watchdog import Progress
 logger = logging.getLogger("django_delayq.worker")
 
 FIRST_RETRY_SECONDS: Final = 1.0
+"""A job that failed is not repeated in a loop."""
 LONGEST_RETRY_SECONDS: Final = 30.0
+"""An outage of hours is over for at most this long before jobs notice it."""
 SLOW_SECONDS: Final = 30.0
 """A quick job, or a page of the sweep, that waits for the database for longer opens another connection."""
 HEARTBEAT_INTERVAL: Final = timedelta(seconds=5)
+"""A worker counts as missing after a few of them. More often would write to idle databases for nothing."""
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
 FORGET_SECONDS: Final = 60.0
+"""How often rows of lost workers are searched: each worker asks, also a hundred of them."""
 PRUNE_INTERVAL: Final = timedelta(hours=1)
+"""The rows of an hour are deleted in seconds; more often would read the index for nothing."""
 QUEUES_SECONDS: Final = 30.0
+"""How late a row may be noticed of a queue that no policy names."""
 MAX_QUEUE_ROWS: Final = 10_000
 """Read in one search for what is forgotten. Behind a longer backlog it is found when the backlog is gone."""
 Between: TypeAlias = Callable[[], object]

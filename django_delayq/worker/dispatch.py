@@ -34,7 +34,9 @@ logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
 
 RETRY_SECONDS: Final = 1.0
+"""After an error of the database: at once would be a loop while it restarts."""
 MAX_LOST: Final = 10_000
+"""Ids that are remembered: an executor that loses everything for days must not fill the memory."""
 PLANNED_AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
 RELEASE_SHARE: Final = 0.1
 """The part of the time after which works are released that passes between two checks."""

@@ -48,6 +48,7 @@ logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
 
 JOIN_SECONDS: Final = 5.0
+"""The longest wait for a thread of the worker at its end: one that hangs in a driver must not keep the process."""
 COLLECT_SECONDS: Final = 0.01
 """How far two passes lie apart at least while works run. A pass for each report was half of the CPU of a backlog."""
 SLOW_SECONDS: Final = 10.0
@@ -55,6 +56,7 @@ SLOW_SECONDS: Final = 10.0
 MAX_STUCK_PER_THREAD: Final = 4
 """A worker with so many stuck threads for each handler thread ends, to be started again."""
 BURST_CHECK_SECONDS: Final = 0.05
+"""How often a burst that waits for running handlers of others checks again."""
 BURST_IDLE_SECONDS: Final = 5.0
 """How long a burst waits without progress for timeouts that it cannot fire now, for example locked ones."""
 BURST_AWAY_SECONDS: Final = 60.0

@@ -34,15 +34,18 @@ from django_delayq.models import WorkerSeen
 logger = logging.getLogger("django_delayq.worker")
 
 FIRST_PAUSE_SECONDS: Final = 0.5
+"""A database that restarts answers after a second or two: that much lateness is avoidable."""
 LONGEST_PAUSE_SECONDS: Final = 5.0
+"""How late the first timeout is after a long outage. Shorter would fill the log of the database with refusals."""
 ROOM_SECONDS: Final = 30.0
 """Redis counts as full until a sweep succeeds this long after a refusal: at its limit it refuses only some calls."""
 
 WINDOW_SECONDS: Final = 60.0
+"""How long the fastest answer counts: clocks drift, and a machine that slept must be measured again."""
 TOLERATED_MS: Final = 5.0
 """A smaller difference counts as none: it is within the error of the measurement."""
 MIN_SAMPLES: Final = 3
-CLOCK_QUERIES: Final = 3
+"""One answer may have been delayed, and two could both be: with fewer the clock would be corrected by chance."""
 STEP_MS: Final = 1000.0
 """A clock that falls back by more than this, and by more than an answer can be late, was set."""
 REDIS_LATE_MS: Final = 2000.0
@@ -219,7 +222,7 @@ class ClockSkew:
 
         One answer will be fast.
         """
-        for _ in range(CLOCK_QUERIES):
+        for _ in range(MIN_SAMPLES):
             asked_at = self._monotonic()
             now_ms = _ms(database_now(self._using))
             self._database.note(now_ms, late_ms=1000 * (self._monotonic() - asked_at))

@@ -30,6 +30,7 @@ from django_delayq.worker.watchdog import exit_at_once
 logger = logging.getLogger("django_delayq.worker")
 
 FIRST_PAUSE_SECONDS: Final = 0.5
+"""A process that dies at its start must not be started in a loop."""
 LONGEST_PAUSE_SECONDS: Final = 30.0
 """The longest delay before a process is started again; one that has run for longer is started after the first delay."""
 CHECK_SECONDS: Final = 1.0

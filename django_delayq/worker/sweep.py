@@ -59,10 +59,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.worker")
 
 PAGE_ROWS: Final = 1_000
+"""Rows read and sent to Redis at once: as many as one script may change."""
 PASS_ROWS: Final = 10_000
-OVERDUE_BY: Final = timedelta(seconds=60)
+"""After so many rows in a row that Redis has, the rest is most likely there, too: a backlog is not read each time."""
 FULL_INTERVAL: Final = timedelta(seconds=60)
-EXPIRED_PAGE_ROWS: Final = 1_000
+"""How late a row may be whose transaction committed long after its deadline."""
+OVERDUE_BY: Final = FULL_INTERVAL
+"""Each sweep reads rows that are overdue by less: the full one reads the others."""
 RESTORED_LIMIT: Final = 10
 """So many restored entries in one sweep are not logged: single pushes fail, and rows fire between two reads."""
 TURN_SHARE: Final = 0.9
@@ -259,10 +262,10 @@ def settle_all_expired(using: str) -> int:
     """Settle or retry every `firing` row whose worker has died; return how many. Needs no Redis."""
     settled = 0
     while True:
-        report = settle_expired(using, EXPIRED_PAGE_ROWS)
+        report = settle_expired(using, PAGE_ROWS)
         found = len(report.done) + len(report.again)
         settled += (count := found - len(report.untried))
-        if found < EXPIRED_PAGE_ROWS or not count:  # else a page of locked rows would be read without end
+        if found < PAGE_ROWS or not count:  # else a page of locked rows would be read without end
             return settled
 
 

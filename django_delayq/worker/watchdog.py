@@ -24,6 +24,7 @@ from django_delayq.ledger.db_connections import give_up
 logger = logging.getLogger("django_delayq.worker")
 
 CHECK_SECONDS: Final = 0.5
+"""How much later than its limit a hanging statement is noticed."""
 HANGS_SECONDS: Final = 60.0
 """A main loop that has not come on for so long does not recover: the process ends, for its supervisor to restart it."""
 ABORT_SECONDS: Final = 5.0

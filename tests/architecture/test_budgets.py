@@ -33,8 +33,8 @@ SOURCES = {
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (235, 90),
-    "numeric constants without a reason": (53, 0),
+    "numeric constants": (218, 90),
+    "numeric constants without a reason": (1, 0),
     "functions with more than 5 parameters": (24, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
@@ -51,7 +51,7 @@ ROOMS = {
     ("admin", "contrib", "management", "templatetags"): (4_550, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
-ENTERED = {"firing": (41, 18), "schedule_timeout": (17, 12), "cancel_timeout": (17, 10)}
+ENTERED = {"firing": (43, 18), "schedule_timeout": (18, 12), "cancel_timeout": (18, 10)}
 
 SAMPLE = '''"""A module
 of the sample."""

@@ -326,7 +326,7 @@ def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
 def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     due_orders("send_outside", 5)
     Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(minutes=1))
-    monkeypatch.setattr(sweep, "EXPIRED_PAGE_ROWS", 2)
+    monkeypatch.setattr(sweep, "PAGE_ROWS", 2)
     assert sweep.settle_all_expired("default") == 5
     assert not Timeout.objects.filter(state="firing").exists()
 
@@ -334,7 +334,7 @@ def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypa
 def test_a_page_of_which_no_row_could_be_settled_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     again = dict.fromkeys((1, 2), clock.now())
     pages = iter([Report((), again, untried=(1, 2))])  # a second read would find nothing to return
-    monkeypatch.setattr(sweep, "EXPIRED_PAGE_ROWS", 2)
+    monkeypatch.setattr(sweep, "PAGE_ROWS", 2)
     monkeypatch.setattr(sweep, "settle_expired", lambda using, limit: next(pages))
     assert sweep.settle_all_expired("default") == 0
 
@@ -350,7 +350,7 @@ def test_expired_rows_that_are_locked_do_not_keep_the_sweep_busy(monkeypatch: py
         assert len(reads) < 10, "it repeats without end"
         return settle_expired(using, limit)
 
-    monkeypatch.setattr(sweep, "EXPIRED_PAGE_ROWS", 2)
+    monkeypatch.setattr(sweep, "PAGE_ROWS", 2)
     monkeypatch.setattr(sweep, "settle_expired", settle)
     with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=[rows[0].pk, rows[1].pk]))):
         assert sweep.settle_all_expired("default") == 0
