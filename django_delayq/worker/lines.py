@@ -89,7 +89,7 @@ class Lines:
         """Return how many timeouts of `policy` the worker may have."""
         self._begin_period()
         recent = max(self._completed[policy.label], self._completed_before[policy.label])
-        return min(MAX_TAKEN, max(recent, self._threads * (policy.batch or 1)))
+        return min(MAX_TAKEN, max(recent, self._threads * (policy.transaction_size)))
 
     def limits(self, due: Iterable[str], may_run: MayRun, taken: Mapping[str, int], left: int) -> dict[str, int]:
         """Return for how many timeouts to ask each of the lines `due`: a fair share of the room for each policy.
@@ -127,7 +127,7 @@ class Lines:
             share = room // len(lines) + (place < room % len(lines))
             share = min(share, sizes[policy] - has[policy.label])
             if not has[policy.label] and spare > 0:
-                share, spare = max(share, policy.batch or 1), spare - 1
+                share, spare = max(share, policy.transaction_size), spare - 1
             for label in lines[policy]:
                 limit = min(-(-share // len(lines[policy])), left)
                 if limit > 0:

@@ -50,6 +50,7 @@ class Idle:
     def __init__(self) -> None:
         self.executor = Threads()
         self.worker = Worker(concurrency=4)
+        self.worker._connect(get_worker_engine("default"))
         self.worker.redis.probe_at_start(self.worker.queues)
         self.dispatch = Dispatch(self.worker, self.executor)
         self.background = Background(self.worker)
