@@ -2,6 +2,7 @@
 
 loop        the worker: start, main loop, stop
 parts       what its main loop shares with the other threads
+lines       policies, stops, rates -> which lines may be asked now, and for how many timeouts each
 sources     due entries in Redis or due rows of the ledger -> leased or claimed for this worker
 dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
 servers     whether Redis and the database work, and how far their clocks differ

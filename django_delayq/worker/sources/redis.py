@@ -142,7 +142,8 @@ class RedisSource:
         self._skew.note_redis(reserved.now_ms)
         now = time.monotonic()
         self._heads[queue] = {line: now + (ms - reserved.now_ms) / 1000 for line, ms in reserved.heads.items()}
-        self._check_at[queue] = now + MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
+        # Not a second later: what is then due would be found too late to be prepared.
+        self._check_at[queue] = now + MAX_WAIT_SECONDS - AHEAD_MS / 1000 - random.uniform(0, JITTER_SECONDS)
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import TimeoutPolicy, clock, operations, schedule_timeouts
+from django_delayq.ledger import controls
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -32,6 +33,12 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., TimeoutPolicy[Any]]
 MANY = 5_000
+
+
+@pytest.fixture(autouse=True)
+def each_pass_is_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read in one pass is too old in the next one."""
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.0)
 
 
 def orders(count: int) -> list[Order]:
@@ -50,6 +57,7 @@ class Idle:
     def __init__(self) -> None:
         self.executor = Threads()
         self.worker = Worker(concurrency=4)
+        self.worker._connect(get_worker_engine("default"))
         self.worker.redis.probe_at_start(self.worker.queues)
         self.dispatch = Dispatch(self.worker, self.executor)
         self.background = Background(self.worker)
@@ -138,7 +146,7 @@ def test_many_policies_whose_timeouts_are_due_later(source: str, declare: Declar
 
 
 @pytest.mark.parametrize("source", ["redis"], indirect=True)
-def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str) -> None:
+def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [row] = due_orders("remind")
     operations.pause("testapp.order.remind", by="script:test")
     idle = Idle()
@@ -150,8 +158,12 @@ def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str) -
     with client.pubsub() as listener:
         listener.subscribe(channel)
         assert listener.get_message(timeout=5)["type"] == "subscribe"
-        operations.resume("testapp.order.remind", by="script:test")
+        with monkeypatch.context() as in_another_process:
+            in_another_process.setattr(stop_cache, "forget", lambda: None)
+            operations.resume("testapp.order.remind", by="script:test")
         assert listener.get_message(timeout=5)["type"] == "message"
+    idle.pass_after_a_second()
+    assert not idle.executor.waiting, "without the message it would notice some seconds later"
     idle.worker.sources.check_now()
     idle.worker._pass(idle.dispatch)
     assert list(idle.executor.waiting) == [row.policy]

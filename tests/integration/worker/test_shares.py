@@ -14,6 +14,7 @@ from django_delayq import Limits, Rate, TimeoutPolicy, operations
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, run
 from django_delayq.models import Timeout
+from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, lines
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import MAX_TAKEN, Lines
@@ -199,6 +200,7 @@ class Threads(Executor):
 def passing(executor: Threads, threads: int) -> Callable[[], None]:
     """Return a function that makes one pass of a worker, whose works the test runs."""
     worker = Worker(concurrency=threads)
+    worker._connect(get_worker_engine("default"))
     worker.redis.probe_at_start(worker.queues)
     dispatch = Dispatch(worker, executor)
 
@@ -215,6 +217,7 @@ def test_a_worker_without_room_waits_for_its_threads_when_redis_is_back(source: 
     """It reads the ledger until that has no more, and would do so all the time while its threads are busy."""
     due_orders("remind", 10)
     worker = Worker(concurrency=4)
+    worker._connect(get_worker_engine("default"))
     worker.redis.probe_at_start(worker.queues)
     lines = Lines("default", 4, 0.5)
     worker.sources._must_poll = True
