@@ -18,7 +18,7 @@ from django_delayq.conf import get_settings
 from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
 from django_delayq.firing.leftovers import is_changed
-from django_delayq.firing.log_lines import STOPPED, log_waiting
+from django_delayq.firing.log_lines import log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.monitor import StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, settle_unwanted
@@ -156,7 +156,7 @@ class Attempt:
         due = self._due(free, rows, now)
         if due and vars(due[0])["is_stopped"]:
             stop_cache.forget()  # the worker must not ask for more of them
-            report.release_rest([row.pk for row in due], now, STOPPED)
+            report.release_stopped([row.pk for row in due])
             due = []
         found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
         matching = matching_of(policy, [member.obj for member in found], using)

@@ -16,7 +16,7 @@ from django.db.models import Subquery
 from django_delayq.clock import DatabaseNow
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import checkpoint
-from django_delayq.firing.log_lines import STOPPED, UNKNOWN_PAUSE, log_waiting
+from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_waiting
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Report, Work
@@ -89,7 +89,7 @@ def plan(
             log_waiting([row.id], f"the policy {row.policy} is not declared here")
             report.again[row.id] = now + UNKNOWN_PAUSE
         elif policy.label in stopped:
-            report.release_rest([row.id], now, STOPPED)
+            report.release_stopped([row.id])
         elif policy.rate and slots is not None and row.state == Timeout.State.PENDING:
             if slot := slots.get(row.id):
                 due[policy.label, row.queue, None, slot].append(row)

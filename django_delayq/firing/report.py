@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -16,10 +16,11 @@ from django.dispatch import Signal
 
 from django_delayq import signals
 from django_delayq.firing.handler import raised_by
-from django_delayq.firing.log_lines import log_settled, log_waiting
+from django_delayq.firing.log_lines import STOPPED, log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import settling
+from django_delayq.ledger.controls import CACHE_SECONDS
 from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missing, transient_reason
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
@@ -117,6 +118,13 @@ class ReportBuilder:
         for timeout_id in ids:
             self.again[timeout_id] = again
             self.uncounted.add(timeout_id)
+
+    def release_stopped(self, ids: Collection[int]) -> None:
+        """Have `ids`, whose policy was stopped meanwhile, checked again when each process knows of the stop.
+
+        At once they would be read in a loop: by `fire_due`, and by a worker that does not know of it yet.
+        """
+        self.release_rest(ids, self.current_time() + timedelta(seconds=CACHE_SECONDS), STOPPED)
 
     def release_unknown(self, policy: str, ids: Iterable[int], error: BaseException, using: str) -> None:
         """Log that `error` prevented the outcome of `ids` from being known or written, and release them."""

@@ -22,7 +22,6 @@ from django_delayq.executors import PREFETCH_SECONDS, Executor
 from django_delayq.firing.planning import plan
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Report, Work, suits_use_tz
-from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.worker.lines import Lines
@@ -58,7 +57,6 @@ class Dispatch:
         self._early_seconds = getattr(executor, "early_seconds", 0.0)
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
         self.lines = Lines(worker.using, worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
-        self._database_used_at = time.monotonic()
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
         self._queues: defaultdict[str | None, SlotQueue] = defaultdict(SlotQueue)
         """The works that may not begin yet, by their policy if it has a rate, else under None."""
@@ -116,8 +114,6 @@ class Dispatch:
         fresh = {id: count + lost.get(id, 0) for id, count in batch.deliveries.items() if id not in held}
         if not fresh:
             return
-        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
-        self._database_used_at = time.monotonic()
         try:
             works, report = plan(fresh, self._worker.using, PLANNED_AHEAD, batch.slots)
         except Exception:

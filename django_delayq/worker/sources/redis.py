@@ -21,6 +21,7 @@ from django_delayq.conf import get_settings
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.db_connections import check_connections
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
 
@@ -210,6 +211,7 @@ class Sources:
         self.ledger = LedgerSource(using, only, skew)
         self._paced = PacedSource(self.ledger)
         self._must_poll = False
+        self._database_used_at = time.monotonic()
 
     def check_now(self) -> None:
         """Check every queue in Redis, because a message came. It may be about a policy that was resumed."""
@@ -248,6 +250,10 @@ class Sources:
         After an error, what was taken is to be delivered again at once.
         """
         due = source.due(lines)
+        if due:
+            # An idle connection may have been forgotten by a firewall: a statement on it would wait for minutes.
+            check_connections(idle_seconds=time.monotonic() - self._database_used_at)
+            self._database_used_at = time.monotonic()
         may_run = lines.may_run(by_last_answer=not due)
         deliveries: dict[int, int] = {}
         slots: dict[int, Slot] = {}

@@ -15,6 +15,8 @@ import pytest
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
+from django_delayq import redis_clients
+from django_delayq.redis_clients import forget_engine
 from tests.conftest import ROOT
 from tests.engine.fault_proxy import FaultProxy
 from tools import processes
@@ -83,6 +85,9 @@ def _lead_to(settings: dict[str, str]) -> None:
     connection.settings_dict.update(settings)
     # Their ids differ. With those of this server, later tests would arm second timeouts beside those of the workers.
     ContentType.objects.clear_cache()
+    # So does what the keys in Redis begin with: a push of this process would not reach the worker's.
+    redis_clients._created.clear()
+    forget_engine()
 
 
 def _open_to_all(directory: Path) -> Path:

@@ -59,9 +59,9 @@ def test_a_worker_that_starts_while_the_database_is_away_waits_for_it(
     dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=0)
     own_database.stop()
     _, log = start_worker(verbosity=1)
-    wait_until(lambda: "is tried again" in log.read_text(), "it misses the database")
-    wait_until(lambda: "  database  " in log.read_text(), "it shows its first screen")
+    wait_until(lambda: "is asked again soon" in log.read_text(), "it misses the database")
     own_database.start()
+    wait_until(lambda: "  database  " in log.read_text(), "it shows its first screen")
     wait_until(lambda: not Timeout.objects.unsettled().exists(), "it has fired")
 
 

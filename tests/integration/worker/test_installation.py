@@ -245,4 +245,4 @@ def test_a_push_before_which_the_identity_of_the_ledger_cannot_be_read_leaves_th
         due_orders("remind", minutes=1)
     assert Timeout.objects.count() == 1 and not list(with_redis.scan_iter(f"{prefix}*"))
     due_orders("remind", minutes=1)
-    assert list(with_redis.scan_iter(f"{prefix}:*:z")), "the next push reads it again"
+    assert list(with_redis.scan_iter(f"{prefix}:*:l:*")), "the next push reads it again"
