@@ -168,7 +168,10 @@ class Timeout(models.Model):
     is_due_by_request = models.BooleanField(default=False, editable=False)
     """Its deadline is that of "fire now": no deadline that a caller has granted."""
     suspected_at = models.DateTimeField(null=True, default=None, editable=False)
-    """When an attempt was counted before it ran, because processes may have died of it; None: its outcome is known."""
+    """Since when it is suspected that a process died of it. If it runs since then, it runs alone in its process; with
+    `atomic=False` only while it is `firing`. None: the outcome is known, or it runs beside others."""
+    deaths = models.PositiveSmallIntegerField(default=0, editable=False)
+    """How many processes have died while it ran alone in them, since the round began or an operator retried it."""
     first_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
     last_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
 

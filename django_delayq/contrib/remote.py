@@ -27,6 +27,7 @@ from django_delayq.firing.planning import plan
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import MAX_IDS, VERSION, Report, Work
+from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
@@ -244,12 +245,12 @@ def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspe
     while ids:
         rows = Timeout.objects.using(using).filter(pk__in=ids, policy__in=policy.labels, settled_at=None)
         # No work has two timeouts of one object. Those of the worker never do, but a forged one may.
-        by_object = {object_id: id for id, object_id in rows.order_by("run_at", "id").values_list("id", "object_id")}
+        found = list(rows.only("object_id", "state", "suspected_at", "deaths").order_by("run_at", "id"))
+        by_object = {row.object_id: row.pk for row in found}
         if not by_object:
             return
-        # With `atomic=False` a row may be `firing` although its process died.
-        is_suspect = suspect or not policy.atomic
-        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, is_suspect)
+        may_kill = suspect or any(map(is_suspect, found))
+        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, may_kill)
         report = run(work, using)
         now, monotonic = report.now or firing_state.database_now(), time.monotonic()
         soon = {id: at for id, at in report.again.items() if at <= now + REPEATED_WITHIN}

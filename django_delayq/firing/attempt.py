@@ -55,7 +55,7 @@ class Attempt:
     With `atomic=False` it marks its row `firing` only.
 
     Attributes:
-        is_counted: an earlier transaction has counted this attempt.
+        is_suspect: it runs alone in its process, which a row that is `firing` shows.
         report: the outcomes; they count only if the transaction committed.
         ready: the members whose handler runs, in due order; of a batch in the order of keys.
         call: the last call of the handler.
@@ -68,7 +68,7 @@ class Attempt:
     policy: TimeoutPolicy[Any]
     candidates: Sequence[Candidate]
     using: str
-    is_counted: bool = False
+    is_suspect: bool = False
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
     call: Call | None = None
@@ -135,7 +135,7 @@ class Attempt:
         if not pks or len(set(pks.values())) < len(pks):
             return []
         late = guards.late.after if guards.late else None
-        found = settling.mark_at_once(policy, pks, self.using, counted=self.is_counted, late=late)
+        found = settling.mark_at_once(policy, pks, self.using, late=late)
         members = {row.pk: Member(row, obj) for row, obj in found}
         return [members[timeout_id] for timeout_id in pks if timeout_id in members]
 
@@ -167,9 +167,7 @@ class Attempt:
             if skipped:
                 settling.mark_settled(skipped, cause, now, using)
                 report.add_outcomes(skipped)
-        report.add_outcomes(
-            settle_unwanted([each.row for each in members], self.guards, now, using, counted=self.is_counted)
-        )
+        report.add_outcomes(settle_unwanted([each.row for each in members], self.guards, now, using))
         members = [member for member in members if not member.row.is_settled]
         hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
         report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
@@ -203,8 +201,6 @@ class Attempt:
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
                 log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
-            elif self.is_counted and not row.attempts:
-                self.report.release([row.pk], self.using, "a new round has begun, whose attempt is not counted yet")
             elif row.state == State.PENDING and row.object_id == candidate.object_id and row.policy in labels:
                 due.append(row)
             else:  # the next plan shows which
@@ -214,10 +210,11 @@ class Attempt:
     def _mark(self, members: Sequence[Member], now: datetime) -> None:
         rows = [member.row for member in members]
         if self.policy.atomic:
-            is_marked = settling.mark_fired(rows, now, self.using, counted=self.is_counted)
+            is_marked = settling.mark_fired(rows, now, self.using)
         else:
             until = now + get_settings().lease
-            is_marked = all(settling.mark_firing(row, until, self.using) for row in rows)
+            suspected_at = now if self.is_suspect else None
+            is_marked = all(settling.mark_firing(row, until, self.using, suspected_at=suspected_at) for row in rows)
         if not is_marked:
             raise LostRace
 
@@ -250,10 +247,9 @@ class Attempt:
         """Call the handler and check that its work can be committed."""
         assert self.monitor is not None
         row = members[0].row
-        attempts = row.attempts if self.is_counted else row.attempts - 1
-        seen = {"state": State.PENDING, "attempts": attempts}
+        seen = {"state": State.PENDING, "attempts": row.attempts - 1}
         seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
-        self.call = Call(tuple([member.row.pk for member in members]), seen, self.is_counted)
+        self.call = Call(tuple([member.row.pk for member in members]), seen)
         self.call.obj, self.call.could_begin_at = members[0].obj, row.could_fire_at()
         call_handler(self.policy, target, timeouts, self.call)
         self.report.note_call(self.call)
@@ -280,7 +276,7 @@ class Attempt:
     def _record(self, error: BaseException) -> None:
         """Record the failed attempt of the only candidate. An error here must not keep others from being reported."""
         [candidate], policy, using = self.candidates, self.policy, self.using
-        call = self.call or Call((candidate.id,), is_counted=self.is_counted)
+        call = self.call or Call((candidate.id,))
         try:
             found = record_error(policy, error, using, call)
         except Exception as failure:  # noqa: BLE001 - see above

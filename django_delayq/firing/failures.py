@@ -20,7 +20,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.history import clipped, error_details, message_of, with_event
+from django_delayq.ledger.history import DIED, clipped, error_details, message_of, with_event
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
@@ -35,6 +35,10 @@ _SETTLE_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
 """The work of a handler outside a transaction cannot be rolled back, so its settling is tried for half a minute."""
 
 
+MAX_DEATHS: Final = 3
+"""One process, or two, may have been killed by a deployment, or by the system for lack of memory."""
+
+
 class WorkerDied(Exception):
     """The process that ran this attempt died, or was cut off for longer than its lease."""
 
@@ -47,7 +51,7 @@ class TransientFailure(Exception):
         self.wait = wait
 
 
-class _Verdict(NamedTuple):
+class Verdict(NamedTuple):
     """The outcome for a row: its columns, and the error to log."""
 
     values: dict[str, Any]
@@ -55,7 +59,7 @@ class _Verdict(NamedTuple):
 
 
 def settle_expired(using: str, limit: int = 1000) -> Report:
-    """Settle rows whose `firing` expired as after any failed attempt: pending again, dead, cancelled or superseded.
+    """Settle rows whose `firing` has expired: pending again as suspects, dead, cancelled or superseded.
 
     At most `limit`, the longest expired first. Any number of workers may do so at once. Raises the errors of the
     database, after the signals for rows that were settled before.
@@ -69,7 +73,7 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
 
 
 def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection[int] | None = None) -> None:
-    """Add a failed attempt of at most `limit` expired `firing` rows, only of `ids` if given, to `report`."""
+    """Record the deaths of at most `limit` expired `firing` rows, only of `ids` if given, and add them to `report`."""
     long_ago = clock.now() - UNDECLARED_GRACE
     for row in settling.expired(using, limit, ids):
         seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
@@ -78,7 +82,7 @@ def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
         try:
-            report.add(record_error(policy, error, using, Call((row.pk,), seen, is_counted=True)))
+            report.add(record_error(policy, error, using, Call((row.pk,), seen)))
         except Exception as failure:
             if transient_reason(failure, using) and connections[using].connection is None:  # it was lost
                 raise
@@ -107,8 +111,9 @@ def record_error(
             if row is None:
                 return report
             if _is_unchanged(row, call.seen, now):
-                found = _verdict(policy, row, error, now, row.attempts if call.is_counted else row.attempts + 1)
-                values = {**found.values, "suspected_at": None}
+                is_death = isinstance(error, WorkerDied)
+                found = verdict_of_death(row, now) if is_death else _verdict(policy, row, error, now)
+                values = {"suspected_at": None, **found.values}
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, using)
                     values = _of_firing(row, values, now, newer)
@@ -128,7 +133,7 @@ def record_error(
     return report
 
 
-def _log(row: Timeout, error: BaseException, verdict: _Verdict | None, now: datetime, call: Call) -> None:
+def _log(row: Timeout, error: BaseException, verdict: Verdict | None, now: datetime, call: Call) -> None:
     if verdict is not None and verdict.error is not None:
         log_failure(row, verdict.error, now, call, is_recorded=True)
     elif verdict is not None and isinstance(error, Snooze):
@@ -143,20 +148,19 @@ def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> b
     return all(getattr(row, name) == value for name, value in seen.items())
 
 
-def _verdict(
-    policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, attempt: int
-) -> _Verdict:
-    """Return what `error` means for a row that was not changed meanwhile, after its attempt number `attempt`."""
+def _verdict(policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime) -> Verdict:
+    """Return what `error` means for a row that was not changed meanwhile."""
+    attempt = row.attempts + (row.state == State.PENDING)
 
     def settled(state: Timeout.State, cause: Timeout.Cause, reason: str) -> dict[str, Any]:
         return {**columns.settled(state, cause, now), "reason": clipped(reason), "attempts": attempt}
 
     if isinstance(error, TransientFailure):
-        return _Verdict({**columns.waiting(now + error.wait), "attempts": attempt - 1})
+        return Verdict({**columns.waiting(now + error.wait), "attempts": attempt - 1})
     if isinstance(error, Skip):
-        return _Verdict(settled(State.SKIPPED, Cause.HANDLER, error.reason))
+        return Verdict(settled(State.SKIPPED, Cause.HANDLER, error.reason))
     if isinstance(error, GiveUp):
-        return _Verdict(settled(State.DEAD, Cause.HANDLER, error.reason), error=error)
+        return Verdict(settled(State.DEAD, Cause.HANDLER, error.reason), error=error)
     if isinstance(error, Snooze):
         number, most = row.snoozes + 1, policy.limits.snoozes if policy and policy.limits else None
         try:
@@ -167,18 +171,32 @@ def _verdict(
             if most is not None and number > most:
                 why = f": {error.reason}" if error.reason else "."
                 words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
-                return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
+                return Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
             snoozed = with_event(row, "snoozed", now, reason=error.reason, to=until, number=number)
             values = {**columns.waiting(until), "ready_at": until, "attempts": attempt - 1, "history": snoozed}
-            return _Verdict({**values, "snoozes": number, "is_requested": False})
+            return Verdict({**values, "snoozes": number, "is_requested": False})
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
     failed: dict[str, Any] = {"first_failed_at": row.first_failed_at or now, "last_failed_at": now}
     failed["history"] = with_event(row, "failed", now, attempt=attempt, to=run_at, **error_details(error, row))
     if run_at is None:
         reason = f"{type(error).__name__}: {message_of(error, row)}"
-        return _Verdict({**settled(State.DEAD, Cause.RETRIES, reason), **failed}, error)
-    return _Verdict({**columns.waiting(run_at), "attempts": attempt, **failed}, error)
+        return Verdict({**settled(State.DEAD, Cause.RETRIES, reason), **failed}, error)
+    return Verdict({**columns.waiting(run_at), "attempts": attempt, **failed}, error)
+
+
+def verdict_of_death(row: Timeout, now: datetime) -> Verdict:
+    """Return what it means for a row that its process has died: pending again as a suspect, or dead.
+
+    Beside others it is suspected only: any of them may be the cause. No attempt is counted, as the handler has not
+    failed.
+    """
+    deaths = row.deaths + (row.suspected_at is not None)
+    values = {"attempts": row.attempts - (row.state == State.FIRING), "deaths": deaths, "suspected_at": now}
+    values["history"] = with_event(row, "suspected", now, number=deaths)
+    if deaths < MAX_DEATHS:
+        return Verdict({**columns.waiting(now), **values})
+    return Verdict({**columns.settled(State.DEAD, Cause.RETRIES, now), **values, "reason": DIED}, WorkerDied(DIED))
 
 
 def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_superseded: bool) -> dict[str, Any]:

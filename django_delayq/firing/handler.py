@@ -5,7 +5,7 @@ A firing passes checkpoints, where tests stop it or kill its process, and long r
 | checkpoint | what is true then |
 | --- | --- |
 | `planned` | the rows are read, nothing is locked |
-| `charged` | the attempt of a suspect is counted and committed |
+| `noted` | it is committed that a suspect runs |
 | `begun` | the transaction has begun |
 | `locked` | the objects are locked |
 | `checked` | the rows are locked too, and the conditions are known |
@@ -46,7 +46,7 @@ from django_delayq.policies import TimeoutPolicy
 logger = logging.getLogger("django_delayq.firing")
 
 CHECKPOINTS = (
-    "planned", "charged", "begun", "locked", "checked", "marked",
+    "planned", "noted", "begun", "locked", "checked", "marked",
     "handled", "committed", "settled", "undone", "recorded", "reported",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from django_delayq.clock import brief, plural
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call
-from django_delayq.ledger.history import keep_user_frames, message_of, scrubbed, shown
+from django_delayq.ledger.history import DIED, keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
@@ -62,15 +62,15 @@ def log_unknown_policy(label: str) -> None:
 
 
 def log_suspect(row: Timeout) -> None:
-    """Log that a process may have died of `row`, whose attempt was counted before it begins.
+    """Log that a process may have died of `row`, before it runs again.
 
     As a warning once a minute for each policy, and otherwise at DEBUG: a worker that dies holds a thousand others.
     """
     is_first = firing_state.is_time_to_log((row.policy, "timeout_suspected"))
-    words = "%s was held by a worker that died or lost its lease: it is fired alone, at attempt %s%s"
+    words = "%s was held by a worker that died or lost its lease: it is fired alone%s"
     more = ". Others of its policy follow at level DEBUG, for a minute" if is_first else ""
-    facts = _extra(row, "timeout_suspected", attempt=row.attempts)
-    logger.log(logging.WARNING if is_first else logging.DEBUG, words, _name(row), row.attempts, more, extra=facts)
+    facts = _extra(row, "timeout_suspected", deaths=row.deaths)
+    logger.log(logging.WARNING if is_first else logging.DEBUG, words, _name(row), more, extra=facts)
 
 
 def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:
@@ -124,7 +124,7 @@ def _outcome(row: Timeout, now: datetime, times: str) -> str:
         return f"failed at {attempt}; attempt {row.attempts + 1} follows {_until(row, now)}"
     if row.state != State.DEAD:
         return f"failed at {attempt}, and is now {row.state}"
-    if row.cause == Cause.LIMIT:
+    if row.cause == Cause.LIMIT or row.reason == DIED:
         return "is dead"
     how = "its handler gave up at" if row.cause == Cause.HANDLER else "no retry is left after"
     return f"is dead: {how} {attempt}"

@@ -21,6 +21,7 @@ from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Report, Work
 from django_delayq.ledger.claiming import Slot
+from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.installation import check_name
 from django_delayq.ledger.statements import compiled, has_key, key_list
@@ -45,6 +46,8 @@ class _Row(NamedTuple):
     queue: str
     state: str
     run_at: datetime
+    suspected_at: datetime | None
+    deaths: int
     database_now: datetime
     installation: str | None
 
@@ -59,7 +62,7 @@ def plan(
 
     Args:
         deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect,
-            as is a row that is still `firing` although its attempt has expired.
+            as is a row that is still `firing` although its attempt has expired, or that the ledger calls one.
         using: the database.
         ahead: timeouts due within this time count as due; `early` of the report has the deadlines of those that are not
             due yet. Only those that are due at nearly the same time share a work.
@@ -136,9 +139,9 @@ def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], slot
     assert policy is not None
     size, pieces = policy.transaction_size, list[dict[str, int]]()
     for row in rows:
-        is_suspect = deliveries[row.id] > 1 or row.state == Timeout.State.FIRING
-        if is_suspect or size == 1:
-            yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
+        may_kill = deliveries[row.id] > 1 or is_suspect(row)
+        if may_kill or size == 1:
+            yield Work(label, (row.id,), (row.object_id,), row.queue, may_kill, *slot)
             continue
         for piece in pieces:
             if len(piece) < size and row.object_id not in piece:

@@ -43,16 +43,14 @@ operations_logger = logging.getLogger("django_delayq.operations")
 State, Cause = Timeout.State, Timeout.Cause
 
 
-def settle_unwanted(
-    rows: Sequence[Timeout], guards: Guards, now: datetime, using: str, *, counted: bool
-) -> list[Timeout]:
+def settle_unwanted(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
     """Settle those of the due, locked `rows` that are too late or in shadow mode; return them.
 
     A row that an operator has asked to fire is never too late.
     """
     withheld: list[Timeout] = []
     if late := guards.late:
-        seem_late = [row for row in rows if settling.is_late(row, now, late.after, counted=counted)]
+        seem_late = [row for row in rows if settling.is_late(row, now, late.after)]
         if withheld := [row for row in seem_late if not row.is_requested]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
             reason = f"It would have begun more than {duration_text(late.after)} after its deadline."

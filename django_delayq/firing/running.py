@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -21,33 +20,37 @@ from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.failures import (
     TransientFailure,
-    WorkerDied,
+    Verdict,
     persistently,
     reason_to_repeat,
     record_deaths,
     record_error,
+    verdict_of_death,
 )
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
 from django_delayq.firing.leftovers import SessionCheck
-from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_suspect, log_unknown_policy, log_waiting
+from django_delayq.firing.log_lines import (
+    UNKNOWN_PAUSE,
+    log_failure,
+    log_suspect,
+    log_unknown_policy,
+    log_waiting,
+)
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
-from django_delayq.ledger.history import with_event, without_last
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy, registry
 
-logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 WORK_SECONDS = 0.4
 """After this time the rest of a batch that raised is released: a worker that stops would wait for all of its calls."""
 EXTEND_LOCKED_SECONDS = 1.0
-_UNCOUNT_TRIES, _UNCOUNT_PAUSE_SECONDS = 50, 0.02
 
 
 def run(work: Work, using: str) -> Report:
@@ -59,6 +62,16 @@ def run(work: Work, using: str) -> Report:
     """
     close_left_open()
     report = ReportBuilder()
+    is_nested = firing_state.current is not None  # a handler fires others, in a thread that is inside already
+    with nullcontext(True) if is_nested else firing_state.gate.entered(alone=work.suspect) as is_open:
+        if is_open:
+            _run_inside(work, using, report)
+        else:
+            report.release(work.ids, using, "a timeout that may kill its process needs that for itself")
+    return report.report()
+
+
+def _run_inside(work: Work, using: str, report: ReportBuilder) -> None:
     error = raised_by(lambda: _run(work, using, report))
     if error is not None:
         report.release_unknown(work.policy, work.ids, error, using)
@@ -69,7 +82,6 @@ def run(work: Work, using: str) -> Report:
     check.run(partial(report.publish, using))
     check.end().log(f"A signal receiver of {work.policy}", work.policy)
     checkpoint("reported")
-    return report.report()
 
 
 def _run(work: Work, using: str, report: ReportBuilder) -> None:
@@ -105,9 +117,11 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         if policy.atomic and not work.suspect:
             _fire_in_transactions(policy, candidates, using, report)
         else:
-            fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
             for candidate in candidates:
-                fire_alone(policy, candidate, using, report)
+                if policy.atomic:
+                    _fire_suspect(policy, candidate, using, report)
+                else:
+                    _fire_non_atomic(policy, candidate, using, report, is_suspect=work.suspect)
 
 
 def _fire_in_transactions(
@@ -131,73 +145,57 @@ def _fire_in_transactions(
 
 
 def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder) -> None:
-    """Fire a suspect, a timeout that a process may have died of, alone, and count its attempt before it runs.
+    """Fire a suspect, a timeout that a process may have died of, alone, and note that before it runs.
 
-    It is `dead` if no attempt is left. Two deliveries make a suspect: of a hundred timeouts that a dying process held,
-    one may have killed it. Counting first and firing alone finds that one, and counts no attempt for the others.
+    Two deliveries make a suspect: of a hundred timeouts that a dying process held, one may have killed it. If the
+    process dies again, it is known of which. Deaths are counted apart from attempts: at `MAX_DEATHS` it is `dead`.
     """
-    timeout_id, is_counted, seen = candidate.id, False, None
+    timeout_id, is_noted = candidate.id, False
     with firing_transaction(using):
         row, now = report.lock_row(timeout_id, using)
         if row is None:
             return
+        verdict = Verdict({"suspected_at": now})
         is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
         if row.state == State.PENDING and row.run_at <= now and is_meant:  # else the attempt reports why not
-            # An attempt that was counted less than a lease ago, with unknown outcome, may be about to run. Redis gives
-            # an entry to one worker at a time, but a forged entry can reach several, each as a suspect; the second of
-            # them would find no attempt left.
+            # One that began less than a lease ago, with unknown outcome, may be about to run. Redis gives an entry to
+            # one worker at a time, but a forged entry can reach several, each as a suspect.
             if row.suspected_at is not None and row.suspected_at + get_settings().lease > now:
                 report.release([timeout_id], using, "another worker has just claimed it")
                 return
-            if row.attempts and (policy.retry or get_settings().retry).delay_after(row.attempts) is None:
-                seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
-            else:
-                values = {"attempts": row.attempts + 1, "suspected_at": now}
-                history = with_event(row, "suspected", now, attempt=row.attempts + 1)
-                is_counted = settling.compare_and_set(row, using, **values, history=history)
-    if seen is not None:  # no attempt is left
-        died = WorkerDied("The process died each time that this timeout was fired.")
-        report.add(record_error(policy, died, using, Call((timeout_id,), seen, is_counted=True)))
+            if row.suspected_at is not None:
+                verdict = verdict_of_death(row, now)
+            is_noted = settling.compare_and_set(row, using, **verdict.values)
+    if is_noted and verdict.error is not None:
+        report.add_outcomes([row])
+        report.errors[timeout_id] = verdict.error
+        log_failure(row, verdict.error, now, Call((timeout_id,)), is_recorded=True)
         return
-    if is_counted:
+    if is_noted:
         log_suspect(row)  # before it runs: this process may be the next to die
-    checkpoint("charged")
-    Attempt(policy, [candidate], using, is_counted).fire(report)
-    if is_counted and timeout_id in report.uncounted:
-        _uncount(timeout_id, using)
+    checkpoint("noted")
+    Attempt(policy, [candidate], using).fire(report)
+    if is_noted and timeout_id in report.uncounted:  # it did not run, or was rolled back for a reason outside of it
+        with suppress(Error):  # then it counts as a death, of which one is not enough
+            settling.forget_suspicion(timeout_id, using)
 
 
-def _uncount(timeout_id: int, using: str) -> None:
-    """Undo the counting: the handler did not begin, or was rolled back for a reason outside of it."""
-    why = "the database failed"
-    with suppress(Error):
-        for _ in range(_UNCOUNT_TRIES):
-            with firing_transaction(using):
-                row = settling.lock_rows([timeout_id], using, history=True)[0].get(timeout_id)
-                if row is not None:
-                    if row.state == State.PENDING and row.suspected_at is not None:
-                        values = {"attempts": row.attempts - 1, "suspected_at": None}
-                        settling.compare_and_set(row, using, **values, history=without_last(row, "suspected"))
-                    return
-            time.sleep(_UNCOUNT_PAUSE_SECONDS)
-        why = "another transaction has locked its row"
-    logger.warning("Timeout %s keeps an attempt counted that did not run: %s", timeout_id, why)
-
-
-def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder) -> None:
+def _fire_non_atomic(
+    policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder, *, is_suspect: bool
+) -> None:
     """Run the handler outside a transaction, between two short ones, at least once.
 
     The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
     one settles it, or records its failed attempt. A process that dies between the two leaves a row that expires. Its
     slot is free meanwhile, so that a next round can be scheduled.
     """
-    attempt = Attempt(policy, [candidate], using)
+    attempt = Attempt(policy, [candidate], using, is_suspect)
     attempt.fire(report)
     if not attempt.is_committed or not attempt.ready:
         return
     [member], driver_connection = attempt.ready, connections[using].connection
     row = member.row
-    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True)
+    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts})
     call.obj, call.could_begin_at = member.obj, row.could_fire_at()
     try:
         failure = raised_by(lambda: call_handler(policy, member.obj, row, call))
@@ -241,11 +239,15 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
         if row is None:
             return report
         # It may be pending again, because it expired although this process was running. Its work is done, so it need
-        # not be done again.
-        unchanged = ("attempts", "idempotency_key", "due_at")
-        is_same_attempt = not row.is_settled and all(getattr(row, name) == getattr(fired, name) for name in unchanged)
+        # not be done again. If it has begun once more since then, that was noted.
+        is_same_attempt = row.state == State.FIRING and row.suspected_at == fired.suspected_at
+        if is_same_attempt or row.state == State.PENDING:
+            attempts = fired.attempts if is_same_attempt else fired.attempts - 1
+            is_same_round = (row.idempotency_key, row.due_at) == (fired.idempotency_key, fired.due_at)
+            is_same_attempt = row.attempts == attempts and is_same_round
         # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
         values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
+        values["attempts"] = fired.attempts
         if is_same_attempt and settling.compare_and_set(row, using, **values):
             report.add_outcomes([row])
         else:

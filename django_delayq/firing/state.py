@@ -1,4 +1,4 @@
-"""What this process remembers while it fires: how long timeouts wait that could not be fired.
+"""What this process remembers while it fires: how long timeouts wait that could not be fired, what runs alone.
 
 Losing it costs time only.
 """
@@ -9,8 +9,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("django_delayq.firing")
 FIRST_BACKOFF_SECONDS: Final = 0.1
 """A lock of a web request is mostly over by then; without a pause a worker would ask in a loop."""
 LOCKED_MAX_SECONDS: Final = 5.0
-"""The longest backoff for an object that another transaction has locked."""
+"""The longest backoff for an object that another transaction has locked, and the longest wait at the gate."""
 TRANSIENT_MAX_SECONDS: Final = 60.0
 """The longest backoff after a transient database error: the handler may have run unnecessarily."""
 MISFIT_MAX_SECONDS: Final = 5.0
@@ -83,11 +83,48 @@ class TimeoutBackoff:
                 self._waiting.pop((using, timeout_id), None)
 
 
+class Gate:
+    """Shared by works, except that a suspect has it for itself.
+
+    A suspect takes its turn before it waits for those inside, and keeps it until it has run: others do not enter
+    meanwhile, so that a busy process lets a suspect in, too.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._inside = 0
+
+    @contextmanager
+    def entered(self, *, alone: bool) -> Iterator[bool]:
+        """Yield whether the work may run now, beside others or `alone`; False: it did not get in for too long."""
+        if not self._turn.acquire(timeout=LOCKED_MAX_SECONDS):
+            yield False
+        elif alone:
+            try:
+                with self._changed:
+                    is_alone = self._changed.wait_for(lambda: not self._inside, LOCKED_MAX_SECONDS)
+                yield is_alone
+            finally:
+                self._turn.release()
+        else:
+            with self._changed:
+                self._inside += 1
+            self._turn.release()
+            try:
+                yield True
+            finally:
+                with self._changed:
+                    self._inside -= 1
+                    self._changed.notify_all()
+
+
 class FiringState:
     """The state of firing in this process, shared by all of its threads.
 
     Attributes:
         backoff: how long timeouts wait that could not be fired.
+        gate: where works wait while a suspect runs alone.
         running: the running work of each thread, by thread id.
         brake_counts: how many firings the brake of a policy had counted at the end, by label.
         abandoned: the threads whose handlers took too long and have not ended.
@@ -100,6 +137,7 @@ class FiringState:
     def forget(self) -> None:
         """Return to the state of a new process. For tests."""
         self.backoff = TimeoutBackoff()
+        self.gate = Gate()
         self.running: dict[int, RunningWork] = {}
         self.abandoned: list[threading.Thread] = []
         self.database_ahead = timedelta(0)

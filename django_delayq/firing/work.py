@@ -49,8 +49,8 @@ class Work:
     object_ids: tuple[str, ...]
     queue: str = "default"
     suspect: bool = False
-    """A process may have died while it ran: it is fired alone, after its attempt has been counted. If it is still
-    `firing`, the attempt that died is recorded first."""
+    """A process may have died while it ran: it is fired alone in its process. If it is still `firing`, that death is
+    recorded first."""
     begin_at: float = 0.0
     """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
     begin_by: float = inf
@@ -172,8 +172,6 @@ class Call:
     """Its timeouts; empty for a callback, whose transaction is committed."""
     seen: dict[str, Any] | None = None
     """Columns of the row if the transaction of the handler rolls back. None: it was not read, and must still be due."""
-    is_counted: bool = False
-    """The attempt is among the row's `attempts` already."""
     began: float = field(default_factory=time.monotonic)
     at: datetime | None = None
     """When it began, by the database clock; None: it has not returned."""

@@ -31,13 +31,18 @@ def waiting(run_at: datetime) -> dict[str, Any]:
 ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
 ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until", "ready_at", "snoozes")
 ROUND_FIELDS += ("retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request")
-ROUND_FIELDS += ("suspected_at", "first_failed_at", "last_failed_at")
+ROUND_FIELDS += ("deaths", "suspected_at", "first_failed_at", "last_failed_at")
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""
 MOVED_FIELDS: tuple[str, ...] = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
 MOVED_FIELDS += ("restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request", "suspected_at")
 """The columns that moving a row writes."""
+
+
+def is_suspect(row: Any) -> bool:
+    """Return whether a process may have died while `row`, an unsettled row or its columns, ran."""
+    return row.state == Timeout.State.FIRING or row.suspected_at is not None or row.deaths > 0
 
 
 def attempt_expired(longest_lease: timedelta) -> Q:

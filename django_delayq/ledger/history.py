@@ -39,6 +39,7 @@ MAX_TRACEBACK = 6000
 MAX_REASON = 255
 """The columns of the ledger hold no more."""
 # The reasons that the library itself gives; `story.reason_label` translates them.
+DIED = "The process died 3 times while this timeout ran alone in it."
 SINCE_CHANGED = "what it counts from has changed"
 BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
@@ -65,12 +66,6 @@ def with_event(
     values = {name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value}
     longer = [*row.history, {"at": iso(at), "what": what, **values}]
     return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[-MAX_EVENTS + 1 :]]
-
-
-def without_last(row: Timeout, what: str) -> list[dict[str, Any]]:
-    """Return the history of `row` without its last event, if that is `what`, because it was undone."""
-    history: list[dict[str, Any]] = row.history
-    return history[:-1] if history and history[-1].get("what") == what else history
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:

@@ -88,26 +88,22 @@ def lock_free(rows: TimeoutQuerySet, using: str) -> list[int]:
     return list(for_update(rows.order_by("pk"), using, wait=False).values_list("pk", flat=True))
 
 
-def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: bool = False) -> bool:
-    """Mark the pending `rows` as fired. Return False if one of them is not due: then the caller must roll back.
-
-    `counted`: the attempt has been counted already.
-    """
-    attempts = 0 if counted else 1
+def mark_fired(rows: Sequence[Timeout], now: datetime, using: str) -> bool:
+    """Mark the pending `rows` as fired. Return False if one of them is not due: then the caller must roll back."""
     ids, count = key_list(Timeout, [row.pk for row in rows], using)
     with raising_instead_of_waiting(using):
-        marked = _mark_fired.execute(using, count, attempts, id=ids, settled_at=now)
+        marked = _mark_fired.execute(using, count, id=ids, settled_at=now)
     if marked != len(rows):
         return False
     values = settled(State.FIRED, Cause.DUE, now)
     for row in rows:
-        vars(row).update(values, attempts=row.attempts + attempts)
+        vars(row).update(values, attempts=row.attempts + 1)
     return True
 
 
 @compiled
-def _mark_fired(using: str, count: int, attempts: int) -> UpdateQuery:
-    values = {**settled(State.FIRED, Cause.DUE, param("settled_at")), "attempts": F("attempts") + attempts}
+def _mark_fired(using: str, count: int) -> UpdateQuery:
+    values = {**settled(State.FIRED, Cause.DUE, param("settled_at")), "attempts": F("attempts") + 1}
     return update(_due(has_key(Timeout, "id", count, using), using), **values)
 
 
@@ -125,7 +121,7 @@ def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
 
 
 def mark_at_once(
-    policy: TimeoutPolicy[Any], pks: Mapping[int, Any], using: str, *, counted: bool, late: timedelta | None
+    policy: TimeoutPolicy[Any], pks: Mapping[int, Any], using: str, *, late: timedelta | None
 ) -> list[tuple[Timeout, Any]]:
     """Lock the objects `pks` and their rows, by whose ids they are given, check both, and mark the rows as fired.
 
@@ -135,25 +131,21 @@ def mark_at_once(
 
     It is one statement with one snapshot, and waits for no lock. Where a row has changed since the snapshot and its
     lock is free, PostgreSQL (EvalPlanQual) evaluates conditions and columns again on the latest version, which it
-    locks. So a cancel that was committed in between prevents the firing. `counted`: see `mark_fired`. `late`: see
-    `is_late`.
+    locks. So a cancel that was committed in between prevents the firing. `late`: see `is_late`.
     """
     model: type[Model] = policy.model
     arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
-    found = _marked_at_once.rows(using, policy, int(counted), late, **arrays)
+    found = _marked_at_once.rows(using, policy, late, **arrays)
     own, size = [field.attname for field in model._meta.concrete_fields], len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
 
 
 @compiled
-def _marked_at_once(using: str, policy: TimeoutPolicy[Any], first: int, late: timedelta | None) -> Raw:
+def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | None) -> Raw:
     """Look up each object and each row by its key, with LATERAL.
 
     For a list of keys PostgreSQL may read the whole table, and does so with a plan that it has kept since the table was
     small: up to seven times the CPU of a firing.
-
-    `first`: the `attempts` of a row that begins its first attempt. A row with fewer has begun a new round since the
-    attempt was counted.
     """
     model, key, connection = policy.model, cast("Any", policy.model._meta.pk), connections[using]
     quoted, ledger = connection.ops.quote_name, connection.ops.quote_name(Timeout._meta.db_table)
@@ -162,11 +154,11 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], first: int, late: ti
     own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
     due: Any = _due(Q(pk__in=[RawSQL("delayq_given.id", ())]), using)
     due = due.alias(label=_by_no_index("policy"), about=_by_no_index("object_id"))
-    due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ()), attempts__gte=first)
+    due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ()))
     due = due.exclude(stop_in_force(policy))
     if late is not None:
-        due = due.filter(Q(attempts__gt=first) | Q(run_at__gte=DatabaseNow() - late))
-    values = {**settled(State.FIRED, Cause.DUE, DatabaseNow()), "attempts": F("attempts") + (1 - first)}
+        due = due.filter(Q(attempts__gt=0) | Q(run_at__gte=DatabaseNow() - late))
+    values = {**settled(State.FIRED, Cause.DUE, DatabaseNow()), "attempts": F("attempts") + 1}
     parts = (
         sql_of(for_update(objects, using, wait=False), using),
         sql_of(for_update(due.order_by().values_list("pk"), using, wait=False), using),
@@ -187,12 +179,12 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], first: int, late: ti
     return Raw(sql, parameters, fields)
 
 
-def is_late(row: Timeout, now: datetime, late: timedelta, *, counted: bool = False) -> bool:
+def is_late(row: Timeout, now: datetime, late: timedelta) -> bool:
     """Return whether `row` would begin its first attempt more than `late` after the time that it was to begin.
 
     That is `run_at`, which is the deadline, or later: the end of a snooze, or when an operator wanted it fired.
     """
-    return row.attempts == (1 if counted else 0) and now - row.run_at > late
+    return not row.attempts and now - row.run_at > late
 
 
 def matches(policy: TimeoutPolicy[Any]) -> Any:
@@ -200,12 +192,14 @@ def matches(policy: TimeoutPolicy[Any]) -> Any:
     return Case(When(policy.when, then=Value(1)), default=Value(0)) if policy.when else Value(1)
 
 
-def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
+def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: datetime | None = None) -> bool:
     """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due.
 
-    The row in memory keeps as `planned_at` when the attempt was to run.
+    The row in memory keeps as `planned_at` when the attempt was to run. `suspected_at`: now, if it runs alone in its
+    process.
     """
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
+    values["suspected_at"] = suspected_at
     with raising_instead_of_waiting(using):
         if not _due(Q(pk=row.pk), using).filter(attempts=row.attempts).update(**values):
             return False
@@ -253,6 +247,13 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
             return False
     vars(row).update(values)
     return True
+
+
+def forget_suspicion(timeout_id: int, using: str) -> None:
+    """Let the outcome of a pending row count as known, unless another transaction has locked it."""
+    with transaction_of(using):
+        free = lock_free(Timeout.objects.using(using).filter(pk=timeout_id, state=State.PENDING), using)
+        Timeout.objects.using(using).filter(pk__in=free).update(suspected_at=None)
 
 
 def is_superseded(row: Timeout, using: str) -> bool:

@@ -322,7 +322,8 @@ def cancel_rows(
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
     values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "attempts": 0, "final_attempt": False}
-    values |= {"retried_at": now, "restarted_at": now, "is_requested": True, "snoozes": 0, "suspected_at": None}
+    values |= {"retried_at": now, "restarted_at": now, "is_requested": True, "snoozes": 0}
+    values |= {"deaths": 0, "suspected_at": None}
     _set(rows, using, (State.DEAD,), **values, claims=0, claimed_until=None)
     push_rows(rows, using)
 

@@ -197,6 +197,7 @@ class Migration(migrations.Migration):
                 ('claims', models.PositiveSmallIntegerField(default=0, editable=False)),
                 ('slot_taken', models.PositiveSmallIntegerField(default=1, editable=False, null=True)),
                 ('snoozes', models.PositiveSmallIntegerField(default=0, editable=False)),
+                ('deaths', models.PositiveSmallIntegerField(default=0, editable=False)),
                 ('final_attempt', models.BooleanField(default=False, editable=False)),
                 ('is_requested', models.BooleanField(default=False, editable=False)),
                 ('is_due_by_request', models.BooleanField(default=False, editable=False)),

@@ -19,7 +19,7 @@ from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.arming.sync import oldest_in_sync
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import BRAKED, SINCE_CHANGED, message_of, moment
+from django_delayq.ledger.history import BRAKED, DIED, SINCE_CHANGED, message_of, moment
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
@@ -53,6 +53,7 @@ EVENT_LABELS = {
 RETRIED_EVENTS = frozenset(("failed", "snoozed"))
 """Events whose `to` is the next attempt, and not another deadline."""
 REASON_LABELS = {
+    DIED: gettext_lazy("The process died 3 times while this timeout ran alone in it."),
     SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
@@ -88,6 +89,8 @@ class StoryEvent:
         parts = [f"{_local(self.at, 'milliseconds')}  {EVENT_LABELS.get(self.what, self.what)}"]
         if "timeout" in self.details:
             parts[0] += f" {self.details['timeout']}"
+        if self.what == "suspected" and "number" in self.details:
+            parts.append(_("death {number}").format(number=self.details["number"]))
         if "to" in self.details:
             at = _local(moment(str(self.details["to"])), "milliseconds")
             words = _("next attempt {moment}") if self.what in RETRIED_EVENTS else _("to {moment}")

@@ -117,7 +117,6 @@ change.details = {"what": 1}
 change.details |= {"until": None}
 rows = rows.defer("history", "payload")
 rows = lock_rows(ids, using, history=True)
-compare_and_set(row, using, history=without_last(row, "suspected"))
 update_each(rows, (*values, "history"), using)
 """
     assert reads(source) == []

@@ -154,3 +154,19 @@ PACED = Rate(20 * PACED_SECONDS, per=timedelta(seconds=PACED_SECONDS))
 def paced(order: Order, timeout: Timeout) -> None:
     """Store when it began."""
     Effect.objects.create(what="paced", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@only_in_some("harmless", retry=Retry.never())
+@only_in_some("harmless_outside", retry=Retry.never(), atomic=False)
+def do_no_harm(order: Order, timeout: Timeout) -> None:
+    """Take some time, in which the process may end."""
+    time.sleep(0.05)
+    Effect.objects.create(what="harmless", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@only_in_some("deadly", retry=Retry.never())
+@only_in_some("deadly_outside", retry=Retry.never(), atomic=False)
+def end_process(order: Order, timeout: Timeout) -> None:
+    """End the process while others run in it."""
+    time.sleep(0.05)
+    os._exit(7)

@@ -25,7 +25,7 @@ from tests.e2e.chaos.stage import DURATIONS, Stage
 from tools import processes
 
 GAP_SECONDS = (0.2, 1.2)
-STEPS = ("planned", "charged", "begun", "locked", "checked", "marked", "handled", "committed", "settled", "reported")
+STEPS = ("planned", "noted", "begun", "locked", "checked", "marked", "handled", "committed", "settled", "reported")
 PAST_A_LEASE = 1.5
 """How long a worker sleeps, in leases."""
 

@@ -19,8 +19,8 @@ from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-INSIDE = [step for step in CHECKPOINTS if step not in {"charged", "settled", "undone", "recorded"}]
-OUTSIDE = [step for step in CHECKPOINTS if step not in {"charged", "undone", "recorded"}]
+INSIDE = [step for step in CHECKPOINTS if step not in {"noted", "settled", "undone", "recorded"}]
+OUTSIDE = [step for step in CHECKPOINTS if step not in {"noted", "undone", "recorded"}]
 
 
 def killed_at(step: str, row: Timeout, deliveries: int = 1) -> None:
@@ -56,14 +56,15 @@ def test_a_process_killed_while_it_fires_leaves_one_effect(order: Order, step: s
     assert (order.note == "reminded") if policy == "remind_many" else (order.status == "cancelled")
 
 
-def test_a_suspect_whose_process_is_killed_when_it_is_charged_keeps_the_charge(order: Order) -> None:
+def test_a_suspect_whose_process_is_killed_has_died_once_when_its_lease_is_over(order: Order) -> None:
     row = due(order, "cancel_unpaid")
-    killed_at("charged", row, deliveries=2)
-    assert (state(row), row.attempts) == (("pending", ""), 1)
+    killed_at("noted", row, deliveries=2)
+    assert (state(row), row.attempts) == (("pending", ""), 0)
     assert fire(row, deliveries=3).fired == (), "the worker that claimed it may run until its lease ends"
     assert row.suspected_at is not None
     Timeout.objects.update(suspected_at=row.suspected_at - timedelta(days=1))  # and now it has ended
     assert fire(row, deliveries=3).fired == (row.pk,)
+    assert (state(row), row.attempts, row.deaths) == (("fired", "due"), 1, 1)
     assert Effect.objects.count() == 1
 
 

@@ -57,22 +57,23 @@ def test_a_dead_timeout_is_an_error_in_the_log(
     assert logged(caplog, "timeout_failed") == []
 
 
-def test_an_expired_attempt_that_was_the_last_one_is_an_error_in_the_log(
+def test_a_third_death_outside_a_transaction_is_an_error_in_the_log(
     order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
     row = due(order, declare(Order, name="ends", atomic=False, retry=dq.Retry.never()))
     expired = timezone.now() - timedelta(seconds=1)
-    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=expired)
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=expired, suspected_at=expired, deaths=2)
     settle_expired("default")
     [record] = logged(caplog, "timeout_dead")
     assert (record.levelno, record.timeout_id) == (logging.ERROR, row.pk)
+    assert record.getMessage().endswith(
+        "is dead: WorkerDied: The process died 3 times while this timeout ran alone in it."
+    )
 
 
-def test_a_suspect_without_an_attempt_left_is_an_error_in_the_log(
-    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_third_death_is_an_error_in_the_log(order: Order, declare: Declare, caplog: pytest.LogCaptureFixture) -> None:
     row = due(order, declare(Order, name="ends", retry=dq.Retry.never()))
-    Timeout.objects.update(attempts=1)
+    Timeout.objects.update(suspected_at=timezone.now() - timedelta(days=1), deaths=2)
     fire(row, deliveries=2)
     [record] = logged(caplog, "timeout_dead")
     assert (record.levelno, record.timeout_id) == (logging.ERROR, row.pk)

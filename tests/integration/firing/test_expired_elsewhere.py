@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from django_delayq import get_policy, timeout_failed
+from django_delayq import get_policy, timeout_dead
 from django_delayq.firing import settle_expired
 from django_delayq.firing.failures import WorkerDied, record_error
 from django_delayq.firing.handler import set_checkpoint_hook
@@ -26,14 +26,15 @@ def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(
 ) -> None:
     row = due(order, "send_outside")
     past = timezone.now() - timedelta(seconds=1)
-    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1, run_at=past)
+    alone = {"suspected_at": past, "deaths": 2}  # the third death
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1, run_at=past, **alone)
     row.refresh_from_db()
     seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
     settle_expired("default")
-    call = Call((row.pk,), seen, is_counted=True)
+    call = Call((row.pk,), seen)
     record_error(get_policy((Order, "send_outside")), WorkerDied("died"), "default", call)
     assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
-        f"Timeout {row.pk} ({row.policy}, object {order.pk}) failed at attempt 1; attempt 2 follows at once"
+        f"Timeout {row.pk} ({row.policy}, object {order.pk}) is dead"
     ]
 
 
@@ -42,7 +43,7 @@ def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
 ) -> None:
     row = due(order, "send_outside")
     seen = {"state": "firing", "attempts": 1}
-    call = Call((row.pk,), seen, is_counted=True)
+    call = Call((row.pk,), seen)
     record_error(get_policy((Order, "send_outside")), RuntimeError("no"), "default", call)
     assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]
 
@@ -52,6 +53,7 @@ def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeyp
     for row in rows:
         die_at(row, "committed")
         expire(row)
+    Timeout.objects.update(suspected_at=timezone.now(), deaths=2)  # the third death
     undone: list[str] = []
     announced: list[int] = []
 
@@ -66,13 +68,13 @@ def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeyp
         announced.append(timeout.pk)
 
     set_checkpoint_hook(fail)
-    timeout_failed.connect(note, sender=Order)
+    timeout_dead.connect(note, sender=Order)
     try:
         with pytest.raises(OperationalError):
             settle_expired("default")
     finally:
-        timeout_failed.disconnect(note, sender=Order)
-    assert [state(row)[0] for row in rows] == ["pending", "pending", "firing"]
+        timeout_dead.disconnect(note, sender=Order)
+    assert [state(row)[0] for row in rows] == ["dead", "dead", "firing"]
     assert announced == [row.pk for row in rows[:2]]
 
 

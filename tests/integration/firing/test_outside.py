@@ -131,29 +131,44 @@ def test_while_it_fires_nobody_fires_it_again(order: Order) -> None:
 
 
 @pytest.mark.parametrize("by", ["sweep", "delivery"])
-def test_an_attempt_whose_process_died_is_repeated_by_the_ladder(order: Order, by: str) -> None:
+def test_an_attempt_whose_process_died_beside_others_is_repeated_alone_and_does_not_count(
+    order: Order, by: str
+) -> None:
     row = due(order, "send_outside")
     die_at(row, "committed")
     assert (state(row), row.attempts) == (("firing", ""), 1)
     assert settle_expired("default").again == {}
     expire(row)
     report = settle_expired("default") if by == "sweep" else fire(row, deliveries=2)
-    assert (state(row), row.attempts, row.errors[0]["error"]) == (("pending", ""), 1, "WorkerDied")
+    assert (state(row), row.attempts, row.deaths, row.errors) == (("pending", ""), 0, 0, [])
+    assert [event["what"] for event in row.history] == ["suspected"]
     assert report.again == {row.pk: row.run_at}
-    assert fire(row, deliveries=2).fired == (row.pk,)
-    assert (state(row), row.attempts) == (("fired", "due"), 2)
+    [work], _ = dq.firing.plan({row.pk: 1}, "default")
+    assert work.suspect
+    assert fire(row).fired == (row.pk,)
+    assert (state(row), row.attempts) == (("fired", "due"), 1)
     assert Effect.objects.get().idempotency_key == row.idempotency_key
 
 
 def test_a_handler_that_kills_its_process_each_time_ends_dead(order: Order) -> None:
     row = due(order, "send_outside")
-    for attempt in (1, 2, 3):
+    for deaths in (0, 1, 2, 3):
         die_at(row, "committed")
         expire(row)
         settle_expired("default")
         state(row)
-        assert row.attempts == attempt
-    assert (state(row), len(row.errors)) == (("dead", "retries"), 3)
+        assert (row.attempts, row.deaths) == (0, deaths)
+    assert (state(row), row.errors) == (("dead", "retries"), [])
+    assert row.reason == "The process died 3 times while this timeout ran alone in it."
+
+
+def test_a_cancel_while_a_process_died_is_kept(order: Order) -> None:
+    row = due(order, "send_outside")
+    die_at(row, "committed")
+    assert not dq.cancel_timeout(order, "send_outside")
+    expire(row)
+    settle_expired("default")
+    assert (state(row), row.attempts) == (("cancelled", "hand"), 0)
 
 
 def test_a_living_workers_row_does_not_expire(order: Order) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +11,8 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import plan, run, running
+from django_delayq import operations
+from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, locking, make_due, needs_row_locks, state
@@ -39,28 +39,28 @@ def die_in_handler(*rows: Timeout, deliveries: int) -> None:
     died.update(suspected_at=F("suspected_at") - timedelta(days=1))  # and its lease has ended
 
 
-def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(
+def test_a_suspect_is_fired_alone_and_that_is_noted_before_it_runs(
     orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, bool]] = []
     begun: list[str] = []
     policy = declare(
         Order,
         lambda obj, timeout: seen.append(
-            (timeout.attempts, Timeout.objects.values_list("attempts", flat=True).get(pk=timeout.pk))
+            (timeout.attempts, Timeout.objects.filter(pk=timeout.pk, suspected_at__isnull=False).exists())
         ),
         name="watched",
     )
     rows = [due(order, policy) for order in orders]
-    set_checkpoint_hook(lambda step: begun.append(step) if step in {"charged", "begun"} else None)
+    set_checkpoint_hook(lambda step: begun.append(step) if step in {"noted", "begun"} else None)
     fire(*rows, deliveries=2)
-    assert seen == [(1, 1)] * 5
-    assert begun == ["charged", "begun"] * 5
+    assert seen == [(1, True)] * 5
+    assert begun == ["noted", "begun"] * 5
     logged = [each for each in caplog.records if vars(each).get("event") == "timeout_suspected"]
     assert [vars(each)["timeout_id"] for each in logged] == [rows[0].pk], "the others are not a warning each"
     words = f"Timeout {rows[0].pk} ({policy.label}, object {orders[0].pk}) was held by a worker that died"
     assert logged[0].levelname == "WARNING" and logged[0].getMessage().startswith(words)
-    assert {(state(row), row.attempts, row.history[0]["what"]) for row in rows} == {(("fired", "due"), 1, "suspected")}
+    assert {(state(row), row.attempts, row.deaths, len(row.history)) for row in rows} == {(("fired", "due"), 1, 0, 0)}
 
 
 def test_a_first_delivery_charges_nobody(orders: list[Order]) -> None:
@@ -76,25 +76,53 @@ def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Decl
     for delivery in (2, 3, 4):
         die_in_handler(row, deliveries=delivery)
         state(row)
-        assert row.attempts == delivery - 1
+        assert (row.attempts, row.deaths) == (0, delivery - 2)
     receiver = lambda timeout, **_: dead.append(timeout.pk)  # noqa: E731 - a weak reference needs a name
     dq.timeout_dead.connect(receiver)
     try:
         assert fire(row, deliveries=5).done == (row.pk,)
     finally:
         dq.timeout_dead.disconnect(receiver)
-    assert (state(row), row.attempts, dead) == (("dead", "retries"), 3, [row.pk])
-    assert [event["what"] for event in row.history] == ["suspected", "suspected", "suspected", "failed"]
-    assert row.errors[0]["error"] == "WorkerDied"
-    assert row.reason.startswith("WorkerDied")
+    assert (state(row), row.attempts, row.deaths, dead) == (("dead", "retries"), 0, 3, [row.pk])
+    assert [(event["what"], event["number"]) for event in row.history] == [
+        ("suspected", number) for number in (1, 2, 3)
+    ]
+    assert row.reason == "The process died 3 times while this timeout ran alone in it."
+    assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
+
+
+def test_an_operator_who_retries_a_killer_gives_it_three_more_deaths(order: Order, declare: Declare) -> None:
+    row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
+    for _ in range(3):
+        die_in_handler(row, deliveries=2)
+    fire(row, deliveries=2)
+    assert state(row) == ("dead", "retries")
+    operations.retry(row, by="test")
+    for deaths in (0, 1, 2):
+        die_in_handler(row, deliveries=2)
+        assert (state(row), row.deaths) == (("pending", ""), deaths)
+    fire(row, deliveries=2)
+    assert state(row) == ("dead", "retries")
+
+
+def test_what_its_process_died_of_alone_stays_alone_although_redis_has_forgotten_its_deliveries(
+    order: Order, declare: Declare
+) -> None:
+    row = due(order, declare(Order, name="killer"))
+    die_in_handler(row, deliveries=2)
+    assert [work.suspect for work in plan({row.pk: 1}, "default")[0]] == [True]
+    die_in_handler(row, deliveries=1)
+    Timeout.objects.update(suspected_at=None)  # it could not run, for example because its object was locked
+    assert [work.suspect for work in plan({row.pk: 1}, "default")[0]] == [True]
 
 
 def test_a_killer_without_any_retry_ends_dead(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
     die_in_handler(row, deliveries=1)
-    die_in_handler(row, deliveries=2)
+    for _ in range(3):
+        die_in_handler(row, deliveries=2)
     fire(row, deliveries=3)
-    assert (state(row), row.attempts) == (("dead", "retries"), 1)
+    assert (state(row), row.attempts) == (("dead", "retries"), 0)
 
 
 def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
@@ -106,7 +134,7 @@ def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[O
     assert Effect.objects.count() == 5
 
 
-def test_a_failure_of_a_charged_attempt_is_not_charged_twice(order: Order, declare: Declare) -> None:
+def test_a_failure_of_a_suspect_counts_as_one_attempt(order: Order, declare: Declare) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         raise ValueError
 
@@ -130,28 +158,14 @@ def test_outcomes_of_a_suspect_count_as_those_of_anybody(order: Order, declare: 
 
 
 @needs_row_locks
-def test_a_suspect_whose_object_is_held_gets_its_attempt_back(order: Order) -> None:
+def test_a_suspect_whose_object_is_held_dies_of_nothing(order: Order) -> None:
     row = due(order)
     with locking(order):
         for _ in range(15):  # more often than the ladder has steps
             assert list(fire(row, deliveries=2).again) == [row.pk]
             state(row)
-            assert row.attempts == 0
+            assert (row.attempts, row.deaths, row.suspected_at) == (0, 0, None)
     assert fire(row, deliveries=2).fired
-
-
-@needs_row_locks
-def test_an_attempt_that_stays_counted_because_its_row_is_locked_is_logged(
-    order: Order, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(running, "_UNCOUNT_PAUSE_SECONDS", 0)
-    row = due(order)
-    with ExitStack() as stack, locking(order):
-        set_checkpoint_hook(lambda step: stack.enter_context(locking(row)) if step == "charged" else None)
-        fire(row, deliveries=2)
-    words = f"Timeout {row.pk} keeps an attempt counted that did not run: another transaction has locked its row"
-    assert words in caplog.text
-    assert (state(row), row.attempts) == (("pending", ""), 1)
 
 
 @needs_row_locks
@@ -162,7 +176,7 @@ def test_a_suspect_whose_row_is_held_is_put_back(order: Order) -> None:
     assert (state(row), row.attempts) == (("pending", ""), 0)
 
 
-def test_suspects_that_need_not_run_are_not_charged(declare: Declare) -> None:
+def test_suspects_that_need_not_run_are_not_noted(declare: Declare) -> None:
     policy = declare(Order, name="unmet", when=Q(status="unpaid"))
     later = dq.schedule_timeout(Order.objects.create(), policy, minutes=5)
     fired = due(Order.objects.create(), policy)
@@ -174,7 +188,7 @@ def test_suspects_that_need_not_run_are_not_charged(declare: Declare) -> None:
     assert [one.attempts for one in Timeout.objects.order_by("id")] == [0, 1, 0]
 
 
-def test_a_suspect_that_is_moved_between_plan_and_charge_is_not_charged(order: Order) -> None:
+def test_a_suspect_that_is_moved_between_plan_and_note_is_not_noted(order: Order) -> None:
     row = due(order)
     [work], _ = plan({row.pk: 2}, "default")
     dq.reschedule_timeout(order, "remind", minutes=5)
@@ -182,21 +196,3 @@ def test_a_suspect_that_is_moved_between_plan_and_charge_is_not_charged(order: O
     assert (state(row), row.attempts) == (("pending", ""), 0)
     make_due(row)
     assert fire(row).fired
-
-
-def test_a_round_that_begins_between_charge_and_attempt_has_all_its_attempts(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    def begin_anew(step: str) -> None:
-        if step == "charged":
-            due(order, "fails", payload="newer")
-
-    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0, 3600])))
-    set_checkpoint_hook(begin_anew)
-    report = fire(row, deliveries=2)
-    set_checkpoint_hook(None)
-    assert list(report.again) == [row.pk]
-    fire(row)
-    assert (state(row), row.payload, row.attempts) == (("pending", ""), "newer", 1)
-    assert row.run_at < timezone.now() + timedelta(minutes=1)

@@ -113,9 +113,9 @@ def test_once_knows_the_deadline_before_an_operator_moved_it(order: Order, decla
     assert Timeout.objects.get().pk == row.pk
 
 
-def test_a_suspect_whose_attempt_has_just_been_counted_is_left_to_its_worker(order: Order, declare: Declare) -> None:
+def test_a_suspect_that_has_just_been_noted_is_left_to_its_worker(order: Order, declare: Declare) -> None:
     def die(step: str) -> None:
-        if step == "charged":
+        if step == "noted":
             raise KeyboardInterrupt
 
     row = due(order, declare(Order, lambda *_: None, name="suspected"))
@@ -126,7 +126,7 @@ def test_a_suspect_whose_attempt_has_just_been_counted_is_left_to_its_worker(ord
     finally:
         set_checkpoint_hook(None)
     forget(row)
-    assert row.attempts == 1
+    assert row.suspected_at is not None
     assert not fire(row, deliveries=3).fired
     assert state(row) == ("pending", "")
 
@@ -219,7 +219,13 @@ def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Orde
     row, at = dq.schedule_timeout(order, policy, hours=1), timezone.now()
     times = ["retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
     times += ["first_failed_at", "last_failed_at"]
-    been_through = {**dict.fromkeys(times, at), "snoozes": 3, "is_requested": True, "is_due_by_request": True}
+    been_through = {
+        **dict.fromkeys(times, at),
+        "snoozes": 3,
+        "deaths": 2,
+        "is_requested": True,
+        "is_due_by_request": True,
+    }
     Timeout.objects.update(**been_through)
     if how == "many":
         dq.schedule_timeouts([order], policy, hours=2)
@@ -229,6 +235,7 @@ def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Orde
         "pk": row.pk,
         **dict.fromkeys(times),
         "snoozes": 0,
+        "deaths": 0,
         "is_requested": False,
         "is_due_by_request": False,
     }

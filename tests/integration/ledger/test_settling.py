@@ -146,7 +146,7 @@ def test_statistics_that_miss_due_rows_do_not_make_a_group_read_all_rows_of_its_
     about = Timeout.objects.filter(object_id__in=[str(order.pk) for order in orders[:20]])
     pks = {id: int(object_id) for id, object_id in about.values_list("id", "object_id")}
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:
-        assert len(settling.mark_at_once(policy, pks, "default", counted=False, late=None)) == 20
+        assert len(settling.mark_at_once(policy, pks, "default", late=None)) == 20
         transaction.set_rollback(True)
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {captured[0]['sql']}")

@@ -87,7 +87,7 @@ def test_what_was_stopped_so_late_is_released_until_each_process_knows_and_its_l
     works, _ = plan({row.pk: 2}, "default")
     lines = Lines("default", 4, 0.5)
     assert REMIND in lines.may_run()
-    at("charged", lambda: pause(REMIND, by=BY))
+    at("noted", lambda: pause(REMIND, by=BY))
     report = run(works[0], "default")
     assert report.now is not None
     assert report.again[row.pk] == report.now + timedelta(seconds=controls.CACHE_SECONDS)
@@ -105,7 +105,7 @@ def test_the_line_of_a_pause_that_is_over_is_asked_without_a_query() -> None:
 
 def test_a_suspect_that_is_stopped_is_charged_for_nothing() -> None:
     [row] = due_orders("remind")
-    at("charged", lambda: pause(REMIND, by=BY))
+    at("noted", lambda: pause(REMIND, by=BY))
     report = fire(row, deliveries=2)
     assert (report.fired, set(report.again)) == ((), {row.pk})
     assert waits(row)

@@ -297,7 +297,7 @@ def test_a_late_message_about_a_handler_whose_process_died_leads_to_the_next_att
     Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1)
     fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
     row.refresh_from_db()
-    assert (row.state, row.attempts, row.errors[0]["error"]) == ("fired", 2, "WorkerDied")
+    assert (row.state, row.attempts, row.history[0]["what"]) == ("fired", 1, "suspected")
 
 
 def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_database_did_not_answer(
