@@ -38,8 +38,7 @@ def start(request: pytest.FixtureRequest, start_worker: StartWorker) -> Callable
 def suffix(request: pytest.FixtureRequest, declare: Any) -> str:
     for name in POLICIES:
         declare(Order, name=name, retry=Retry.never(), atomic=not name.endswith("_outside"))
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 def end(worker: subprocess.Popen[bytes]) -> None:
