@@ -1,4 +1,4 @@
-"""What this process remembers while it fires: how long timeouts wait that could not be fired, what runs alone.
+"""What this process remembers while it fires: backoff, suspects that run alone, and what it has logged.
 
 Losing it costs time only.
 """

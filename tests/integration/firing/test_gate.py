@@ -1,4 +1,4 @@
-"""A suspect runs alone in its process: others wait for it, and it for them, and nobody waits forever."""
+"""A suspect runs alone in its process: others wait for it, and it for them, both for a limited time."""
 
 from __future__ import annotations
 
