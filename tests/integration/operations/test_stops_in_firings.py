@@ -95,7 +95,7 @@ def test_what_was_stopped_so_late_is_released_until_each_process_knows_and_its_l
 
 
 def test_the_line_of_a_pause_that_is_over_is_asked_without_a_query() -> None:
-    pause(REMIND, by=BY, until=clock.now() + timedelta(seconds=0.05))
+    pause(REMIND, by=BY, until=clock.now() + timedelta(seconds=1.5))
     lines = Lines("default", 4, 0.5)
     controls.stop_cache.read("default")
     with CaptureQueriesContext(connection) as queries:

@@ -278,7 +278,7 @@ def test_a_lease_is_extended_for_as_long_as_the_handler_runs(
 def test_what_one_worker_cannot_begin_soon_is_left_to_others(
     start_worker: StartWorker, declare: Declare, settings: Settings
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=1)}
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=6)}  # what expires is a suspect, and waits for it
     gate = Gate()
     due_orders(declare(Order, handler=gate, name="gate", atomic=False), 1)
     start_worker(concurrency=1)
