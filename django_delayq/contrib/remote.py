@@ -81,6 +81,7 @@ class RemoteExecutor(Executor):
         self._progress_at = time.monotonic()
         self._name = f"{type(self).__module__}.{type(self).__qualname__}"
         self._broker = StateLog(logger, "broker_away", "broker_back")
+        self._silence = StateLog(logger, "executor_silent", "executor_heard")
         self._thread = threading.Thread(target=self._serve, name="delayq-remote", daemon=True)
         self._thread.start()
 
@@ -94,10 +95,7 @@ class RemoteExecutor(Executor):
     def submit(self, work: Work, done: Done) -> None:
         with self._changed:
             if self._is_silent and len(self._unsent) + len(self._sent) >= self._max_while_silent:
-                raise TimeoutError(
-                    f"no timeout was settled for {get_settings().lease}. Check that processes of the task queue run, "
-                    "use this database and serve this queue. Only few messages are sent per lease until they do."
-                )
+                raise TimeoutError("its processes have settled no timeout for a lease")
             self._unsent.append((work, done))
             self._changed.notify()
 
@@ -175,8 +173,16 @@ class RemoteExecutor(Executor):
         has_expired = len(self._sent) < len(waiting)
         if known:
             self._progress_at, self._is_silent = now, False
+            self._silence.recovered("Timeouts that %s has sent are settled again", self._name)
         elif has_expired and now - self._progress_at >= lease:
             self._is_silent = True
+            # Not left to a refusal: a worker that asks for few timeouts at once is never refused one.
+            self._silence.failed(
+                "No timeout that %s has sent was settled for %s. Check that processes of the task queue run, use this "
+                "database and serve this queue. Only few messages are sent per lease until they do",
+                self._name,
+                get_settings().lease,
+            )
         return bool(known)
 
 

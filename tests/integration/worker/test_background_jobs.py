@@ -70,7 +70,7 @@ def test_a_worker_settles_what_another_one_died_with(start_worker: StartWorker) 
     start_worker()
     wait_until(all_are("fired"))
     row.refresh_from_db()
-    assert row.attempts == 1, "a death is no attempt"
+    assert row.attempts == 1, "a death does not count as an attempt"
 
 
 def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: StartWorker, with_redis: Any) -> None:

@@ -193,7 +193,7 @@ def test_while_nothing_receives_few_messages_a_lease_are_sent_and_then_all_fire(
 ) -> None:
     rows, few = due_orders("remind", 60), 4  # as many as it has threads
     start()
-    wait_until(lambda: "executor_refused" in events(caplog), "nothing was settled for a lease")
+    wait_until(lambda: "executor_silent" in events(caplog), "nothing was settled for a lease")
     sent, since = len(QueueExecutor.sent), time.monotonic()
     wait_until(lambda: len(QueueExecutor.sent) > sent + few, "it is tried again")
     assert len(QueueExecutor.sent) - sent <= few * (2 + (time.monotonic() - since) / LEASE.total_seconds())
