@@ -197,8 +197,9 @@ def _claimable_labels(using: str, queues: tuple[str, ...] | None, longest: timed
     rows = rows if queues is None else rows.filter(queue__in=queues)
     first, of_first = sql_of(rows.order_by("run_at", "id").values("run_at")[:1], using)
     stops, of_stops = sql_of(stops_in_force(using).filter(policy=label).values("pk"), using)
+    compiler = rows.query.get_compiler(using)
     with evaluated_at_execution():
-        now, of_now = rows.query.get_compiler(using).compile(DatabaseNow())
+        now, of_now = compiler.compile(DatabaseNow())
     source = dialect.rows_of_json({"label": f"varchar({field.max_length})"}, "asked")
     asked = f"SELECT asked.label, ({first}) AS first, EXISTS ({stops}) AS is_stopped FROM {source}"
     sql = f"SELECT label FROM ({asked}) found WHERE first <= {now} AND NOT is_stopped"

@@ -13,7 +13,7 @@ from tests.conftest import ROOT, _address
 TESTS = (
     "ledger/test_statements.py",
     "ledger/test_settling.py",
-    "firing/test_groups.py",
+    "firing/test_together.py",
     "firing/test_time_limit.py",
     "matrix/test_keys.py::test_joins_along_the_relation",
     "matrix/test_keys.py::test_the_single_verbs",

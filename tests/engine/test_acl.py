@@ -70,7 +70,7 @@ def nodes() -> Iterator[Clustered]:
 
 
 def test_the_docs_name_what_the_tests_try() -> None:
-    assert len(RULES) == 21
+    assert len(RULES) == 20
     assert all(rule.replace("|", "\\|") in PAGE for rule in [*ON_A_CLUSTER, *ON_A_SENTINEL])
 
 

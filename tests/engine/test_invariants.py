@@ -243,7 +243,7 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
 
 def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:
     keys = Engine(client).queue("default", 0).keys
-    given_keys = [*keys, keys.line(LINE), keys.line("other")]
+    given_keys = [*keys, keys.line(LINE), keys.line("other"), keys.line("")]
     client.acl_setuser("bound", enabled=True, passwords=["+x"], categories=["+@all"], keys=given_keys)
     with client.client() as bound:
         bound.execute_command("AUTH", "bound", "x")

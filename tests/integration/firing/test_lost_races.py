@@ -62,7 +62,8 @@ def test_the_timeouts_of_a_stopped_policy_are_not_planned(order: Order) -> None:
     operations.pause("testapp.order.remind", by="script:test")
     works, report = plan({row.pk: 1}, "default")
     assert works == []
-    assert report.again[row.pk] > timezone.now() + timedelta(seconds=20)
+    assert report.now is not None
+    assert report.again[row.pk] > report.now
 
 
 def test_what_is_due_within_the_time_ahead_is_planned(order: Order) -> None:

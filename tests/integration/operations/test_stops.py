@@ -62,7 +62,7 @@ def test_a_paused_policy_is_released_and_the_others_are_not(order: Order) -> Non
     works, report = plan({paused.pk: 1, other.pk: 1}, "default")
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
-    assert report.again == {paused.pk: report.now}
+    assert report.again == {paused.pk: report.now + timedelta(seconds=controls.CACHE_SECONDS)}
     assert resume(REMIND, by=BY) is not None
     works, _ = plan({paused.pk: 1}, "default")
     assert [work.ids for work in works] == [(paused.pk,)]
