@@ -122,6 +122,9 @@ class Dispatch:
         self._resolve(report)
         for id in report.done:  # another worker has settled what this one had tried
             self._again.pop(id, None)
+        # Else entries without a timeout, of which there may be thousands, would be read few at a time.
+        for label, count in Counter(batch.labels[id] for id in report.done if id in batch.labels).items():
+            self.lines.completed(label, count)
         now, arrived = self._skew.now(), time.monotonic()
         for work in works:
             if due_at := report.early.get(work.ids[-1]):

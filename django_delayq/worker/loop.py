@@ -234,9 +234,11 @@ class Worker(WorkerParts):
         if left <= 0:
             return MAX_WAIT_SECONDS
         self._database.check()
-        batch = self.sources.take(dispatch.lines, left)
+        batch, before = self.sources.take(dispatch.lines, left), dispatch.in_flight
         dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
+        if batch.deliveries and dispatch.in_flight == before:
+            return 0.0  # none of them needs a handler, whose end would wake the worker to take more
         if self.is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
             return self._end_burst(dispatch, left)
         return batch.wait_seconds

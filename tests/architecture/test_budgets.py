@@ -46,7 +46,7 @@ ROOMS = {
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_050, 1_430),
-    ("worker",): (1_950, 1_480),
+    ("worker",): (2_000, 1_480),
     ("operations", "monitoring"): (2_200, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_550, 3_450),
 }

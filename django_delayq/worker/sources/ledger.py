@@ -49,6 +49,8 @@ class Batch:
     wait_seconds: float = 0.0
     is_part: bool = False
     slots: Mapping[int, Slot] = field(default_factory=dict)
+    labels: Mapping[int, str] = field(default_factory=dict)
+    """The policy of each id that came from a line without a rate."""
 
 
 class LedgerSource:

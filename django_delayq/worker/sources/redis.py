@@ -257,6 +257,7 @@ class Sources:
         may_run = lines.may_run(by_last_answer=not due)
         deliveries: dict[int, int] = {}
         slots: dict[int, Slot] = {}
+        labels: dict[int, str] = {}
         taken: Counter[str] = Counter()
         try:
             for policy in dict.fromkeys(may_run[line] for line in due if line in may_run and may_run[line].rate):
@@ -274,6 +275,7 @@ class Sources:
                 asked = source.take(limits)
                 for line, found in asked.items():
                     deliveries |= found
+                    labels |= dict.fromkeys(found, may_run[line].label)
                     taken[may_run[line].label] += len(found)
                 due = [line for line in due if line not in limits or len(asked[line]) >= limits[line]]
         except Exception:
@@ -281,7 +283,7 @@ class Sources:
             raise
         waiting = {line for line in due if line in may_run and not may_run[line].rate}
         wait = source.seconds_left(lines.may_run(by_last_answer=True), waiting)
-        return Batch(deliveries, min(wait, lines.seconds_left), bool(waiting), slots)
+        return Batch(deliveries, min(wait, lines.seconds_left), bool(waiting), slots, labels)
 
     def _entries_of(self, policy: TimeoutPolicy[Any], claimed: int, source: object) -> Mapping[int, int]:
         """Lease as many entries of a policy with a rate as were claimed, most likely theirs, to have them removed.

@@ -166,3 +166,11 @@ def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str, m
     idle.worker._pass(idle.dispatch)
     assert list(idle.executor.waiting) == [row.policy]
     engine.close()
+
+
+@pytest.mark.parametrize("source", ["redis"], indirect=True)
+def test_entries_that_need_no_handler_are_read_without_a_pause(source: str) -> None:
+    due_orders("remind", 20)
+    Timeout.objects.update(state="cancelled", cause="hand", slot_taken=None, settled_at=clock.now())
+    idle = Idle()
+    assert idle.worker._pass(idle.dispatch) == 0.0, "no handler ends, which would wake the worker to read more"

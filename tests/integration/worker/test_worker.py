@@ -143,7 +143,10 @@ def count_free(source: str) -> int:
         engine = get_engine("default")
         assert engine is not None
         return engine.queue("default", 0).stats().due
-    return sum(claimable("default", None, label).filter(claims=0).count() for label in labels_in(Timeout.objects.all()))
+    return sum(
+        claimable("default", None, label).filter(claims=0).count()
+        for label in labels_in(Timeout.objects.using("default"))
+    )
 
 
 @pytest.mark.usefixtures("source")
