@@ -154,7 +154,7 @@ def test_only_what_is_declared_and_not_stopped_may_be_asked(worker: Lines, decla
     operations.hold(LINGER, by=BY)
     may_run = worker.may_run()
     assert REMIND in may_run
-    assert may_run.keys().isdisjoint([*policy.labels, LINGER, "testapp.order.nobody"])
+    assert may_run.keys().isdisjoint([*policy.labels, LINGER, "testapp.order.undeclared"])
     operations.resume(policy, by=BY)
     assert set(policy.labels) <= worker.may_run().keys()
 
