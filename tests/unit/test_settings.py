@@ -43,7 +43,7 @@ def test_an_unknown_key_is_refused_with_the_near_one(settings: Any) -> None:
     with pytest.raises(ConfigError, match="SWEEP_INTERVAL'") as refused:
         get_settings()
     assert isinstance(refused.value, (DelayqError, ImproperlyConfigured))
-    assert [message.id for message in run_checks(tags=["django_delayq"])][:1] == ["django_delayq.E001"]
+    assert [message.id for message in run_checks(tags=["django_delayq"], databases=[])][:1] == ["django_delayq.E001"]
 
 
 def test_no_process_starts_with_a_wrong_setting_not_even_a_web_server_which_runs_no_checks() -> None:
@@ -110,7 +110,7 @@ def test_settings_that_are_no_dict_are_refused(settings: Any) -> None:
 
 
 def ids() -> set[str]:
-    return {str(message.id) for message in run_checks(tags=["django_delayq"])}
+    return {str(message.id) for message in run_checks(tags=["django_delayq"], databases=[])}
 
 
 def test_checks_tell_of_polling_and_of_a_catch_up_that_could_fire_twice(settings: Any) -> None:
@@ -142,7 +142,7 @@ def test_checks_tell_of_conditions_on_related_rows_and_of_missing_after(declare:
     declare(Order, name="related", when=Q(customer__vip=True), since="paid_at", after=timedelta(1))
     declare(Order, name="endless", when=Q(customer=5), since="paid_at")
     assert {"django_delayq.W001", "django_delayq.W002"} <= ids()
-    warned = [message for message in run_checks(tags=["django_delayq"]) if message.id == "django_delayq.W001"]
+    warned = [message for message in run_checks(tags=["django_delayq"], databases=[]) if message.id == "django_delayq.W001"]
     assert [message.obj.name for message in warned if message.obj] == ["related"]
 
 
