@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,18 +151,24 @@ def child_environment(prefix: str) -> dict[str, str]:
 def start_command(child_environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start `django-admin <arguments>` as a real process of this test; killed, group and all, when the test ends.
 
-    Keywords are passed to `subprocess.Popen`; `env` extends `child_environment`.
+    One that still runs then prints where its threads are: a test that fails shows it. Keywords are passed to
+    `subprocess.Popen`; `env` extends `child_environment`.
     """
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "django", *arguments]
-        process = processes.start(command, env={**child_environment, **(env or {})}, cwd=ROOT, **options)
+        environment = {**child_environment, "PYTHONFAULTHANDLER": "1", **(env or {})}
+        process = processes.start(command, env=environment, cwd=ROOT, **options)
         started.append(process)
         return process
 
     yield start
     for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
         processes.kill(process)
 
 

@@ -142,7 +142,9 @@ def test_checks_tell_of_conditions_on_related_rows_and_of_missing_after(declare:
     declare(Order, name="related", when=Q(customer__vip=True), since="paid_at", after=timedelta(1))
     declare(Order, name="endless", when=Q(customer=5), since="paid_at")
     assert {"django_delayq.W001", "django_delayq.W002"} <= ids()
-    warned = [message for message in run_checks(tags=["django_delayq"], databases=[]) if message.id == "django_delayq.W001"]
+    warned = [
+        message for message in run_checks(tags=["django_delayq"], databases=[]) if message.id == "django_delayq.W001"
+    ]
     assert [message.obj.name for message in warned if message.obj] == ["related"]
 
 
