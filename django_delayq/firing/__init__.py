@@ -3,17 +3,18 @@
 In reading order:
 
     planning     which rows, in which pieces of work
-    running      one piece of work, in any thread; never raises. One timeout in one transaction; several with `batch` or
+    running      one piece of work, in any thread. One timeout in one transaction; several with `batch` or
                  `together`; with `atomic=False` a handler between two transactions
     attempt      that transaction: lock, check, mark, call, commit
-    members      the timeouts of that transaction and their objects, locked
+    judge        which timeouts of that transaction may fire; it locks, checks and marks them
+    members      these timeouts and their objects, locked
     rails        the guard rails: what is too late or in shadow mode does not call its handler; the brake counts
     handler      the call of a handler, what this thread runs meanwhile, and checkpoints for tests
     failures     the second transaction, after a handler raised
 
 Beside them: `work` is what these steps pass to each other, `time_limits` logs slow handlers, and abandons those that
-take too long, `monitor` watches their statements, `state` is what the process remembers,
-`report` collects the outcomes, and `log_lines` writes them to the log.
+take too long, `monitor` watches their statements, `leftovers` closes connections that they leave in a wrong state,
+`state` is what the process remembers, `report` collects the outcomes, and `log_lines` writes them to the log.
 """
 
 from __future__ import annotations

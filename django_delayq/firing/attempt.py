@@ -8,36 +8,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from django.db import connections
 
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.conf import get_settings
+from django_delayq.firing import rails
 from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
+from django_delayq.firing.judge import Case, LostRace, judge_of
 from django_delayq.firing.leftovers import is_changed
-from django_delayq.firing.log_lines import log_waiting
-from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
+from django_delayq.firing.members import Member
 from django_delayq.firing.monitor import StatementMonitor
-from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, settle_unwanted
 from django_delayq.firing.report import ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Candidate
-from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
-from django_delayq.ledger.declarations import is_outdated
-from django_delayq.ledger.locking import has_own_manager
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
 
-State, Cause = Timeout.State, Timeout.Cause
-
-
-class LostRace(Exception):
-    """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
+State = Timeout.State
 
 
 class SlotOver(Exception):
@@ -102,11 +93,8 @@ class Attempt:
         self.guards = stop_cache.guards(self.policy, self.using)
         with firing_transaction(self.using):
             checkpoint("begun")
-            self.ready = self._mark_at_once()
-            if self.ready:
-                self.report.now = self.ready[0].row.settled_at
-            if len(self.ready) < len(self.candidates):
-                self._mark_step_by_step()
+            case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect)
+            self.ready = judge_of(self.policy, self.using)(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
             checkpoint("marked")
@@ -118,105 +106,7 @@ class Attempt:
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         checkpoint("committed")
-        log_late(self.policy.label, (row for _, row in self.report.signals))
-        count_fired(self.policy, len(self.report.fired), self.guards, self.using)
-
-    def _mark_at_once(self) -> list[Member]:
-        """Lock, check and mark those candidates with which nothing is unusual, in one statement; return them.
-
-        An empty list if one statement cannot do this for the policy, or if a forged work names an object twice.
-        """
-        policy, candidates, guards = self.policy, self.candidates, self.guards
-        if not settling.can_mark_at_once(policy, self.using):
-            return []
-        if guards.shadow:
-            candidates = [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
-        pks = {each.id: pk for each in candidates if (pk := readable_pk(policy, each.object_id)) is not None}
-        if not pks or len(set(pks.values())) < len(pks):
-            return []
-        late = guards.late.after if guards.late else None
-        found = settling.mark_at_once(policy, pks, self.using, late=late)
-        members = {row.pk: Member(row, obj) for row, obj in found}
-        return [members[timeout_id] for timeout_id in pks if timeout_id in members]
-
-    def _mark_step_by_step(self) -> None:
-        """Lock the objects and the rows of the other candidates, check them, and mark those that may be fired.
-
-        Each is a statement of its own, so that the report shows what prevents a firing. The condition comes after the
-        locks: joined into the locking statement, PostgreSQL refuses outer joins, and to-many look-ups find a row twice.
-        """
-        marked = {member.row.pk for member in self.ready}
-        candidates = [candidate for candidate in self.candidates if candidate.id not in marked]
-        policy, using, report = self.policy, self.using, self.report
-        objects, locked_elsewhere = lock_objects_of(policy, candidates, using)
-        checkpoint("locked")
-        free = [candidate for candidate in candidates if candidate.id not in locked_elsewhere]
-        rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
-        report.now = now
-        due = self._due(free, rows, now)
-        if due and vars(due[0])["is_stopped"]:
-            stop_cache.forget()  # the worker must not ask for more of them
-            report.release_stopped([row.pk for row in due])
-            due = []
-        found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
-        matching = matching_of(policy, [member.obj for member in found], using)
-        gone = [row for row in due if row.pk not in objects]
-        unmet = [member.row for member in found if member.obj.pk not in matching]
-        members = [member for member in found if member.obj.pk in matching]
-        for skipped, cause in ((gone, Cause.GONE), (self._decided(unmet, now), Cause.CONDITION)):
-            if skipped:
-                settling.mark_settled(skipped, cause, now, using)
-                report.add_outcomes(skipped)
-        report.add_outcomes(settle_unwanted([each.row for each in members], self.guards, now, using))
-        members = [member for member in members if not member.row.is_settled]
-        hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
-        report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
-        report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
-        checkpoint("checked")
-        if members:
-            self._mark(members, now)
-            ids = objects if policy.batch else [candidate.id for candidate in self.candidates]
-            order = {timeout_id: place for place, timeout_id in enumerate(ids)}
-            self.ready = sorted([*self.ready, *members], key=lambda member: order[member.row.pk])
-
-    def _decided(self, unmet: list[Timeout], now: datetime) -> list[Timeout]:
-        """Return the rows `unmet`, or release them, if workers with a newer condition for the policy are running."""
-        if not unmet or not is_outdated(self.policy, self.using, now):
-            return unmet
-        why = "a newer declaration of its policy decides about its condition"
-        self.report.release([row.pk for row in unmet], self.using, why)
-        return []
-
-    def _due(self, candidates: Sequence[Candidate], rows: dict[int, Timeout], now: datetime) -> list[Timeout]:
-        """Return the rows that are pending and due by the database clock, in the order of `candidates`."""
-        due, labels = [], self.policy.labels
-        for candidate in candidates:
-            row = rows.get(candidate.id)
-            if row is None:  # locked by another transaction, or deleted by hand: the next plan shows which
-                continue
-            if row.is_settled:
-                log_waiting([row.pk], "it is settled already")
-                self.report.done.append(row.pk)
-                self.report.before.append(row.pk)
-            elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
-                log_waiting([row.pk], "it is not due yet")
-                self.report.again[row.pk] = row.run_at
-            elif row.state == State.PENDING and row.object_id == candidate.object_id and row.policy in labels:
-                due.append(row)
-            else:  # the next plan shows which
-                self.report.release([row.pk], self.using, "its process has died, or the work is stale or forged")
-        return due
-
-    def _mark(self, members: Sequence[Member], now: datetime) -> None:
-        rows = [member.row for member in members]
-        if self.policy.atomic:
-            is_marked = settling.mark_fired(rows, now, self.using)
-        else:
-            until = now + get_settings().lease
-            suspected_at = now if self.is_suspect else None
-            is_marked = all(settling.mark_firing(row, until, self.using, suspected_at=suspected_at) for row in rows)
-        if not is_marked:
-            raise LostRace
+        rails.committed(self.policy, self.report, self.guards, self.using)
 
     def _call(self) -> None:
         """Call the handler for each ready member in due order, or once for a batch."""

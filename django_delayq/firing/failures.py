@@ -107,7 +107,7 @@ def record_error(
     checkpoint("undone")
     try:
         with firing_transaction(using):
-            row, now = report.lock_row(timeout_id, using)
+            row, now = report.lock_or_release(timeout_id, using)
             if row is None:
                 return report
             if _is_unchanged(row, call.seen, now):

@@ -1,4 +1,4 @@
-"""Divide the rows that Redis reports as due into works of one policy each.
+"""Divide the rows that a source has leased or claimed into works of one policy each.
 
 One query reads them.
 """

@@ -89,7 +89,7 @@ class ReportBuilder:
                 self.add_row(row)
             self.signals.append((_SIGNALS[row.state], row))
 
-    def lock_row(self, timeout_id: int, using: str) -> tuple[Timeout | None, datetime]:
+    def lock_or_release(self, timeout_id: int, using: str) -> tuple[Timeout | None, datetime]:
         """Lock the row, and return it with its history, and the database's time.
 
         None: another transaction has locked the row, and the timeout is released.

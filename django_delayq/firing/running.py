@@ -17,6 +17,7 @@ from django.db.utils import Error
 from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
+from django_delayq.firing import rails
 from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.failures import (
     TransientFailure,
@@ -36,12 +37,12 @@ from django_delayq.firing.log_lines import (
     log_unknown_policy,
     log_waiting,
 )
-from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
@@ -134,7 +135,7 @@ def _fire_in_transactions(
     """
     rest, size, end = list(candidates), policy.transaction_size, time.monotonic() + WORK_SECONDS
     while rest:
-        chosen = rest[: min(size, brake_room(policy, using))]
+        chosen = rest[: min(size, rails.room(policy, stop_cache.guards(policy, using)))]
         if not Attempt(policy, chosen, using).fire(report):
             size = 1
             continue
@@ -152,7 +153,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
     """
     timeout_id, is_noted = candidate.id, False
     with firing_transaction(using):
-        row, now = report.lock_row(timeout_id, using)
+        row, now = report.lock_or_release(timeout_id, using)
         if row is None:
             return
         verdict = Verdict({"suspected_at": now})
@@ -211,7 +212,7 @@ def _fire_non_atomic(
     found = persistently(lambda: _settle_fired(row, using), row.pk, using)
     checkpoint("settled")
     report.add(found)
-    count_fired(policy, len(found.fired), attempt.guards, using)
+    rails.committed(policy, found, attempt.guards, using)
 
 
 def _record_failure(
@@ -235,7 +236,7 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
     """Mark the row as fired, unless it was settled, or a new attempt or round of it has begun."""
     report = ReportBuilder()
     with firing_transaction(using):
-        row, now = report.lock_row(fired.pk, using)
+        row, now = report.lock_or_release(fired.pk, using)
         if row is None:
             return report
         # It may be pending again, because it expired although this process was running. Its work is done, so it need

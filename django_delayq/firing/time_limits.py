@@ -34,9 +34,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import TimeLimitExceeded
+from django_delayq.firing import rails
 from django_delayq.firing.failures import persistently, record_error
 from django_delayq.firing.handler import raised_by, run_callbacks, tracked
-from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Abandoned, Call, RunningWork
@@ -249,7 +249,7 @@ def _complete(policy: TimeoutPolicy[Any], limited: _LimitedThread, report: Repor
         f"; {plural(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},
     )
-    count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
+    rails.committed(policy, running.committed, stop_cache.guards(policy, using), using)
 
 
 def log_long_runs(lease_seconds: float, threads: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The statements with which workers write rows: fired, firing, skipped, retried, deleted. Each compares before it sets.
+"""The statements by which workers lock and change rows. Each compares before it sets.
 
 All of it runs inside a transaction. Rows come from `lock_rows`, which does not wait, so that they are unchanged when
 they are written; only `mark_at_once` locks them itself. The comparison in the UPDATE decides nevertheless, because

@@ -1,13 +1,14 @@
 """The statements that write rows for schedulers or operators: insert, replace, move, cancel, revive.
 
 Each function writes inside a transaction that has locked the business row and the timeout row, and notifies Redis on
-commit. `write_at_once`, and `cancel_pending` on request, lock both in their own statement. Several rows are written in
+commit. `insert_at_once` and `replace_at_once`, and `cancel_pending` on request, lock and write in one statement, also
+outside a transaction. Several rows are written in
 the order of their slots, because two bulk calls over the same rows in different orders would deadlock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.db import connections
 from django.db.models import Exists, OuterRef
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
+    from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -61,29 +63,40 @@ def new_row(
     return Timeout(*values)  # by position, which takes a third of the time
 
 
-def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout | None:
-    """Lock the object and insert `new`, in one statement; return it, with the value of the policy's `since` column.
+def writes_at_once(subject: Subject) -> bool:
+    """Return whether one statement can lock the object of `subject`, read its `since` and write the timeout.
 
-    If a row is pending and `replace` is set, a second statement locks the object, begins a new round with the values
-    of `new` in that row, and returns it. None, and nothing is written: `replace` is not set, the object is gone, or
-    one statement cannot do this here. Then the caller locks the object and proceeds step by step.
+    Otherwise the caller locks the object and proceeds step by step. It depends on policy and database alone.
     """
-    policy, using = subject.policy, subject.using
-    if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
-        return None
-    if _insert_if_free(new, using, policy.model, policy.since, subject.pk):
-        return new
-    if not replace or policy.since is not None:  # this UPDATE cannot read `since_at` from the object
-        return None
-    rows = _replaced.objects(using, policy.model, **{**vars(new), "pk": subject.pk})
-    push_rows(rows, using)
+    policy = subject.policy
+    return policy is not None and not callable(policy.since) and can_lock_and_write(policy.model, subject.using)
+
+
+def insert_at_once(new: Timeout, subject: Subject) -> bool:
+    """Lock the object and insert `new` with its `since`, in one statement. For `writes_at_once`.
+
+    Return False, and write nothing, if a row is pending, or the object is gone.
+    """
+    policy: Any = subject.policy
+    return _insert_if_free(new, subject.using, policy.model, policy.since, subject.pk)
+
+
+def replace_at_once(new: Timeout, subject: Subject) -> Timeout | None:
+    """Lock the object and begin a new round with the values of `new` in the pending row, in one statement; return it.
+
+    For `writes_at_once`, and policies without `since`, which this UPDATE cannot read. None, and nothing is written: no
+    row is pending, or the object is gone.
+    """
+    policy: Any = subject.policy
+    rows: list[Timeout] = _replaced.objects(subject.using, policy.model, **{**vars(new), "pk": subject.pk})
+    push_rows(rows, subject.using)
     return rows[0] if rows else None
 
 
 def _insert_if_free(
     row: Timeout, using: str, model: type[Model] | None = None, since: str | None = None, pk: Any = None
 ) -> bool:
-    """Insert `row` and push it, unless its slot is taken; return whether it was inserted.
+    """Insert `row`, unless its slot is taken, and register its push; return whether it was inserted.
 
     With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
     """
@@ -252,11 +265,18 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     return update(rows, **values, reason=param("reason"))
 
 
-def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
-    """Cancel the pending round of `subject` by hand, in one statement; return its row.
+def cancels_at_once(subject: Subject, *, lock: bool) -> bool:
+    """Return whether one statement can cancel the pending round of `subject`: see `cancel_pending`."""
+    policy = subject.policy
+    if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, subject.using):
+        return False
+    return not (lock and subject.automatic_policy and callable(policy.since))
 
-    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending, a newer one decides, or
-    one statement cannot do this here.
+
+def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
+    """Cancel the pending round of `subject` by hand, in one statement; return its row. For `cancels_at_once`.
+
+    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending, or a newer one decides.
 
     Args:
         subject: what to cancel.
@@ -265,12 +285,8 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
             automatic, and read only the columns that this function needs. Otherwise the transaction has locked it.
         in_time: only if its deadline has not passed by the clock of the database.
     """
-    policy, using = subject.policy, subject.using
-    if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
-        return []
-    since = policy.since if lock and subject.automatic_policy else None
-    if callable(since):
-        return []
+    policy, using = cast("TimeoutPolicy[Any]", subject.policy), subject.using
+    since = cast("str | None", policy.since) if lock and subject.automatic_policy else None
     values = {"slot": subject.slot, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if not lock or timeout_cancelled.receivers else ("id", "queue", "policy")
     shape = (policy.model if lock else None, since), columns, in_time

@@ -15,7 +15,7 @@ from django_delayq.ledger.rounds import lock_subject
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.errors import DeadlinePassed
-from django_delayq.scheduling.single import cancel_newest
+from django_delayq.scheduling.single import cancel_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,10 +67,7 @@ def before_deadline(
             lock_subject(subject)
         else:
             _refresh(obj, using)
-        cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
-        is_in_time, row = True, cancelled[0] if cancelled else None
-        if not cancelled:
-            is_in_time, row, cancelled = cancel_newest(subject, reason, strict=strict)
+        is_in_time, row, cancelled = cancel_locked(subject, reason, strict=strict)
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=using)
         if not is_in_time and row is not None:

@@ -64,7 +64,7 @@ def schedule_timeout(
     reason: str = "",
     **delay: Unpack[DelayArgs],
 ) -> Timeout:
-    """Schedule `policy` for `obj` (and `key`); return the row, which is the only pending one after the commit.
+    """Schedule `policy` for `obj` (and `key`); return its row, the only pending one after the commit.
 
     Args:
         obj: a saved object of the policy's model, a proxy or a child of it.
@@ -87,24 +87,30 @@ def schedule_timeout(
     resolved, using, pk = place_of(obj, policy)
     subject = subject_at(resolved, pk, key, using)
     given = parse_delay(dict(delay))
-    body = check_payload(payload)
+    values = {"payload": check_payload(payload), "reason": reason}
     check_conflict(on_conflict)
-    due_at = None if on_conflict == "once" else _due_at(subject, given)
-    if due_at is not None:
-        new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
-        row = writing.write_at_once(new, subject, replace=on_conflict == "replace" and resolved.total is None)
+    # A deadline that depends neither on the object nor on a pending timeout needs one statement, or two.
+    due_at = None if on_conflict == "once" or not writing.writes_at_once(subject) else _due_at(subject, given)
+    if due_at is None:
+        return _put_in_steps(subject, given, on_conflict, **values)
+    new = writing.new_row(subject, due_at, None, **values)
+    if writing.insert_at_once(new, subject):
+        return _announced(new, new, using)
+    if on_conflict == "replace" and resolved.total is None and resolved.since is None:
+        row = writing.replace_at_once(new, subject)
         if row is not None:
-            announce(timeout_scheduled if row is new else timeout_rescheduled, row, using)
-            return row
-    return _schedule_in_steps(subject, given, on_conflict, payload=body, reason=reason)
+            return _announced(row, new, using)
+    return _put_in_steps(subject, given, on_conflict, **values)
 
 
-def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict, **values: Any) -> Timeout:
-    """Lock the object, then the pending row, if there is one; then decide and write.
+def _announced(row: Timeout, new: Timeout, using: str) -> Timeout:
+    """Send the signal of a row that was inserted as `new`, or got its values; return the row."""
+    announce(timeout_scheduled if row is new else timeout_rescheduled, row, using)
+    return row
 
-    For what `write_at_once` leaves alone: a pending row that is kept, a deadline that depends on the object, and what
-    one statement cannot do for this model, policy or database.
-    """
+
+def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict, **values: Any) -> Timeout:
+    """Lock the object, then the pending row, if there is one; then decide and write. It serves each case."""
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
         if fresh is None:
@@ -128,9 +134,7 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
         if policy.total is not None:
             check_total(lock_newest(subject, pending=True), due_at, subject)
         new = writing.new_row(subject, due_at, since_at, **values)
-        row = writing.upsert(new, subject)
-        announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
-        return row
+        return _announced(writing.upsert(new, subject), new, subject.using)
 
 
 def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
@@ -236,8 +240,8 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
-    if writing.cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
-        return True
+    if writing.cancels_at_once(subject, lock=True) and writing.cancel_pending(subject, reason, lock=True):
+        return True  # with the only statement, as nearly always if one is pending
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
         is_in_time, *_ = cancel_newest(subject, reason)
@@ -273,6 +277,15 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
         row = writing.new_row(subject, due_at, since_at, first_due_at=first_due_at)
         writing.insert([row], using)
         writing.cancel_rows([row], using, reason, clock.now())
+
+
+def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
+    """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
+    if writing.cancels_at_once(subject, lock=False):
+        cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
+        if cancelled:
+            return True, cancelled[0], cancelled
+    return cancel_newest(subject, reason, strict=strict)
 
 
 def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:

@@ -146,7 +146,7 @@ class Dispatch:
                 if work.ids[0] in self._in_flight:
                     self._submit(work)
             for work in queue.without_slot():
-                self._retry(work.ids, 0)
+                self._redeliver(work.ids, 0)
 
     @property
     def seconds_left(self) -> float:
@@ -163,7 +163,7 @@ class Dispatch:
                 self._refused(f"{type(error).__name__}: {message_of(error)}")
             else:
                 return
-        self._retry(work.ids, self.refused_for)
+        self._redeliver(work.ids, self.refused_for)
 
     def _refused(self, reason: str) -> None:
         if self.refused_for:
@@ -200,7 +200,7 @@ class Dispatch:
         ids -= again.keys()
         if refused := ids.intersection(report.refused):
             self._refused("it answered so")
-            self._retry(refused, self.refused_for)
+            self._redeliver(refused, self.refused_for)
         self._lose(ids - refused)
         if done or again:
             if not self.refused_for:
@@ -236,10 +236,10 @@ class Dispatch:
             self._lost[id] = self._lost.pop(id, 0) + 1
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
-            self._retry([id], self._in_flight[id].at + lease - time.monotonic())
+            self._redeliver([id], self._in_flight[id].at + lease - time.monotonic())
         return len(ids)
 
-    def _retry(self, ids: Iterable[int], seconds: float) -> None:
+    def _redeliver(self, ids: Iterable[int], seconds: float) -> None:
         """Have those of `ids` that are in flight delivered again after some seconds. This delivery is not counted.
 
         A work that waits for a slot may have been given up meanwhile.
@@ -271,7 +271,7 @@ class Dispatch:
             if held and self._in_flight[held[0]].at > before:
                 self._submit(work)
             elif held:
-                self._retry(held, 0)
+                self._redeliver(held, 0)
                 released += len(held)
         return released
 

@@ -149,12 +149,12 @@ class Worker(WorkerParts):
         with self._stopping_on_signals(), Watchdog(watched, lambda: self._hard, self.exits):
             try:
                 if self._is_admitted():
-                    self._fire()
+                    self._repeat_passes()
             finally:
                 if self.redis.engine is not None:
                     self.redis.engine.close()
 
-    def _fire(self) -> None:
+    def _repeat_passes(self) -> None:
         if open_connection(self.using) and pool_limit(self.using) is None:
             with suppress(DatabaseError):
                 self.limit_concurrency(server_limit(self.using))

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (12_500, 9_500),
+    "code lines of the core": (12_600, 9_500),
     "code lines of the edges": (6_700, 4_900),
-    "modules": (158, 120),
+    "modules": (163, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
@@ -40,18 +40,18 @@ SOURCES = {
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
     ("root",): (2_900, 2_280),
-    ("scheduling",): (850, 740),
+    ("scheduling",): (900, 740),
     ("arming",): (1_050, 830),
     ("ledger",): (2_600, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_050, 1_430),
+    ("firing",): (2_100, 1_430),
     ("worker",): (2_000, 1_480),
     ("operations", "monitoring"): (2_200, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_550, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
-ENTERED = {"firing": (43, 18), "schedule_timeout": (18, 12), "cancel_timeout": (18, 10)}
+ENTERED = {"firing": (48, 18), "schedule_timeout": (18, 12), "cancel_timeout": (18, 10)}
 
 SAMPLE = '''"""A module
 of the sample."""

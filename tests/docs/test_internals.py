@@ -21,7 +21,7 @@ PATHS = [
     "An action in the admin",
     "Pausing a policy",
 ]
-MAX_STEPS = 15
+MAX_STEPS = 10
 
 
 def steps(page: Page) -> dict[str, list[tuple[str, list[str]]]]:

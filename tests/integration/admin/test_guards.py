@@ -11,7 +11,7 @@ from django.urls import reverse
 
 import django_delayq as dq
 from django_delayq import Brake, Late, Limits, Rate, operations
-from django_delayq.firing import rails
+from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.ledger.controls import Guards
 from django_delayq.models import PolicyControl
 from tests.integration.admin.test_policies import FIELDS, LABEL, LIST, Staff, address, order, page, state, told
@@ -78,7 +78,7 @@ BRAKED = f"The brake of <bdi>{LABEL}</bdi> has paused it."
 
 
 def test_support_sees_why_a_policy_was_paused_by_its_brake_and_resumes_it(staff: Staff, order: Order) -> None:
-    rails.pause_by_brake(dq.get_policy(LABEL), Guards(brake=Brake(50, timedelta(minutes=10))), 51, "default")
+    brake_rail.pause_by_brake(dq.get_policy(LABEL), Guards(brake=Brake(50, timedelta(minutes=10))), 51, "default")
     support = staff("view_policycontrol", "view_timeout", "pause_policy")
     for where in (LIST, TIMEOUTS):
         text = support.get(reverse(where)).content.decode()

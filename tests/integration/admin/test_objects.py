@@ -20,7 +20,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.admin import PolicyControlAdmin, TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, actions, mixins
-from django_delayq.firing import rails
+from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.ledger.controls import Guards
 from django_delayq.models import PolicyControl, Timeout
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
@@ -363,7 +363,7 @@ def test_a_site_without_the_pages_of_timeouts_offers_no_actions(admin_client: Cl
 def test_a_site_with_timeouts_or_policies_alone_links_to_no_page_that_it_lacks(admin_client: Client) -> None:
     orders(1)
     policy = dq.get_policy("testapp.order.remind")
-    rails.pause_by_brake(policy, Guards(brake=dq.Brake(50, timedelta(minutes=10))), 51, "default")
+    brake_rail.pause_by_brake(policy, Guards(brake=dq.Brake(50, timedelta(minutes=10))), 51, "default")
     listed = admin_client.get("/elsewhere/django_delayq/timeout/").content.decode()
     assert "has paused it." in listed and ">Resume" not in listed
     policies = admin_client.get("/policies/django_delayq/policycontrol/").content.decode()

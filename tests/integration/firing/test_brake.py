@@ -16,8 +16,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import Brake, clock
-from django_delayq.firing import rails
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume
@@ -132,7 +132,7 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
 ) -> None:
     policy = declare(Order, name="braked", brake=Brake(3, per=PER))
     rows = due_orders(policy, 10)
-    paused, tries = rails.pause_by_brake, []
+    paused, tries = brake_rail.pause_by_brake, []
 
     def fails_once(*given: Any) -> Any:
         tries.append(given)
@@ -140,7 +140,7 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
             raise ValueError("broken")
         return paused(*given)
 
-    monkeypatch.setattr(rails, "pause_by_brake", fails_once)
+    monkeypatch.setattr(brake_rail, "pause_by_brake", fails_once)
     assert len(fire(*rows).fired) == 5
     assert stop_of(policy) == ("paused", "brake")
     assert [vars(each)["event"] for each in caplog.records if each.levelno == logging.WARNING] == ["brake_failed"]
@@ -170,9 +170,9 @@ def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare
     stop_cache.forget()
     before = stop_cache.guards(policy, "default")
     resume(policy, by=BY)
-    assert rails.pause_by_brake(policy, before, 100, "default") is None
+    assert brake_rail.pause_by_brake(policy, before, 100, "default") is None
     assert stop_of(policy) == ("", "")
-    assert rails.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
+    assert brake_rail.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
 
 
 def test_a_pause_whose_time_is_over_is_not_in_the_way(declare: Declare) -> None:
@@ -193,7 +193,7 @@ def test_of_two_workers_at_the_limit_one_pauses(declare: Declare) -> None:
     def stop() -> None:
         try:
             ready.wait(WAIT)
-            changes.append(rails.pause_by_brake(policy, guards, 4, "default"))
+            changes.append(brake_rail.pause_by_brake(policy, guards, 4, "default"))
         finally:
             connections.close_all()
 

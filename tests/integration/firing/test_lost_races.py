@@ -14,7 +14,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.firing import plan, run
-from django_delayq.firing.attempt import LostRace
+from django_delayq.firing.judge import LostRace
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout

@@ -336,7 +336,7 @@ def test_an_error_outside_of_handlers_releases_the_work_with_and_without_a_limit
     order: Order, declare: Declare, limits: dq.Limits | None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     row = due(order, declare(Order, lambda *_: None, name="works", limits=limits))
-    monkeypatch.setattr("django_delayq.firing.running.brake_room", lambda *_: 1 / 0)
+    monkeypatch.setattr("django_delayq.firing.rails.room", lambda *_: 1 / 0)
     report = fire(row)
     assert list(report.again) == [row.pk]
     assert (*state(row), row.attempts) == ("pending", "", 0)

@@ -1,19 +1,14 @@
-"""Do in a firing what guard rails require.
+"""Count what a policy fires, over all workers, and pause it when that is too much.
 
-Timeouts that are too late or in shadow mode are settled, and their handler is not called.
-
-The brake counts what a policy fires, over all workers, and pauses it when that is too much. Its period is divided into
-`SLICES` slices. The count is that of the present slice and of the complete ones before it, so it never covers more than
-the period, and no policy is paused for firings that lie further apart. It covers nine tenths of the period at least.
-Each change of a policy by an operator begins a new count: a policy that was resumed is not paused again at once.
+The period of a brake is divided into `SLICES` slices. The count is that of the present slice and of the complete ones
+before it, so it never covers more than the period, and no policy is paused for firings that lie further apart. It
+covers nine tenths of the period at least. Each change of a policy by an operator begins a new count: a policy that was
+resumed is not paused again at once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import sys
-from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,91 +17,59 @@ from django.db import transaction
 from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
+from django_delayq.firing.rails.rail import UNLIMITED, Rail
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger import settling
 from django_delayq.ledger.claiming import meter
 from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import BRAKED, message_of, shown
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.stops import is_stop_in_force
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine
 from django_delayq.signals import policy_paused
 
 if TYPE_CHECKING:
+    from django_delayq.firing.report import ReportBuilder
     from django_delayq.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
 operations_logger = logging.getLogger("django_delayq.operations")
-State, Cause = Timeout.State, Timeout.Cause
 
 
-def settle_unwanted(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-    """Settle those of the due, locked `rows` that are too late or in shadow mode; return them.
+class BrakeRail(Rail):
+    """Counts firings, and pauses a policy that fires more than `Brake` allows.
 
-    A row that an operator has asked to fire is never too late.
+    Each thread fires at most once beyond the limit: it counts before it fires more.
     """
-    withheld: list[Timeout] = []
-    if late := guards.late:
-        seem_late = [row for row in rows if settling.is_late(row, now, late.after)]
-        if withheld := [row for row in seem_late if not row.is_requested]:
-            state = State.DEAD if late.then == "dead" else State.SKIPPED
-            reason = f"It would have begun more than {duration_text(late.after)} after its deadline."
-            settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
-    if guards.shadow:
-        rest = [row for row in rows if not row.is_settled and is_in_shadow(row.object_id, guards.shadow)]
-        if rest:
-            settling.mark_settled(rest, Cause.SHADOW, now, using)
-        withheld = withheld + rest
-    return withheld
 
+    def room(self, policy: TimeoutPolicy[Any], guards: Guards) -> int:
+        """One more than the brake still allows, by its last count."""
+        if guards.brake is None:
+            return UNLIMITED
+        return max(0, guards.brake.most - firing_state.brake_counts.get(policy.label, 0)) + 1
 
-def is_in_shadow(object_id: str, percent: int) -> bool:
-    """Return whether an object is among the `percent` of all objects that are in shadow mode.
+    def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
+        """Count what has fired, and pause the policy if its brake allows no more.
 
-    By a hash of its key, so that each worker, process and database gives the same answer, and a larger share contains
-    a smaller one.
-    """
-    digest = hashlib.blake2b(object_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest) % 100 < percent
-
-
-def log_late(label: str, rows: Iterable[Timeout]) -> None:
-    """Log how many of `rows` were settled because they were too late."""
-    late = [row for row in rows if row.cause == Cause.LATE]
-    if late:
-        words = plural(len(late), f"timeout of {label} was", f"timeouts of {label} were")
-        logger.log(
-            logging.ERROR if late[0].state == State.DEAD else logging.WARNING,
-            "%s too late and %s, such as %s: %s",
-            *(words, late[0].state, late[0].pk, late[0].reason),
-            extra={"event": "timeouts_late", "policy": label, "count": len(late)},
-        )
-
-
-def count_fired(policy: TimeoutPolicy[Any], count: int, guards: Guards, using: str) -> None:
-    """Count timeouts whose firing has committed, and pause the policy if its brake allows no more.
-
-    Called before the thread fires more, so that each thread fires at most once beyond the limit. Errors are
-    logged: the firing is committed, and the next one counts again.
-    """
-    brake = guards.brake
-    if brake is None or not count:
-        return
-    try:
-        total = _add_to_count(policy, brake, count, guards.changed_at, using)
-        firing_state.brake_counts[policy.label] = total
-        if total > brake.most:
-            pause_by_brake(policy, guards, total, using)
-    except Exception as error:  # see above
-        logger.warning(
-            "The brake of %s could not count %s: %s",
-            *(policy.label, plural(count, "timeout"), message_of(error)),
-            exc_info=None if transient_reason(error, using) else shown(error),
-            extra={"event": "brake_failed", "policy": policy.label},
-        )
+        Errors are logged: the firing is committed, and the next one counts again.
+        """
+        brake, count = guards.brake, len(report.fired)
+        if brake is None or not count:
+            return
+        try:
+            total = _add_to_count(policy, brake, count, guards.changed_at, using)
+            firing_state.brake_counts[policy.label] = total
+            if total > brake.most:
+                pause_by_brake(policy, guards, total, using)
+        except Exception as error:  # see above
+            logger.warning(
+                "The brake of %s could not count %s: %s",
+                *(policy.label, plural(count, "timeout"), message_of(error)),
+                exc_info=None if transient_reason(error, using) else shown(error),
+                extra={"event": "brake_failed", "policy": policy.label},
+            )
 
 
 def _add_to_count(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_at: datetime | None, using: str) -> int:
@@ -178,11 +141,3 @@ def _report_pause(policy: TimeoutPolicy[Any], change: PolicyChange) -> None:
         extra={"event": "policy_paused", "policy": policy.label, "what": change.what, "by": change.by},
     )
     policy_paused.send_robust(policy.model, policy=policy, change=change)
-
-
-def brake_room(policy: TimeoutPolicy[Any], using: str) -> int:
-    """Return how many timeouts may share a transaction: one more than the brake still allows, by its last count."""
-    brake = stop_cache.guards(policy, using).brake
-    if brake is None:
-        return sys.maxsize
-    return max(0, brake.most - firing_state.brake_counts.get(policy.label, 0)) + 1

@@ -1,0 +1,158 @@
+"""Decide which timeouts of a transaction may fire, and mark these.
+
+Two judges give the same answers. `judge_of` chooses one for each policy and database: one that locks, checks and marks
+in one statement, or one that does so step by step. The first one asks the second about what it has left alone.
+
+A timeout may fire if it is pending, due by the database clock, not stopped and not withheld by a guard rail, and if its
+object exists and matches `when`; both are locked, without waiting for a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
+
+from django_delayq.conf import get_settings
+from django_delayq.firing import rails
+from django_delayq.firing.handler import checkpoint
+from django_delayq.firing.log_lines import log_waiting
+from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.work import Candidate
+from django_delayq.ledger import settling
+from django_delayq.ledger.controls import Guards, stop_cache
+from django_delayq.ledger.declarations import is_outdated
+from django_delayq.ledger.locking import has_own_manager
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy
+
+State, Cause = Timeout.State, Timeout.Cause
+
+
+class LostRace(Exception):
+    """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
+
+
+class Case(NamedTuple):
+    """What a judge decides about: candidates of one policy, in due order.
+
+    `is_suspect`: it runs alone in its process, which a row that is `firing` shows.
+    """
+
+    policy: TimeoutPolicy[Any]
+    candidates: Sequence[Candidate]
+    using: str
+    guards: Guards
+    is_suspect: bool
+
+
+Judge: TypeAlias = Callable[[Case, ReportBuilder], list[Member]]
+"""Return the members that are marked, in due order; of a batch in the order of keys. Report the outcome of all others:
+settled, or when to check them again. Call it in a transaction. Raises LostRace, and the database's errors."""
+
+
+def judge_of(policy: TimeoutPolicy[Any], using: str) -> Judge:
+    """Return the judge that serves `policy` on this database."""
+    return _at_once if settling.can_mark_at_once(policy, using) else _in_steps
+
+
+def _at_once(case: Case, report: ReportBuilder) -> list[Member]:
+    """Mark those with which nothing is unusual by one statement, and ask `_in_steps` about the others.
+
+    Also about all, if a forged work names an object twice.
+    """
+    policy, using = case.policy, case.using
+    admitted = rails.admitted(case.candidates, case.guards)
+    pks = {each.id: pk for each in admitted if (pk := readable_pk(policy, each.object_id)) is not None}
+    members: dict[int, Member] = {}
+    if pks and len(set(pks.values())) == len(pks):
+        late = case.guards.late.after if case.guards.late else None
+        found = settling.mark_at_once(policy, pks, using, late=late)
+        members = {row.pk: Member(row, obj) for row, obj in found}
+        report.now = found[0][0].settled_at if found else None
+    if rest := [each for each in case.candidates if each.id not in members]:
+        members |= {member.row.pk: member for member in _in_steps(case._replace(candidates=rest), report)}
+    return [members[each.id] for each in case.candidates if each.id in members]
+
+
+def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
+    """Lock the objects, then the rows; check them, and mark those that may be fired.
+
+    Each is a statement of its own, so that the report shows what prevents a firing. The condition comes after the
+    locks: joined into the locking statement, PostgreSQL refuses outer joins, and to-many look-ups find a row twice.
+    """
+    policy, using = case.policy, case.using
+    objects, locked_elsewhere = lock_objects_of(policy, case.candidates, using)
+    checkpoint("locked")
+    free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
+    rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
+    report.now = now
+    due = _due(case, free, rows, now, report)
+    if due and vars(due[0])["is_stopped"]:
+        stop_cache.forget()  # the worker must not ask for more of them
+        report.release_stopped([row.pk for row in due])
+        due = []
+    found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
+    matching = matching_of(policy, [member.obj for member in found], using)
+    gone = [row for row in due if row.pk not in objects]
+    unmet = [member.row for member in found if member.obj.pk not in matching]
+    members = [member for member in found if member.obj.pk in matching]
+    for skipped, cause in ((gone, Cause.GONE), (_decided(case, unmet, now, report), Cause.CONDITION)):
+        if skipped:
+            settling.mark_settled(skipped, cause, now, using)
+            report.add_outcomes(skipped)
+    report.add_outcomes(rails.settle([each.row for each in members], case.guards, now, using))
+    members = [member for member in members if not member.row.is_settled]
+    hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
+    report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
+    report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
+    checkpoint("checked")
+    if members:
+        _mark(case, [member.row for member in members], now)
+    ids = objects if policy.batch else [candidate.id for candidate in case.candidates]
+    order = {timeout_id: place for place, timeout_id in enumerate(ids)}
+    return sorted(members, key=lambda member: order[member.row.pk])
+
+
+def _due(
+    case: Case, candidates: Sequence[Candidate], rows: dict[int, Timeout], now: datetime, report: ReportBuilder
+) -> list[Timeout]:
+    """Return the rows that are pending and due by the database clock, in the order of `candidates`."""
+    due, labels = [], case.policy.labels
+    for candidate in candidates:
+        row = rows.get(candidate.id)
+        if row is None:  # locked by another transaction, or deleted by hand: the next plan shows which
+            continue
+        if row.is_settled:
+            log_waiting([row.pk], "it is settled already")
+            report.done.append(row.pk)
+            report.before.append(row.pk)
+        elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
+            log_waiting([row.pk], "it is not due yet")
+            report.again[row.pk] = row.run_at
+        elif row.state == State.PENDING and row.object_id == candidate.object_id and row.policy in labels:
+            due.append(row)
+        else:  # the next plan shows which
+            report.release([row.pk], case.using, "its process has died, or the work is stale or forged")
+    return due
+
+
+def _decided(case: Case, unmet: list[Timeout], now: datetime, report: ReportBuilder) -> list[Timeout]:
+    """Return the rows `unmet`, or release them, if workers with a newer condition for the policy are running."""
+    if not unmet or not is_outdated(case.policy, case.using, now):
+        return unmet
+    why = "a newer declaration of its policy decides about its condition"
+    report.release([row.pk for row in unmet], case.using, why)
+    return []
+
+
+def _mark(case: Case, rows: Sequence[Timeout], now: datetime) -> None:
+    if case.policy.atomic:
+        is_marked = settling.mark_fired(rows, now, case.using)
+    else:
+        until = now + get_settings().lease
+        suspected_at = now if case.is_suspect else None
+        is_marked = all(settling.mark_firing(row, until, case.using, suspected_at=suspected_at) for row in rows)
+    if not is_marked:
+        raise LostRace

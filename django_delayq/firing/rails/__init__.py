@@ -1,0 +1,52 @@
+"""Apply guard rails in a firing: settle what is too late or in shadow mode; pause a policy beyond its brake.
+
+A firing knows only this list, and the hooks of `Rail`. The fourth rail, the rate, acts before a firing: a worker
+claims timeouts of such a policy together with the slots in which they may begin (`ledger/claiming.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from django_delayq.firing.rails.brake import BrakeRail
+from django_delayq.firing.rails.late import LateRail
+from django_delayq.firing.rails.rail import Rail
+from django_delayq.firing.rails.shadow import ShadowRail
+
+if TYPE_CHECKING:
+    from django_delayq.firing.report import ReportBuilder
+    from django_delayq.firing.work import Candidate
+    from django_delayq.ledger.controls import Guards
+    from django_delayq.models import Timeout
+    from django_delayq.policies import TimeoutPolicy
+
+RAILS: Final[Sequence[Rail]] = (LateRail(), ShadowRail(), BrakeRail())
+"""In the order in which they settle rows: what is too late was not in shadow mode."""
+
+
+def room(policy: TimeoutPolicy[Any], guards: Guards) -> int:
+    """Return how many timeouts of `policy` may share a transaction."""
+    return min(rail.room(policy, guards) for rail in RAILS)
+
+
+def admitted(candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
+    """Return those of `candidates` that one statement may lock, check and mark."""
+    for rail in RAILS:
+        candidates = rail.admitted(candidates, guards)
+    return candidates
+
+
+def settle(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+    """Settle those of the due, locked `rows` that must not call their handler; return them."""
+    settled: list[Timeout] = []
+    for rail in RAILS:
+        settled += rail.settle([row for row in rows if not row.is_settled], guards, now, using)
+    return settled
+
+
+def committed(policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
+    """Do what follows from `report`, whose transaction has committed: log, count, pause the policy. Raises nothing."""
+    for rail in RAILS:
+        rail.committed(policy, report, guards, using)

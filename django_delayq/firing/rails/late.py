@@ -1,0 +1,51 @@
+"""Settle timeouts that would begin too late, and log how many these were."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django_delayq.clock import duration_text, plural
+from django_delayq.firing.rails.rail import Rail
+from django_delayq.ledger import settling
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from django_delayq.firing.report import ReportBuilder
+    from django_delayq.ledger.controls import Guards
+    from django_delayq.policies import TimeoutPolicy
+
+logger = logging.getLogger("django_delayq.firing")
+State, Cause = Timeout.State, Timeout.Cause
+
+
+class LateRail(Rail):
+    """Settles what is later than `Late(after=...)` as skipped or dead, unless an operator has asked to fire it.
+
+    The statement that locks, checks and marks knows the limit, and leaves what is too late to `settle`.
+    """
+
+    def settle(self, rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+        late = guards.late
+        if late is None:
+            return []
+        seem_late = [row for row in rows if settling.is_late(row, now, late.after)]
+        if withheld := [row for row in seem_late if not row.is_requested]:
+            state = State.DEAD if late.then == "dead" else State.SKIPPED
+            reason = f"It would have begun more than {duration_text(late.after)} after its deadline."
+            settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
+        return withheld
+
+    def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
+        late = [row for _, row in report.signals if row.cause == Cause.LATE]
+        if late:
+            label = policy.label
+            words = plural(len(late), f"timeout of {label} was", f"timeouts of {label} were")
+            logger.log(
+                logging.ERROR if late[0].state == State.DEAD else logging.WARNING,
+                "%s too late and %s, such as %s: %s",
+                *(words, late[0].state, late[0].pk, late[0].reason),
+                extra={"event": "timeouts_late", "policy": label, "count": len(late)},
+            )

@@ -1,0 +1,40 @@
+"""What a guard rail may do in a firing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from django_delayq.firing.report import ReportBuilder
+    from django_delayq.firing.work import Candidate
+    from django_delayq.ledger.controls import Guards
+    from django_delayq.models import Timeout
+    from django_delayq.policies import TimeoutPolicy
+
+UNLIMITED: Final = sys.maxsize
+"""The room that a rail leaves which is not in force."""
+
+
+class Rail:
+    """A guard rail, by what it does in a firing. Each method does nothing unless the rail overrides it.
+
+    `guards` has what is in force for the policy, by its declaration, the settings and operators.
+    """
+
+    def room(self, policy: TimeoutPolicy[Any], guards: Guards) -> int:
+        """Return how many timeouts of `policy` may share a transaction."""
+        return UNLIMITED
+
+    def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
+        """Return those of `candidates` that one statement may lock, check and mark. `settle` decides about the rest."""
+        return candidates
+
+    def settle(self, rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+        """Settle those of the due, locked `rows` that must not call their handler; return them."""
+        return []
+
+    def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
+        """Do what follows from `report`, whose transaction has committed. Raises nothing."""
