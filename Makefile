@@ -45,9 +45,9 @@ docs-links: ## Check the links of the site to other sites (needs the internet)
 	@DELAYQ_VENV=$(CURDIR)/.venv-docs $(PYTHON) tools/environment.py docs
 	@.venv-docs/bin/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
 
-bench: ## Measure the library and seven task queues side by side (ONLY=schedule,lag QUICK=1 AGAINST=../checkout ORDERS=...)
+bench: ## Measure the library and seven task queues side by side (ONLY=schedule,lag QUICK=1 BUSY=1 AGAINST=../checkout ORDERS=...)
 	@DELAYQ_VENV=$(CURDIR)/.venv-bench $(PYTHON) tools/environment.py bench
-	@.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(if $(AGAINST),--against "$(AGAINST)")
+	@.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(BUSY),--busy) $(if $(ONLY),--only "$(ONLY)") $(if $(AGAINST),--against "$(AGAINST)")
 
 chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, DB=postgresql|mariadb|sqlite, SEED=...)
 	@$(PYTHON) tools/environment.py test

@@ -3,6 +3,7 @@
     make bench                        everything, in at most 25 minutes
     make bench QUICK=1                everything with small sizes, in less than five minutes
     make bench ONLY=schedule,lag      some works; the others keep their figures in docs/benchmarks.md
+    make bench BUSY=1                 beside a process that keeps one core busy; prints the targets, and writes no page
     make bench AGAINST=../other       also another checkout of this project, as a contestant
     make bench ORDERS=... REVIEWS=... also the replay of recorded orders
 
@@ -19,10 +20,12 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,7 @@ def run_works(chosen: Sequence[str], options: argparse.Namespace) -> int:
     against = Path(options.against) if options.against else None
     began = time.monotonic()
     with (
+        _busy_core(options.busy),
         tempfile.TemporaryDirectory(prefix="delayq-bench-") as folder,
         Arena(_open_to_servers(folder), against) as arena,
     ):
@@ -96,9 +100,26 @@ def run_works(chosen: Sequence[str], options: argparse.Namespace) -> int:
                 say(f"bench: {work.key} failed: {type(error).__name__}: {error}")
                 continue
             results["capacity"] = report.capacity(report.samples_of(results))
-            report.write(results, WORKS, ROOT)
-    say(f"bench: done in {time.monotonic() - began:.0f} s; see docs/benchmarks.md")
+            if not options.busy:
+                report.write(results, WORKS, ROOT)
+    if options.busy:
+        measured = {key: found for key, found in report.samples_of(results).items() if key in chosen}
+        print("\n".join(report.targets(measured)))
+    say(f"bench: done in {time.monotonic() - began:.0f} s{'' if options.busy else '; see docs/benchmarks.md'}")
     return 0
+
+
+@contextmanager
+def _busy_core(is_wanted: bool) -> Iterator[None]:
+    """Keep one core busy at the priority of the contestants until the block ends."""
+    if not is_wanted:
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def _open_to_servers(folder: str) -> Path:
@@ -111,6 +132,7 @@ def main() -> None:
     parser.add_argument("--only", help=f"of {','.join(work.key for work in WORKS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--report", action="store_true", help="write the page again from the last results")
+    parser.add_argument("--busy", action="store_true", help="beside a process that keeps one core busy")
     parser.add_argument("--against", help="another checkout of this project")
     options = parser.parse_args()
     keys = [work.key for work in WORKS]

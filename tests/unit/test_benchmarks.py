@@ -121,10 +121,10 @@ def test_the_page_shows_medians_spreads_failures_and_every_target(tmp_path: Path
 
 
 def test_a_missed_target_has_its_reason_on_the_page() -> None:
-    page = "\n".join(report._targets({"stored": {"delayq": {"database_bytes": [500.0]}}}))
+    page = "\n".join(report.targets({"stored": {"delayq": {"database_bytes": [500.0]}}}))
     assert "500 bytes | **missed** |" in page
     assert "* **ledger bytes per row, heap and indexes**: The table of growth" in page
-    assert "**missed**" not in "\n".join(report._targets({"stored": {"delayq": {"database_bytes": [300.0]}}}))
+    assert "**missed**" not in "\n".join(report.targets({"stored": {"delayq": {"database_bytes": [300.0]}}}))
 
 
 def compared(now: dict[str, list[float]], earlier: dict[str, list[float]]) -> str:
