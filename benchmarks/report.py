@@ -40,7 +40,6 @@ FIGURES = {
     "p99, ms": ("lag", "p99"),
     "handlers that do nothing, per second": ("drain", "nothing_per_second"),
     "lock, check and save an object, per second": ("drain", "settle_per_second"),
-    "the same with `together=50`": ("drain", "together_per_second"),
     "the same with `batch=500`": ("drain", "batch_per_second"),
 }
 """The rows of the table in the README: work and column."""

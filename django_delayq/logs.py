@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 _STANDARD: Final = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
+DELAY_SECONDS: Final = 0.05
+"""How late a line is at most: less would write few lines together, and a person notices more."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -70,6 +74,51 @@ def _as_json(value: Any) -> str:
     return (value.astimezone() if value.tzinfo else value).isoformat(timespec="milliseconds")
 
 
+class BufferedHandler(logging.StreamHandler[TextIO]):
+    """Write what is less than a warning after `DELAY_SECONDS`, many lines together; all else at once.
+
+    Python flushes each line of standard error, for which the threads of a worker wait in turn: that took a tenth of a
+    backlog. A process that is killed loses the lines of that time. What was written earlier never comes later.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._begin()
+        # Else each child would write the lines of its parent, too, and wait for a timer that only the parent has.
+        os.register_at_fork(before=self.flush, after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lines: list[str] = []
+        self._is_waiting = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+            if record.levelno >= logging.WARNING:
+                self.flush()
+            elif not self._is_waiting:
+                self._is_waiting = True
+                self._flush_later()
+        except Exception:  # noqa: BLE001 - as each handler of `logging` does
+            self.handleError(record)
+
+    def _flush_later(self) -> None:
+        timer = threading.Timer(DELAY_SECONDS, self.flush)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # the interpreter ends
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        with self.lock or nullcontext():
+            lines, self._lines, self._is_waiting = self._lines, [], False
+            with suppress(OSError, ValueError):  # standard error is closed, where this would be reported
+                self.stream.write("".join(lines))
+                super().flush()
+
+
 @contextmanager
 def shown(
     level: str | None = None, *, as_json: bool | None = None, colors: Mapping[int, Callable[[str], str]] | None = None
@@ -86,7 +135,8 @@ def shown(
         undo.callback(logger.setLevel, logger.level)
         if not logger.hasHandlers():
             level = level or "INFO"
-            added = logging.StreamHandler(sys.stderr)
+            added = BufferedHandler(sys.stderr)
+            undo.callback(added.flush)
             added.setFormatter(formatter)
             logger.addHandler(added)
             undo.callback(logger.removeHandler, added)

@@ -52,6 +52,7 @@ State, Cause = Timeout.State, Timeout.Cause
 WORK_SECONDS = 0.4
 """After this time the rest of a batch that raised is released: a worker that stops would wait for all of its calls."""
 EXTEND_LOCKED_SECONDS = 1.0
+"""A row that is locked is extended soon again: it would expire within two thirds of a lease."""
 
 
 def run(work: Work, using: str) -> Report:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
+import threading
 from datetime import UTC, datetime
 
 import pytest
 
-from django_delayq.logs import Formatter, json_text, shown
+from django_delayq.logs import BufferedHandler, Formatter, json_text, shown
 
 LOGGER = logging.getLogger("django_delayq")
 
@@ -110,3 +113,65 @@ def test_handlers_and_levels_of_the_project_stay_unless_an_option_replaces_them(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == lines[2] == "own It failed"
     assert json.loads(lines[1])["message"] == "It began"
+
+
+class Stream(io.StringIO):
+    """Notes each write, and that one has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self.written = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        self.written.set()
+        return len(text)
+
+
+def buffered() -> tuple[BufferedHandler, Stream]:
+    stream = Stream()
+    handler = BufferedHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler, stream
+
+
+def test_lines_are_written_together_soon_and_a_warning_at_once_behind_them() -> None:
+    handler, stream = buffered()
+    with handler.lock or threading.Lock():  # the timer has to wait
+        for word in ("one", "two"):
+            handler.handle(record(word))
+        assert stream.writes == []
+    assert stream.written.wait(30)
+    assert stream.writes == ["one\ntwo\n"]
+    with handler.lock or threading.Lock():
+        handler.handle(record("three"))
+        handler.handle(record("four", logging.WARNING))
+        assert stream.writes[1:] == ["three\nfour\n"]
+
+
+def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:
+    handler, _ = buffered()
+    receiving, sending = os.pipe()
+    handler.handle(record("of the parent"))
+    child = os.fork()
+    if not child:
+        try:
+            handler.setStream(os.fdopen(sending, "w"))
+            handler.handle(record("of the child"))
+            threading.Event().wait()  # until it is killed
+        finally:
+            os._exit(1)
+    os.close(sending)
+    try:
+        assert os.read(receiving, 100) == b"of the child\n"
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(receiving)
+
+
+def test_a_stream_that_is_closed_raises_nothing() -> None:
+    handler, _ = buffered()
+    handler.setStream(io.TextIOWrapper(io.BufferedReader(io.BytesIO())))  # nothing can be written to it
+    handler.handle(record("lost", logging.ERROR))
