@@ -273,6 +273,7 @@ class Dispatch:
             elif held:
                 self._redeliver(held, 0)
                 released += len(held)
+                self.lines.leave(work.policy, after_seconds)
         return released
 
     def close(self, *, wait: bool) -> None:

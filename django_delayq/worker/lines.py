@@ -42,6 +42,8 @@ class Lines:
         self.in_flight: Counter[str] = Counter()
         """How many timeouts the worker has, by policy."""
         self._refused_until: dict[str, float] = {}
+        self._left_until: dict[str, float] = {}
+        """Until when the lines of each policy are left to other workers, by its present label."""
         self._completed: Counter[str] = Counter()
         self._completed_before: Counter[str] = Counter()
         """By policy, in the present period of `seconds` and in the one before."""
@@ -58,23 +60,35 @@ class Lines:
         return {label: policy for label, policy in self.declared().items() if policy.label not in stopped}
 
     def declared(self) -> MayRun:
-        """Return the lines of all policies that are declared here and not refused for their rate."""
+        """Return the lines of all policies that are declared here, not refused for their rate, nor left to others."""
         now = time.monotonic()
         self._refused_until = {label: until for label, until in self._refused_until.items() if until > now}
-        free = (policy for policy in registry if policy.label not in self._refused_until)
+        self._left_until = {label: until for label, until in self._left_until.items() if until > now}
+        avoided = self._refused_until.keys() | self._left_until.keys()
+        free = (policy for policy in registry if policy.label not in avoided)
         return {label: policy for policy in free for label in policy.labels}
 
     def refuse(self, policy: TimeoutPolicy[Any], seconds: float) -> None:
         """Leave out the lines of `policy`, whose rate leaves no slot, for so long."""
         self._refused_until[policy.label] = time.monotonic() + seconds
 
+    def leave(self, label: str, seconds: float) -> None:
+        """Leave the lines of a policy to other workers for so long, or until a timeout completes here.
+
+        This worker has released some that its threads could not begin. It would take them again before any other one
+        has asked.
+        """
+        self._left_until[label] = time.monotonic() + seconds
+
     @property
     def seconds_left(self) -> float:
-        """Return how long it is until a line is no longer refused; infinite if none is."""
-        return max(0.0, min(self._refused_until.values(), default=inf) - time.monotonic())
+        """Return how long it is until a line is no longer refused, or left to others; infinite if none is."""
+        ends = [*self._refused_until.values(), *self._left_until.values()]
+        return max(0.0, min(ends, default=inf) - time.monotonic())
 
     def completed(self, policy: str, count: int) -> None:
-        """Note that so many timeouts of `policy` were completed."""
+        """Note that so many timeouts of `policy` were completed: a thread is free."""
+        self._left_until.clear()
         self._begin_period()
         self._completed[policy] += count
 

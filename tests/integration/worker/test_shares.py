@@ -65,6 +65,19 @@ def test_it_asks_for_as_much_as_it_has_done_in_half_a_second(worker: Lines, cloc
     assert limits(worker, REMIND) == {REMIND: MAX_TAKEN}
 
 
+def test_what_is_left_to_others_is_not_asked_for_until_a_timeout_completes_or_the_time_is_over(
+    worker: Lines, clock: list[float]
+) -> None:
+    worker.leave(REMIND, 20)
+    assert limits(worker, REMIND, LINGER) == {LINGER: 4}
+    assert worker.seconds_left == 20
+    completes(worker, LINGER, 1)
+    assert limits(worker, REMIND) == {REMIND: 4}
+    worker.leave(REMIND, 20)
+    clock[0] += 20.1
+    assert limits(worker, REMIND) == {REMIND: 4}
+
+
 def test_slow_timeouts_are_left_to_other_workers_although_others_are_quick(worker: Lines) -> None:
     completes(worker, REMIND, 500)
     completes(worker, LINGER, 1)

@@ -282,12 +282,14 @@ def test_what_one_worker_cannot_begin_soon_is_left_to_others(
     start_worker: StartWorker, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not a short LEASE: on a machine that stalls, what lapses is a suspect, for which this process is never free.
-    monkeypatch.setattr("django_delayq.worker.loop.third_of_a_lease", lambda: 1.0)
+    monkeypatch.setattr("django_delayq.worker.loop.third_of_a_lease", lambda: 2.0)
     gate = Gate()
     due_orders(declare(Order, handler=gate, name="gate", atomic=False), 1)
-    start_worker(concurrency=1)
+    busy = start_worker(concurrency=1).worker
     assert gate.entered.acquire(timeout=30)
-    due_orders("remind", 10)  # the busy one may take them, but has no thread for them
+    due_orders("remind", 10)
+    # The busy one takes some, but has no thread for them.
+    wait_until(lambda: len(busy.sources.redis._by_id) + len(busy.sources.ledger._claimed) > 1)
     start_worker(concurrency=1)
     wait_until(lambda: states() == {"firing": 1, "fired": 10})
     gate.open.set()
