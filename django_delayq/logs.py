@@ -114,7 +114,8 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
         """Write the lines that wait."""
         with self.lock or nullcontext():
             lines, self._lines, self._is_waiting = self._lines, [], False
-            with suppress(OSError, ValueError):  # standard error is closed, where this would be reported
+            # AttributeError: a process without standard error has None. It is closed, where this would be reported.
+            with suppress(AttributeError, OSError, ValueError):
                 self.stream.write("".join(lines))
                 super().flush()
 

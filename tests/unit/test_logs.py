@@ -175,3 +175,11 @@ def test_a_stream_that_is_closed_raises_nothing() -> None:
     handler, _ = buffered()
     handler.setStream(io.TextIOWrapper(io.BufferedReader(io.BytesIO())))  # nothing can be written to it
     handler.handle(record("lost", logging.ERROR))
+
+
+def test_a_process_without_standard_error_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch)
+    monkeypatch.setattr(sys, "stderr", None)
+    with shown():
+        LOGGER.info("It began")
+        LOGGER.error("It failed")

@@ -52,7 +52,9 @@ def test_in_the_ledger(start_worker: StartWorker) -> None:
 def test_of_a_row_that_is_firing(start_worker: StartWorker) -> None:
     due_orders("send_outside")
     Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=timezone.now() + FAR)
-    start_worker().worker._background.follow()
+    worker = start_worker().worker
+    wait_until(lambda: hasattr(worker, "_background"), "it has begun")
+    worker._background.follow()
     wait_until(all_are("fired"), "its process counts as dead, and it is fired again")
     assert Timeout.objects.get().attempts == 1
 
