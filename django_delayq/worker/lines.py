@@ -2,7 +2,7 @@
 
 A line has the timeouts of one label: in Redis a sorted set, in the ledger a part of an index. Those that may not fire
 here and now are not asked for, so they cost nothing and delay no other policy: those of policies that are not declared
-in this process, that are stopped, or whose rate leaves no slot.
+in this process, that are stopped, whose rate leaves no slot, or that are left to workers with a free thread.
 
 This decides nothing: a policy may be stopped meanwhile. The statement that marks a timeout as fired checks again.
 """
@@ -51,7 +51,7 @@ class Lines:
         self._turn = 0
 
     def may_run(self, *, by_last_answer: bool = False) -> MayRun:
-        """Return the lines that may be asked: declared here, not stopped, not refused for their rate.
+        """Return the lines that may be asked: declared here, not stopped, refused for their rate, or left to others.
 
         `by_last_answer`: of the ledger, however old, and without a query. Otherwise it is a second old at most.
         """

@@ -45,7 +45,7 @@ class BrakeRail(Rail):
     """
 
     def room(self, policy: TimeoutPolicy[Any], guards: Guards) -> int:
-        """One more than the brake still allows, by its last count."""
+        """Return one more than the brake still allows, by its last count."""
         if guards.brake is None:
             return UNLIMITED
         return max(0, guards.brake.most - firing_state.brake_counts.get(policy.label, 0)) + 1
