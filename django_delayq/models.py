@@ -428,6 +428,31 @@ class PolicyMeter(models.Model):
         return f"{self.policy}: {self.name}"
 
 
+class UnfinishedRun(models.Model):
+    """How far an operation has come that would change rows a second time if it were repeated. Deleted at its end.
+
+    Each page of rows advances it in the transaction that changes them: see `operations.runs`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    verb = models.CharField(max_length=20)
+    digest = models.CharField(max_length=64, unique=True)
+    """Of the operation, its arguments and the statement that selects its rows."""
+    by = models.CharField(max_length=150)
+    at = models.DateTimeField()
+    touched_at = models.DateTimeField()
+    cursor = models.BigIntegerField()
+    newest_id = models.BigIntegerField()
+    """The ids of the last row that was examined, and of the newest row at the beginning."""
+    changed = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.verb} by {self.by}"
+
+
 class Installation(models.Model):
     """The name of the installation that this ledger belongs to: the setting `INSTALLATION` of the first worker.
 

@@ -249,7 +249,8 @@ class TimeoutCommand(OperatorCommand):
     def summary(self, result: Result) -> str:
         """Return what was done, or with `--dry-run` would be."""
         due = f", {result.due_at_once} of them due at once" if result.due_at_once else ""
-        return f"{result.changed} {self.done}{due}"
+        before = f", and {result.continued} before it was interrupted" if result.continued else ""
+        return f"{result.changed} {self.done}{due}{before}"
 
 
 class PolicyCommand(OperatorCommand):

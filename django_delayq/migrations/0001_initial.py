@@ -89,6 +89,23 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='UnfinishedRun',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('verb', models.CharField(max_length=20)),
+                ('digest', models.CharField(max_length=64, unique=True)),
+                ('by', models.CharField(max_length=150)),
+                ('at', models.DateTimeField()),
+                ('touched_at', models.DateTimeField()),
+                ('cursor', models.BigIntegerField()),
+                ('newest_id', models.BigIntegerField()),
+                ('changed', models.PositiveBigIntegerField(default=0)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='Installation',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),

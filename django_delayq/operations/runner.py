@@ -20,7 +20,9 @@ from django_delayq.ledger.history import clean, clipped
 from django_delayq.ledger.locking import read_committed
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
+from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
+from django_delayq.operations import runs
 from django_delayq.policies import registry
 
 State = Timeout.State
@@ -71,6 +73,7 @@ class Result:
         refusals: the first `MAX_IDS` unchanged rows.
         dry_run: nothing was written.
         due_at_once: how many of the changed rows `change_deadline` has made due now. 0 in the pages of `progress`.
+        continued: how many rows the same call had changed before it was interrupted; they are not among `changed`.
     """
 
     verb: str
@@ -80,6 +83,7 @@ class Result:
     refusals: tuple[Refused, ...] = ()
     dry_run: bool = False
     due_at_once: int = 0
+    continued: int = 0
 
     @property
     def unchanged(self) -> int:
@@ -119,6 +123,8 @@ class Action:
     """The slots in which it has begun rounds, or in a dry run would have; about 150 bytes each."""
     due_at_once: int = 0
     """How many rows it has made due now, or in a dry run would have."""
+    arguments: object = None
+    """What distinguishes the call from others, if it would change a row a second time. See `runs`."""
 
     def run(
         self, target: Target, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
@@ -126,7 +132,8 @@ class Action:
         """Change each row of `target` that is not refused, and return what changed and what did not.
 
         Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
-        interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
+        interrupted between two pages and repeated: no row of a queryset is changed a second time. A single `Timeout`
+        sends the signal; many send none.
         """
         by, reason = checked_actor(by), clipped(reason)
 
@@ -148,9 +155,16 @@ class Action:
             counts = dict(Counter(why for _, why in refusals))
             return Result(self.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 
-        total = Result(self.name, dry_run=dry_run)
+        total, continued = Result(self.name, dry_run=dry_run), 0
         by_id = "-pk" if self.begins_rounds else "pk"
-        for result in each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run):
+        pages = each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run)
+        if self.arguments is not None and not dry_run and runs.may_continue(target):
+            rows: Any = target
+            rows = rows.using(database_of(Timeout, rows)).order_by(by_id)
+            run = runs.begin_or_continue(rows, self.name, self.arguments, by)
+            self.newest, continued = run.newest_id, run.changed
+            pages = runs.each_page(rows, run, change, lambda result: result.changed)
+        for result in pages:
             total += result
             if progress is not None:
                 progress(result)
@@ -160,7 +174,7 @@ class Action:
                 *(self.name, by, total.changed, total.unchanged),
                 extra={"event": "timeouts_operated", "verb": self.name, "by": by, "reason": reason},
             )
-        return replace(total, due_at_once=self.due_at_once)
+        return replace(total, due_at_once=self.due_at_once, continued=continued)
 
 
 @dataclass

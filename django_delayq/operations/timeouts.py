@@ -124,19 +124,20 @@ def postpone(
     def later(row: Timeout, now: datetime) -> datetime:
         return given.at or shifted(max(row.due_at, now), given.after or timedelta(0))
 
-    action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, is_fixed=given.at is not None)
+    action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, fixed=given.at)
+    action.arguments = given.after  # None: a datetime, to which each row is moved once
     return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def _moves(
-    name: str, what: str, new: Callable[[Timeout, datetime], datetime], unless: Refusal, *, is_fixed: bool
+    name: str, what: str, new: Callable[[Timeout, datetime], datetime], unless: Refusal, *, fixed: datetime | None
 ) -> Action:
     """Return the action that gives pending rows `new` deadlines.
 
     Args:
         what: the event in the history of each row.
         unless: why a row is refused whose deadline would not change, or for `NOT_LATER` would become earlier.
-        is_fixed: the deadline is a datetime that was given, and not counted from the former one.
+        fixed: the new deadline, if it is given and not counted from the former one.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
@@ -154,7 +155,7 @@ def _moves(
     def write(rows: list[Timeout], context: Context) -> None:
         deadlines = [(row, new(row, context.now)) for row in rows]
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        writing.move_rows(moves, context.using, what=what, fixed=is_fixed, **context.event)
+        writing.move_rows(moves, context.using, what=what, fixed=fixed is not None, **context.event)
 
     return Action(name, signals.timeout_rescheduled, refuse, write)
 
@@ -190,7 +191,8 @@ def change_deadline(
     def moved(row: Timeout, now: datetime) -> datetime:
         return max(fixed or shifted(row.due_at, by_how_much), now)
 
-    action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, is_fixed=fixed is not None)
+    action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, fixed=fixed)
+    action.arguments = shift
     return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
@@ -257,7 +259,7 @@ def refire(
         writing.write_histories([*rows, *new], context.using)
         return new
 
-    action = Action("refire", signals.timeout_scheduled, refuse, write, begins_rounds=True)
+    action = Action("refire", signals.timeout_scheduled, refuse, write, begins_rounds=True, arguments=("at", at))
     return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
