@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -123,6 +123,8 @@ class Action:
     """The slots in which it has begun rounds, or in a dry run would have; about 150 bytes each."""
     due_at_once: int = 0
     """How many rows it has made due now, or in a dry run would have."""
+    continued: int = 0
+    """How many rows the same call had changed before it was interrupted."""
     arguments: object = None
     """What distinguishes the call from others, if it would change a row a second time. See `runs`."""
 
@@ -155,16 +157,8 @@ class Action:
             counts = dict(Counter(why for _, why in refusals))
             return Result(self.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 
-        total, continued = Result(self.name, dry_run=dry_run), 0
-        by_id = "-pk" if self.begins_rounds else "pk"
-        pages = each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run)
-        if self.arguments is not None and not dry_run and runs.may_continue(target):
-            rows: Any = target
-            rows = rows.using(database_of(Timeout, rows)).order_by(by_id)
-            run = runs.begin_or_continue(rows, self.name, self.arguments, by)
-            self.newest, continued = run.newest_id, run.changed
-            pages = runs.each_page(rows, run, change, lambda result: result.changed)
-        for result in pages:
+        total = Result(self.name, dry_run=dry_run)
+        for result in self._pages(target, change, by, dry_run=dry_run):
             total += result
             if progress is not None:
                 progress(result)
@@ -174,7 +168,17 @@ class Action:
                 *(self.name, by, total.changed, total.unchanged),
                 extra={"event": "timeouts_operated", "verb": self.name, "by": by, "reason": reason},
             )
-        return replace(total, due_at_once=self.due_at_once, continued=continued)
+        return replace(total, due_at_once=self.due_at_once, continued=self.continued)
+
+    def _pages(self, target: Any, change: Callable[[Page], Result], by: str, *, dry_run: bool) -> Iterator[Result]:
+        """Return the results of all pages, or of those that an interrupted call has left."""
+        by_id = "-pk" if self.begins_rounds else "pk"
+        if self.arguments is None or dry_run or not runs.may_continue(target):
+            return each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run)
+        rows = target.using(database_of(Timeout, target)).order_by(by_id)
+        run = runs.begin_or_continue(rows, self.name, self.arguments, by)
+        self.newest, self.continued = run.newest_id, run.changed
+        return runs.each_page(rows, run, change, lambda result: result.changed)
 
 
 @dataclass

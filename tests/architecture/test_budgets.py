@@ -28,18 +28,18 @@ ROOT = Path(__file__).resolve().parents[2]
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
     "code lines of the core": (12_650, 9_500),
-    "code lines of the edges": (6_700, 4_900),
-    "modules": (163, 120),
+    "code lines of the edges": (6_800, 4_900),
+    "modules": (164, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (220, 90),
+    "numeric constants": (221, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (24, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (2_900, 2_280),
+    ("root",): (2_950, 2_280),
     ("scheduling",): (900, 740),
     ("arming",): (1_050, 830),
     ("ledger",): (2_600, 1_900),
@@ -47,7 +47,7 @@ ROOMS = {
     ("lua",): (280, 219),
     ("firing",): (2_100, 1_430),
     ("worker",): (2_000, 1_480),
-    ("operations", "monitoring"): (2_200, 1_470),
+    ("operations", "monitoring"): (2_250, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_550, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
