@@ -34,10 +34,10 @@ HOME = Path(os.environ.get("DELAYQ_VENV", ROOT / ".venv"))
 PYTHON = HOME / "bin" / "python"
 PURPOSES = {
     "demo": ["-e", ".[demo,rest]"],
-    "test": ["-e", ".[rest,hiredis,postgresql,prometheus,celery,tasks,rq,demo]", "--group", "dev"],
+    "test": ["-e", ".[rest,hiredis,postgresql,prometheus,celery,tasks,rq,demo,calendars]", "--group", "dev"],
     "newest": [
         "-e",
-        ".[rest,hiredis,postgresql,prometheus,celery,tasks,rq,demo]",
+        ".[rest,hiredis,postgresql,prometheus,celery,tasks,rq,demo,calendars]",
         "--group",
         "test",
         "Django>=6.1,<6.2",

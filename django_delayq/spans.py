@@ -1,0 +1,504 @@
+"""Spans: what a deadline is counted in, if not in seconds. `Working` hours or days of a calendar, and `Wall` time.
+
+A span is an object with `end(since, obj)`. Wherever a delay is accepted, a `timedelta` or a span is, and a
+`relativedelta` of dateutil, which `as_length` turns into a span. The other functions of this module answer all
+questions about either, so that no other module distinguishes kinds of spans.
+
+The library's datetimes are aware in UTC, or naive in TIME_ZONE without `USE_TZ`. Calendars work with aware ones only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias
+
+from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist
+from django.utils import timezone
+
+from django_delayq import clock
+from django_delayq.calendars import Calendar, instant_of, is_calendar, parse_zone
+from django_delayq.exceptions import InvalidDelay
+
+_DAY, _HOUR, _MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
+_SAMPLE = datetime(2000, 1, 31)  # noqa: DTZ001 - wall time, to try out spans: a day that few months have
+
+
+class Span(Protocol):
+    """A way to count from a datetime to a deadline. It may depend on the object.
+
+    A span that counts the open time of a calendar also has `calendar_of(obj) -> Calendar | None`: a stopped clock then
+    keeps open time. `str()` of a span is displayed.
+    """
+
+    def end(self, since: datetime | date, obj: Any) -> datetime | None:
+        """Return the deadline as `USE_TZ` has datetimes: aware, or naive local time; None: `obj` is exempt."""
+
+
+Length: TypeAlias = timedelta | Span
+Source: TypeAlias = str | Callable[[Any], Any]
+"""Where an object has its calendar or zone: a path such as "team__calendar", or a callable that gets the object."""
+
+
+class _BuiltIn:
+    """What the functions below ask the built-in spans."""
+
+    __slots__ = ()
+    source: Source | None
+    has_wall_time: bool
+    is_negative: bool
+
+    def calendar_of(self, obj: Any) -> Calendar | None:
+        return None
+
+    def resized(self, to: timedelta) -> Length:
+        return to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Working(_BuiltIn):
+    """Open time of a calendar: `Working(hours=4, calendar=office)` or `Working(days=3, at="09:00", calendar=office)`.
+
+    Hours count open time in real seconds. Days lead to the n-th working day after that of `since`. They do not mix,
+    because a "day" of 24 open hours is three working days.
+
+    Args:
+        hours, minutes: numbers, added up. From a date, they count from its first opening.
+        days: an int. 0: the day of `since`, or the next working day.
+        at: the local time of that day, as "HH:MM" or a `time`. Without it, `days` keep the local time of `since`.
+        calendar: a `Calendar`; a path of attributes such as "team__calendar"; or a callable that gets the object. If
+            that is None, the object is exempt.
+
+    Raises:
+        TypeError, ValueError: a value of another type or range, or hours together with days. `end` raises
+            `InvalidDelay` if the calendar is closed for a year.
+    """
+
+    hours: float | None = None
+    minutes: float | None = None
+    days: int | None = None
+    at: time | str | None = None
+    calendar: Calendar | Source
+
+    def __post_init__(self) -> None:
+        has_hours = self.hours is not None or self.minutes is not None
+        if has_hours == (self.days is not None):
+            raise TypeError(
+                "Working() takes hours and minutes, or days, and not both: 24 open hours are three working days."
+            )
+        if self.at is not None and has_hours:
+            raise TypeError('Working() takes at="..." only together with days: hours end at a time of their own.')
+        _check_numbers(self, {"hours": _HOUR, "minutes": _MINUTE}, float)
+        _check_numbers(self, {"days": _DAY}, int)
+        object.__setattr__(self, "at", _parse_time(self.at))
+        if not is_calendar(self.calendar):
+            _check_source(self.calendar, "calendar", "a Calendar, such as WorkingHours(...)")
+
+    def end(self, since: datetime | date, obj: Any) -> datetime | None:
+        """Return the deadline that begins at `since`; None if `obj` has no calendar. Raises InvalidDelay."""
+        calendar = self.calendar_of(obj)
+        if calendar is None:
+            return None
+        if self.days is None:
+            start = clock.aware(since) if isinstance(since, datetime) else _midnight(since, _zone_of(calendar))
+            return _fitting(calendar.add(start, self._open_time.total_seconds()))
+        zone = _zone_of(calendar)
+        wall = _wall(since, zone, self.at, self)
+        return _fitting(instant_of(datetime.combine(calendar.nth_day(wall.date(), self.days), wall.time()), zone))
+
+    def calendar_of(self, obj: Any) -> Calendar | None:
+        """Return the calendar for `obj`; None if it has none. Raises InvalidDelay for an object of another kind."""
+        if not isinstance(self.calendar, str) and is_calendar(self.calendar):
+            return self.calendar  # type: ignore[return-value] # as is_calendar found
+        found: Calendar | None = _follow(self.calendar, obj)  # type: ignore[arg-type]
+        if found is not None and not is_calendar(found):
+            raise InvalidDelay(f"The calendar of '{self}' is {found!r}, which lacks the methods of a Calendar.")
+        return found
+
+    def resized(self, to: timedelta) -> Length:
+        if self.days is not None:
+            return replace(self, days=_whole_days(to, self))
+        if to % _HOUR:
+            return replace(self, hours=None, minutes=_number(to, _MINUTE))
+        return replace(self, hours=_number(to, _HOUR), minutes=None)
+
+    @property
+    def _open_time(self) -> timedelta:
+        return timedelta(hours=self.hours or 0, minutes=self.minutes or 0)
+
+    @property
+    def source(self) -> Source | None:  # type: ignore[override]
+        return None if is_calendar(self.calendar) else self.calendar  # type: ignore[return-value]
+
+    @property
+    def has_wall_time(self) -> bool:  # type: ignore[override]
+        return self.at is not None
+
+    @property
+    def is_negative(self) -> bool:  # type: ignore[override]
+        return (self.days or 0) < 0 or self._open_time < timedelta(0)
+
+    def __str__(self) -> str:
+        units = [(self.days, "working day"), (self.hours, "working hour")]
+        units.append((self.minutes, "working minute" if self.hours is None else "minute"))
+        length = _units_text(units) or f"0 working {'hours' if self.days is None else 'days'}"
+        comma = "," if length.endswith("before") else ""
+        at = f"{comma} at {self.at:%H:%M}" if isinstance(self.at, time) else ""
+        where = _source_text(self.source) if self.source is not None else str(_zone_of(self.calendar))
+        return f"{length}{at}, {where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wall(_BuiltIn):
+    """Calendar arithmetic in local wall time: `Wall(months=-1, at="08:00", zone="tenant__zone")`.
+
+    It counts from `since` each time, and a month that is too short ends it: a month after 31 January is 28 February,
+    two months after it are 31 March. An ambiguous local time is the later one, a missing one the first after it.
+
+    Args:
+        years, months, weeks, days: ints, added up. Years and months need the package python-dateutil.
+        at: the local time of the resulting day, as "HH:MM" or a `time`. Without it, that of `since`. Needed if
+            `since` is a date.
+        zone: an IANA name; a tzinfo; a path of attributes such as "tenant__zone"; a callable that gets the object; or
+            None for the setting TIME_ZONE. If a path or callable leads to None or "", the object is exempt.
+
+    Raises:
+        TypeError, ValueError: a value of another type or range, or no value at all.
+        ImportError: python-dateutil is missing.
+    """
+
+    years: int = 0
+    months: int = 0
+    weeks: int = 0
+    days: int = 0
+    at: time | str | None = None
+    zone: tzinfo | Source | None = None
+
+    def __post_init__(self) -> None:
+        units = {"years": 366 * _DAY, "months": 31 * _DAY, "weeks": 7 * _DAY, "days": _DAY}
+        _check_numbers(self, units, int)
+        object.__setattr__(self, "at", _parse_time(self.at))
+        if self.at is None and not any(getattr(self, name) for name in units):
+            raise ValueError('Wall() needs years, months, weeks, days or at, such as Wall(days=1, at="08:00").')
+        if isinstance(self.zone, str):
+            try:
+                object.__setattr__(self, "zone", parse_zone(self.zone))
+            except ValueError:
+                _check_source(self.zone, "zone", "an IANA name")
+        elif isinstance(self.zone, tzinfo):
+            parse_zone(self.zone)
+        elif self.zone is not None:
+            _check_source(self.zone, "zone", "an IANA name, a tzinfo")
+        if self.years or self.months:
+            _relativedelta(self.years, self.months, self.weeks, self.days)
+
+    def end(self, since: datetime | date, obj: Any) -> datetime | None:
+        """Return the deadline that begins at `since`; None if `obj` has no zone. Raises InvalidDelay."""
+        zone = self._zone(obj)
+        return None if zone is None else _fitting(instant_of(self._moved(_wall(since, zone, self.at, self)), zone))
+
+    def _zone(self, obj: Any) -> tzinfo | None:
+        zone = self.zone
+        if zone is None:
+            return timezone.get_default_timezone()
+        if isinstance(zone, tzinfo):
+            return zone
+        found = _follow(zone, obj)
+        try:
+            return parse_zone(found) if found is not None and found != "" else None
+        except (TypeError, ValueError) as error:
+            raise InvalidDelay(f"The zone of '{self}' is wrong: {error}") from error
+
+    def _moved(self, wall: datetime) -> datetime:
+        if self.years or self.months:
+            return _plus(wall, _relativedelta(self.years, self.months, self.weeks, self.days))
+        return wall + timedelta(weeks=self.weeks, days=self.days)
+
+    def resized(self, to: timedelta) -> Length:
+        return to if self.at is None else Wall(days=_whole_days(to, self), at=self.at, zone=self.zone)
+
+    @property
+    def source(self) -> Source | None:  # type: ignore[override]
+        return None if isinstance(self.zone, tzinfo) else self.zone
+
+    @property
+    def has_wall_time(self) -> bool:  # type: ignore[override]
+        return self.at is not None
+
+    @property
+    def is_negative(self) -> bool:  # type: ignore[override]
+        return self._moved(_SAMPLE) < _SAMPLE
+
+    def __str__(self) -> str:
+        units = _units_text([(getattr(self, f"{unit}s"), unit) for unit in ("year", "month", "week", "day")])
+        at = f"at {self.at:%H:%M}" if isinstance(self.at, time) else ""
+        zone = _source_text(self.source) if self.source is not None else str(self.zone or "")
+        return ", ".join(filter(None, (units, at, zone)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Relative(_BuiltIn):
+    """A `relativedelta`, added to the wall time of TIME_ZONE by the rules of `Wall`."""
+
+    value: Any
+
+    def end(self, since: datetime | date, obj: Any) -> datetime:
+        zone = timezone.get_default_timezone()
+        at = time() if self.has_wall_time else None
+        wall = _wall(since, zone, None if isinstance(since, datetime) else at, self)
+        return _fitting(instant_of(_plus(wall, self.value), zone))
+
+    @property
+    def source(self) -> None:  # type: ignore[override]
+        return None
+
+    @property
+    def has_wall_time(self) -> bool:  # type: ignore[override]
+        return self.value.hour is not None
+
+    @property
+    def is_negative(self) -> bool:  # type: ignore[override]
+        return _plus(_SAMPLE, self.value) < _SAMPLE
+
+    def __str__(self) -> str:
+        units = ("year", "month", "day", "hour", "minute", "second", "microsecond")
+        fixed = [f"{unit}={getattr(self.value, unit)}" for unit in (*units, "weekday")]
+        relative = _units_text([(getattr(self.value, f"{unit}s"), unit) for unit in units])
+        return ", ".join(filter(None, [relative, *(part for part in fixed if not part.endswith("=None"))])) or "0 days"
+
+
+def as_length(value: Any, name: str) -> Length:
+    """Return `value` if it is a timedelta or a span, and a relativedelta as a span. Otherwise raise InvalidDelay."""
+    if isinstance(value, timedelta):
+        return value
+    dateutil = sys.modules.get("dateutil.relativedelta")  # without it, there is no relativedelta either
+    if dateutil is not None and isinstance(value, dateutil.relativedelta):
+        return wrapped(value)
+    if callable(getattr(value, "end", None)) and not isinstance(value, type):
+        return value  # type: ignore[no-any-return]
+    raise InvalidDelay(
+        f"{name} must be a timedelta, a span such as Working(...) or Wall(...), or a relativedelta, not {value!r}."
+    )
+
+
+def wrapped(value: Any) -> Span:
+    """Return the relativedelta `value` as a span. Raises InvalidDelay if it leads to no datetime (`hour=25`)."""
+    try:
+        _SAMPLE + value
+    except (ValueError, OverflowError) as error:
+        raise InvalidDelay(f"{value} leads to no datetime: {error}.") from error
+    return _Relative(value)
+
+
+def end_of(length: Length, since: datetime | date, obj: Any) -> datetime | None:
+    """Return the end of `length` from `since`, in UTC if aware.
+
+    None if `obj` is exempt, or if the end is not `clock.within_calendar`.
+
+    Raises:
+        InvalidDelay: the calendar is closed for a year; a date as `since` without a local time; or a span that returns
+            something else than a datetime that fits `USE_TZ`.
+    """
+    if isinstance(length, timedelta):
+        return clock.within_calendar(since, length)  # type: ignore[arg-type] # declarations refuse a date here
+    try:
+        found = length.end(since, obj)
+    except OverflowError:
+        return None
+    if found is None:
+        return None
+    if not isinstance(found, datetime) or timezone.is_aware(found) != settings.USE_TZ:
+        clock.check_awareness(found, f"The end of '{length_text(length)}'")
+    return clock.within_calendar(found)
+
+
+def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
+    """Return the time from `start` to `end` that `length` counts, negative if `end` is before `start`.
+
+    That is the open time of its calendar, and real time for a length without one.
+    """
+    begin, finish, calendar = _in_utc(start), _in_utc(end), _calendar_of(length, obj)
+    return finish - begin if calendar is None else timedelta(seconds=calendar.between(begin, finish))
+
+
+def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetime:
+    """Return when `length` has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
+
+    Raises:
+        InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
+    """
+    if by <= timedelta(0):
+        return start
+    calendar = _calendar_of(length, obj)
+    if calendar is None:
+        return clock.shifted(start, by)
+    try:
+        return clock.shifted(clock.fitting(calendar.add(_in_utc(start), by.total_seconds())), timedelta(0))
+    except OverflowError:
+        return clock.shifted(start, clock.LONGEST)
+
+
+def resized(length: Length, to: timedelta) -> Length:
+    """Return the delay of `to` for a policy that declares `length`: in its calendar and zone, if it has one.
+
+    Raises:
+        InvalidDelay: `length` counts days, and `to` is not a number of whole days.
+    """
+    return length.resized(to) if isinstance(length, _BuiltIn) else to
+
+
+def needs_object(length: Length) -> bool:
+    """Return whether the end may depend on the object: by a path or a callable, or as the span is not built in."""
+    return length.source is not None if isinstance(length, _BuiltIn) else not isinstance(length, timedelta)
+
+
+def paths_of(length: Length) -> tuple[str, ...]:
+    """Return the paths that `length` reads from an object, such as "team__calendar"."""
+    return (length.source,) if isinstance(length, _BuiltIn) and isinstance(length.source, str) else ()
+
+
+def relations_of(length: Length) -> tuple[str, ...]:
+    """Return the relations on the paths of `length`, for `select_related`: the paths without their last step."""
+    return tuple(relation for path in paths_of(length) if (relation := path.rpartition("__")[0]))
+
+
+def has_wall_time(length: Length) -> bool:
+    """Return whether `length` may count from a date: it sets the local time, or is a span that is not built in."""
+    return length.has_wall_time if isinstance(length, _BuiltIn) else not isinstance(length, timedelta)
+
+
+def is_negative(length: Length) -> bool:
+    """Return whether the end is before the beginning; False for a span that is not built in."""
+    if isinstance(length, timedelta):
+        return length < timedelta(0)
+    return isinstance(length, _BuiltIn) and length.is_negative
+
+
+def length_text(length: Length) -> str:
+    """Return `30 min`, `4 working hours, Europe/Berlin` or `1 month before, at 08:00, tenant__zone`."""
+    return clock.duration_text(length) if isinstance(length, timedelta) else str(length)
+
+
+def _calendar_of(length: Length, obj: Any) -> Calendar | None:
+    find = getattr(length, "calendar_of", None)
+    return None if find is None else find(obj)
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return clock.aware(moment).astimezone(UTC)
+
+
+def _fitting(moment: datetime) -> datetime:
+    return moment if settings.USE_TZ else clock.fitting(moment)
+
+
+def _zone_of(calendar: Any) -> tzinfo:
+    zone = getattr(calendar, "zone", None)
+    return timezone.get_default_timezone() if zone is None else parse_zone(zone)
+
+
+def _midnight(day: date, zone: tzinfo) -> datetime:
+    """Return the first instant of `day`: the earlier midnight, if the clocks show it twice."""
+    return datetime(day.year, day.month, day.day, tzinfo=zone)
+
+
+def _wall(since: datetime | date, zone: tzinfo, at: Any, span: object) -> datetime:
+    """Return `since` as naive wall time of `zone`, at the local time `at` if that is not None."""
+    if isinstance(since, datetime):
+        wall = clock.aware(since).astimezone(zone).replace(tzinfo=None)
+        return wall if at is None else datetime.combine(wall, at)
+    if at is None:
+        raise InvalidDelay(f"'{span}' counts from a datetime, but {since} is a date: add at=\"HH:MM\".")
+    return datetime.combine(since, at)
+
+
+def _plus(wall: datetime, delta: Any) -> datetime:
+    try:
+        return wall + delta  # type: ignore[no-any-return]
+    except ValueError as error:  # what dateutil raises for a year beyond those of Python
+        raise OverflowError(str(error)) from error
+
+
+@lru_cache(maxsize=256)
+def _relativedelta(years: int, months: int, weeks: int, days: int) -> Any:
+    try:
+        from dateutil.relativedelta import relativedelta
+    except ImportError as error:
+        raise ImportError(
+            "Wall(years=, months=) needs python-dateutil: pip install django-delayq[calendars]"
+        ) from error
+    return relativedelta(years=years, months=months, weeks=weeks, days=days)
+
+
+def _follow(source: Source, obj: Any) -> Any:
+    """Return what the path or the callable `source` leads to from `obj`; None if a relation on the way is empty."""
+    if not isinstance(source, str):
+        return source(obj)
+    for step in source.split("__"):
+        try:
+            obj = getattr(obj, step)
+        except ObjectDoesNotExist:  # the other side of a one-to-one relation
+            return None
+        if obj is None:
+            return None
+    return obj
+
+
+def _check_source(value: object, name: str, otherwise: str) -> None:
+    if isinstance(value, str):
+        if not all(step.isidentifier() for step in value.split("__")):
+            raise ValueError(f'{name}={value!r} is neither {otherwise} nor a path such as "team__{name}".')
+    elif not callable(value) or isinstance(value, type):
+        raise TypeError(f"{name} must be {otherwise}, a path, or a callable that gets the object, not {value!r}.")
+
+
+def _check_numbers(span: object, units: Mapping[str, timedelta], kind: type[float]) -> None:
+    for name, unit in units.items():
+        value = getattr(span, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, kind)):
+            raise TypeError(f"{name} must be {'an int' if kind is int else 'a number'}, not {value!r}.")
+        if not abs(value) <= clock.LONGEST / unit:  # nor is NaN
+            raise ValueError(f"{name}={value!r} leads beyond the supported years.")
+
+
+def _parse_time(value: Any) -> time | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = datetime.strptime(value, "%H:%M").time()  # noqa: DTZ007 - local wall time
+        except ValueError as error:
+            raise ValueError(f'at={value!r} is not a time of day, such as "08:00".') from error
+    if not isinstance(value, time):
+        raise TypeError(f'at must be "HH:MM" or a datetime.time, not {value!r}.')
+    if value.tzinfo is not None:
+        raise ValueError(f"at={value!r} has a time zone: it is local, so leave the zone out.")
+    return value
+
+
+def _whole_days(to: timedelta, span: object) -> int:
+    if to % _DAY:
+        raise InvalidDelay(f"'{span}' counts days: {clock.duration_text(to)} must be a number of whole days.")
+    return to // _DAY
+
+
+def _number(to: timedelta, unit: timedelta) -> float:
+    return to / unit if to % unit else to // unit
+
+
+def _units_text(units: Iterable[tuple[float | None, str]]) -> str:
+    """Return `1 month 3 days`, or `1 month before` if all are negative; without the units that are 0."""
+    counts = [(number, unit) for number, unit in units if number]
+    is_before = bool(counts) and all(number < 0 for number, _ in counts)
+    texts = [clock.plural(f"{abs(number) if is_before else number:g}", unit) for number, unit in counts]
+    return " ".join(texts) + (" before" if is_before else "")
+
+
+def _source_text(source: Source) -> str:
+    return source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
