@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import MAXYEAR, UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
@@ -48,12 +48,19 @@ class _BuiltIn:
     """What the functions below ask the built-in spans."""
 
     __slots__ = ()
-    source: Source | None
-    has_wall_time: bool
-    is_negative: bool
 
-    def calendar_of(self, obj: Any) -> Calendar | None:
+    @property
+    def source(self) -> Source | None:
+        """Where an object has the calendar or zone of the span; None if it is the same for all objects."""
         return None
+
+    @property
+    def has_wall_time(self) -> bool:
+        return getattr(self, "at", None) is not None
+
+    @property
+    def is_negative(self) -> bool:
+        raise NotImplementedError
 
     def resized(self, to: timedelta) -> Length:
         return to
@@ -85,12 +92,11 @@ class Working(_BuiltIn):
     calendar: Calendar | Source
 
     def __post_init__(self) -> None:
-        has_hours = self.hours is not None or self.minutes is not None
-        if has_hours == (self.days is not None):
+        if (self.days is None) == (self.hours is None and self.minutes is None):
             raise TypeError(
                 "Working() takes hours and minutes, or days, and not both: 24 open hours are three working days."
             )
-        if self.at is not None and has_hours:
+        if self.at is not None and self.days is None:
             raise TypeError('Working() takes at="..." only together with days: hours end at a time of their own.')
         _check_numbers(self, {"hours": _HOUR, "minutes": _MINUTE}, float)
         _check_numbers(self, {"days": _DAY}, int)
@@ -131,23 +137,18 @@ class Working(_BuiltIn):
         return timedelta(hours=self.hours or 0, minutes=self.minutes or 0)
 
     @property
-    def source(self) -> Source | None:  # type: ignore[override]
+    def source(self) -> Source | None:
         return None if is_calendar(self.calendar) else self.calendar  # type: ignore[return-value]
 
     @property
-    def has_wall_time(self) -> bool:  # type: ignore[override]
-        return self.at is not None
-
-    @property
-    def is_negative(self) -> bool:  # type: ignore[override]
+    def is_negative(self) -> bool:
         return (self.days or 0) < 0 or self._open_time < timedelta(0)
 
     def __str__(self) -> str:
         units = [(self.days, "working day"), (self.hours, "working hour")]
         units.append((self.minutes, "working minute" if self.hours is None else "minute"))
         length = _units_text(units) or f"0 working {'hours' if self.days is None else 'days'}"
-        comma = "," if length.endswith("before") else ""
-        at = f"{comma} at {self.at:%H:%M}" if isinstance(self.at, time) else ""
+        at = f"{',' if self.is_negative else ''} {_time_text(self.at)}" if self.at is not None else ""
         where = _source_text(self.source) if self.source is not None else str(_zone_of(self.calendar))
         return f"{length}{at}, {where}"
 
@@ -222,22 +223,17 @@ class Wall(_BuiltIn):
         return to if self.at is None else Wall(days=_whole_days(to, self), at=self.at, zone=self.zone)
 
     @property
-    def source(self) -> Source | None:  # type: ignore[override]
+    def source(self) -> Source | None:
         return None if isinstance(self.zone, tzinfo) else self.zone
 
     @property
-    def has_wall_time(self) -> bool:  # type: ignore[override]
-        return self.at is not None
-
-    @property
-    def is_negative(self) -> bool:  # type: ignore[override]
+    def is_negative(self) -> bool:
         return self._moved(_SAMPLE) < _SAMPLE
 
     def __str__(self) -> str:
         units = _units_text([(getattr(self, f"{unit}s"), unit) for unit in ("year", "month", "week", "day")])
-        at = f"at {self.at:%H:%M}" if isinstance(self.at, time) else ""
         zone = _source_text(self.source) if self.source is not None else str(self.zone or "")
-        return ", ".join(filter(None, (units, at, zone)))
+        return ", ".join(filter(None, (units, _time_text(self.at), zone)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +249,11 @@ class _Relative(_BuiltIn):
         return _fitting(instant_of(_plus(wall, self.value), zone))
 
     @property
-    def source(self) -> None:  # type: ignore[override]
-        return None
-
-    @property
-    def has_wall_time(self) -> bool:  # type: ignore[override]
+    def has_wall_time(self) -> bool:
         return self.value.hour is not None
 
     @property
-    def is_negative(self) -> bool:  # type: ignore[override]
+    def is_negative(self) -> bool:
         return _plus(_SAMPLE, self.value) < _SAMPLE
 
     def __str__(self) -> str:
@@ -333,13 +325,14 @@ def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetim
     """
     if by <= timedelta(0):
         return start
-    calendar = _calendar_of(length, obj)
+    found, calendar = clock.shifted(start, by), _calendar_of(length, obj)
     if calendar is None:
-        return clock.shifted(start, by)
+        return found
     try:
-        return clock.shifted(clock.fitting(calendar.add(_in_utc(start), by.total_seconds())), timedelta(0))
+        found = calendar.add(_in_utc(start), by.total_seconds())
     except OverflowError:
-        return clock.shifted(start, clock.LONGEST)
+        found = datetime(MAXYEAR, 1, 1, tzinfo=UTC)
+    return clock.shifted(_fitting(found), timedelta(0))
 
 
 def resized(length: Length, to: timedelta) -> Length:
@@ -482,6 +475,10 @@ def _parse_time(value: Any) -> time | None:
     return value
 
 
+def _time_text(at: Any) -> str:
+    return "" if at is None else f"at {at.isoformat('auto' if at.second or at.microsecond else 'minutes')}"
+
+
 def _whole_days(to: timedelta, span: object) -> int:
     if to % _DAY:
         raise InvalidDelay(f"'{span}' counts days: {clock.duration_text(to)} must be a number of whole days.")
@@ -496,7 +493,7 @@ def _units_text(units: Iterable[tuple[float | None, str]]) -> str:
     """Return `1 month 3 days`, or `1 month before` if all are negative; without the units that are 0."""
     counts = [(number, unit) for number, unit in units if number]
     is_before = bool(counts) and all(number < 0 for number, _ in counts)
-    texts = [clock.plural(f"{abs(number) if is_before else number:g}", unit) for number, unit in counts]
+    texts = [clock.plural(f"{abs(number) if is_before else number:.10g}", unit) for number, unit in counts]
     return " ".join(texts) + (" before" if is_before else "")
 
 
