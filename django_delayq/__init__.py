@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingManager as ArmingManager
     from django_delayq.arming.receivers import ArmingQuerySet as ArmingQuerySet
     from django_delayq.arming.sync import sync_timeouts as sync_timeouts
+    from django_delayq.calendars import WorkingHours as WorkingHours
     from django_delayq.declaring import register_policy as register_policy
     from django_delayq.declaring import timeout_policy as timeout_policy
     from django_delayq.exceptions import DelayqError as DelayqError
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from django_delayq.signals import timeout_rescheduled as timeout_rescheduled
     from django_delayq.signals import timeout_scheduled as timeout_scheduled
     from django_delayq.signals import timeout_skipped as timeout_skipped
+    from django_delayq.spans import Wall as Wall
+    from django_delayq.spans import Working as Working
 
 _NAMES = {
     "exceptions": "DelayqError InvalidDelay InvalidPayload PolicyError TimeLimitExceeded UnknownPolicy",
@@ -73,6 +76,8 @@ _NAMES = {
     "policy_options": "Brake Late Limits Rate Retry",
     "policies": "TimeoutPolicy get_policies get_policy",
     "declaring": "register_policy timeout_policy",
+    "calendars": "WorkingHours",
+    "spans": "Wall Working",
     "relations": "TimeoutRelation",
     "scheduling.single": (
         "acancel_timeout aextend_timeout areschedule_timeout aschedule_timeout "

@@ -1,4 +1,4 @@
-"""The two clocks, for arming and for firing, and the delays that callers give.
+"""The two clocks, for arming and for firing.
 
 `now()` is this process's clock and is only used to compute deadlines. `DatabaseNow()` is the database server's clock in
 UTC. It alone decides whether a row is due, so a worker whose clock is fast fires nothing early. `set_to()` replaces
@@ -7,20 +7,17 @@ the database's clock is not asked either.
 
 Django's own `Now()` is not used: on MySQL and MariaDB it is the session's local time, so with the server at +08:00
 a row that is due in seven hours would be due now.
-
-A delay is given as units that are added up, as `after=timedelta`, or as `at=datetime`.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 from django.conf import settings
 from django.db import connections
@@ -175,45 +172,11 @@ def to_ms(moment: datetime) -> int:
     return -((_EPOCH - aware(moment)) // _MILLISECOND)
 
 
-UNITS = ("weeks", "days", "hours", "minutes", "seconds")
 LATEST_YEAR = 2108
 """Redis scores represent datetimes to the millisecond until 2109."""
 _END = datetime(LATEST_YEAR + 1, 1, 1, tzinfo=UTC)
 LONGEST = _END - _EPOCH
 """A longer duration leads from no datetime since 1970 to a supported one."""
-
-
-class Span(TypedDict, total=False):
-    """A duration: any of the units, added up, or `after`."""
-
-    weeks: float
-    days: float
-    hours: float
-    minutes: float
-    seconds: float
-    after: timedelta
-
-
-class DelayArgs(Span, total=False):
-    """A duration from now, or the datetime `at`."""
-
-    at: datetime
-
-
-class Delay(NamedTuple):
-    """A parsed delay: either `after`, which is not negative, or `at` is set."""
-
-    after: timedelta | None = None
-    at: datetime | None = None
-
-    def due_from(self, start: datetime, *, as_given: bool = False) -> datetime:
-        """Return the deadline of a delay that begins at `start`, and at the earliest `start` itself.
-
-        `as_given`: `at` as it is, also if it is before `start`.
-        """
-        if self.at is not None:
-            return self.at if as_given else max(self.at, start)
-        return shifted(start, self.after or timedelta(0))
 
 
 def within_calendar(start: datetime, by: timedelta = timedelta(0)) -> datetime | None:
@@ -255,34 +218,6 @@ def shifted(start: datetime, by: timedelta) -> datetime:
             text = _("{start} is too far in the future: the latest supported year is {year}.")
         raise InvalidDelay(text.format(length=duration_text(abs(by)), start=f"{start:%Y-%m-%d}", year=LATEST_YEAR))
     return due
-
-
-def parse_delay(given: dict[str, Any]) -> Delay | None:
-    """Return the `Delay` that keyword arguments describe; None if there are none. Raises InvalidDelay."""
-    units = {name: value for name, value in given.items() if value is not None}
-    if not units:
-        return None
-    at, after = units.pop("at", None), units.pop("after", None)
-    if unknown := units.keys() - UNITS:
-        names = ", ".join(map(repr, sorted(unknown)))
-        raise InvalidDelay(f"Unknown delay {names}; use {', '.join(UNITS)}, after or at.")
-    if bool(units) + (after is not None) + (at is not None) > 1:
-        raise InvalidDelay("Give either units, or after=, or at=, not a mixture.")
-    if at is not None:
-        return Delay(at=check_moment(at, "at"))
-    if after is not None:
-        return Delay(after=check_length(after, "after"))
-    try:
-        for name, value in units.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidDelay(f"{name} must be a number, not {value!r}.")
-            if value < 0:
-                raise InvalidDelay(f"{name} must not be negative, but is {value!r}.")
-        return Delay(after=timedelta(**units))
-    except OverflowError as error:  # also by `isfinite`, for an int beyond the floats
-        # Python refuses to write an int of more than 4,300 digits.
-        words = ", ".join(f"{name}={value if abs(value) < 1e18 else '...'}" for name, value in units.items())
-        raise InvalidDelay(_("The delay is too long: {units}.").format(units=words)) from error
 
 
 def check_length(value: Any, name: str, *, may_be_negative: bool = False) -> timedelta:

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, overloa
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
-from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, QuerySet, TextField, UUIDField
+from django.db.models import CharField, DateField, IntegerField, Model, Q, QuerySet, TextField, UUIDField
 from django.db.models.expressions import BaseExpression
 from django.db.models.sql import Query
 
-from django_delayq.clock import LATEST_YEAR, LONGEST, UNITS, duration_text
+from django_delayq.calendars import Calendar, is_calendar
+from django_delayq.clock import LATEST_YEAR, LONGEST
+from django_delayq.delays import UNITS
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
+from django_delayq.paths import field_at, is_reference, leads_to_attribute, stored_type
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
-from django_delayq.policy_rules import field_at, is_reference, stored_type
+from django_delayq.spans import Length, has_wall_time, is_negative, is_span, length_text, paths_of
 
 if TYPE_CHECKING:
+    from dateutil.relativedelta import relativedelta
+
     from django_delayq.models import Timeout
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
@@ -32,6 +37,8 @@ SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
 """The system checks that report a policy which works as it is declared, if that is what the developer means."""
 MAX_LABEL = 200
 """The columns of the ledger hold no more."""
+LENGTHS = "a timedelta, a span such as Working(hours=4, calendar=...)"
+SINCE = "the name of a field, a path to one or a callable"
 MAX_BATCH = 10_000
 """The objects of a batch are locked together: for more, others wait too long."""
 
@@ -97,12 +104,15 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     unknown = [str(each) for each in policy.silenced_checks if check_id(each) not in SILENCED_BY_POLICY]
     yield bool(unknown), f"silenced_checks has {', '.join(unknown)}; it may have {', '.join(SILENCED_BY_POLICY)}."
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
-    for option, other, words in (("after", timedelta, "a timedelta"), ("since", str, "the name of a field")):
-        given = getattr(policy, option)
-        is_fitting = given is None or isinstance(given, other) or callable(given)
-        yield not is_fitting, f"{option} must be {words} or a callable, not {given!r}."
-    negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
+    length = policy.fixed_length
+    is_fitting = after is None or length is not None or callable(after)
+    yield not is_fitting, f"after must be {LENGTHS} or a callable, not {after!r}."
+    yield not (since is None or isinstance(since, str) or callable(since)), f"since must be {SINCE}, not {since!r}."
+    negative = length_text(length) if length is not None and is_negative(length) else ""
     yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
+    within: Any = policy.within
+    is_fitting = within is None or isinstance(within, str) or is_calendar(within) or callable(within)
+    yield not is_fitting, f"within must be a calendar, a path to one or a callable, not {within!r}."
     too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
     yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
@@ -144,10 +154,14 @@ def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str
     handler = policy.handler
     yield not callable(handler), f"the handler must be a function, not {handler!r}."
     arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")
-    called = {"the handler": (handler, arguments), "after": (policy.after, ("obj",)), "since": (policy.since, ("obj",))}
-    for name, (one, given) in called.items():
+    called: dict[str, tuple[Any, Sequence[str]]] = {"the handler": (handler, arguments)}
+    for option in ("after", "since", "within"):
+        given = getattr(policy, option)
+        is_value = is_span(given) or is_calendar(given)
+        called |= {} if is_value else {option: (given, ("obj",))}
+    for name, (one, taken) in called.items():
         if callable(one):
-            wrong = _misfit(one, given)
+            wrong = _misfit(one, taken)
             yield bool(wrong), f"{name} {wrong}"
 
 
@@ -185,7 +199,8 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     if words := refusal(model):
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if isinstance(policy.since, str):
-        _check_field(policy, "since", policy.since, "a DateTimeField", _is_datetime)
+        _check_field(policy, "since", policy.since, "a DateTimeField or DateField", _is_date)
+    _check_time(policy)
     if policy.when is not None:
         try:
             model._base_manager.filter(policy.when)
@@ -200,11 +215,25 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
             raise PolicyError(f"Timeout policy {policy.label}: owner={policy.owner!r}: {words}")
 
 
+def _check_time(policy: TimeoutPolicy[Any]) -> None:
+    """Raise `PolicyError` if `after` or `within` has a path that leads nowhere, or `after` cannot count from a date."""
+    length, paths = policy.fixed_length, list[tuple[str, Any]]()
+    if policy.counts_from_date and (policy.after is None or (length is not None and not has_wall_time(length))):
+        words = f"since={policy.since!r} has dates, so after needs a time of day, such as Wall(at=...)."
+        raise PolicyError(f"Timeout policy {policy.label}: {words}")
+    paths += [("after", path) for path in (paths_of(length) if length is not None else ())]
+    paths += [("within", policy.within)] if isinstance(policy.within, str) else []
+    for option, path in paths:
+        if not leads_to_attribute(policy.model, path):
+            words = f"{path!r} in its {option} is neither an attribute of {policy.model.__name__}, nor a path to one."
+            raise PolicyError(f"Timeout policy {policy.label}: {words}")
+
+
 def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]) -> None:
     """Raise `PolicyError` unless `path` is a field that `accepts`, or leads to one over foreign keys."""
     model = policy.model
     try:
-        fits = accepts(model._meta.get_field(path) if option == "since" else field_at(model, path))
+        fits = accepts(field_at(model, path))
     except (FieldDoesNotExist, AttributeError):  # the latter: not a string
         fits = False
     if not fits:
@@ -219,8 +248,8 @@ def _is_searchable(field: Any) -> bool:
     return bool(field.concrete) and not field.is_relation and isinstance(stored_type(field), kinds)
 
 
-def _is_datetime(field: Any) -> bool:
-    return isinstance(stored_type(field), DateTimeField)
+def _is_date(field: Any) -> bool:
+    return isinstance(stored_type(field), DateField)  # of which DateTimeField is a kind
 
 
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
@@ -241,7 +270,7 @@ class _Options(TypedDict, Generic[M], total=False):
     """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
 
     name: str | None
-    after: timedelta | Callable[[M], timedelta | None] | None
+    after: Length | relativedelta | Callable[[M], Length | None] | None
     since: str | Callable[[M], datetime | None] | None
     when: Q | None
     retry: Retry | None
@@ -257,6 +286,7 @@ class _Options(TypedDict, Generic[M], total=False):
     search: str | Iterable[str]
     owner: str | None
     silenced_checks: str | Iterable[str]
+    within: Calendar | str | Callable[[M], Calendar | None] | None
 
 
 @overload
@@ -281,11 +311,13 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
     Args:
         model: a model class, or `"app.Model"`.
         name: unique per model; the function's name by default.
-        after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta,
-            or a callable `obj -> timedelta | None` (None: this object is exempt). Negative, only with `since`: the
-            deadline is before it. Without `after` each call that schedules needs a delay.
-        since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet). Write `since=None`
-            for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
+        after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta, a
+            span (`Working`, `Wall`, a relativedelta, or an object with `end(since, obj)`), or a callable
+            `obj -> timedelta or span or None` (None: this object is exempt). Negative, only with `since`: the deadline
+            is before it. Without `after` each call that schedules needs a delay.
+        since: name of a `DateTimeField`, of a `DateField` if `after` has a time of day, a path to one over foreign
+            keys, such as `"event__starts_at"`, or a callable `obj -> datetime | None` (None: not yet). Write
+            `since=None` for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
         when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
@@ -303,6 +335,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
         owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
         silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
+        within: a calendar, a path to one or a callable `obj -> calendar`, outside of whose opening hours nothing fires:
+            what is due then waits for the next opening. The deadline that people see stays.
         **options: another option is refused, with a suggestion.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from django_delayq.clock import DelayArgs, parse_delay
+from django_delayq.delays import DelayArgs, parse_delay
 from django_delayq.exceptions import InvalidDelay
 
 

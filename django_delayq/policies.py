@@ -6,14 +6,29 @@ import difflib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from django.db.models import Model, Q
+from django.conf import settings
+from django.db.models import DateField, DateTimeField, Model, Q
 
-from django_delayq.clock import check_awareness, check_length, shifted, within_calendar
+from django_delayq.calendars import Calendar, is_calendar
+from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
+from django_delayq.delays import check_duration
 from django_delayq.exceptions import PolicyError, UnknownPolicy
+from django_delayq.paths import field_at, found_at, relations_on, stored_type
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
+from django_delayq.spans import (
+    Length,
+    as_length,
+    end_of,
+    is_relativedelta,
+    is_span,
+    needs_object,
+    relations_of,
+    resized,
+    wrapped,
+)
 
 M = TypeVar("M", bound=Model)
 
@@ -30,7 +45,7 @@ class TimeoutPolicy(Generic[M]):
     handler: Callable[..., Any]
     name: str = cast("str", None)
     """By default the name of the handler."""
-    after: timedelta | Callable[[M], timedelta | None] | None = None
+    after: Length | Callable[[M], Length | None] | None = None
     since: str | Callable[[M], datetime | None] | None = None
     when: Q | None = None
     retry: Retry | None = None
@@ -47,6 +62,7 @@ class TimeoutPolicy(Generic[M]):
     search: tuple[str, ...] = ()
     owner: str | None = None
     silenced_checks: tuple[str, ...] = ()
+    within: Calendar | str | Callable[[M], Calendar | None] | None = None
     names_since = True  # without a type, because it is not a field
     """Whether the decorator was given `since`, also None. Otherwise a check asks whether it was forgotten."""
 
@@ -62,6 +78,8 @@ class TimeoutPolicy(Generic[M]):
     def __post_init__(self) -> None:
         # Complete the given values; afterwards the policy is frozen.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
+        if is_relativedelta(self.after):
+            object.__setattr__(self, "after", wrapped(self.after))
         for option in ("aliases", "search", "silenced_checks"):
             given = getattr(self, option)
             is_several = isinstance(given, Iterable) and not isinstance(given, str)
@@ -116,7 +134,7 @@ class TimeoutPolicy(Generic[M]):
         return self.limits.rate if self.limits else None
 
     @property
-    def total(self) -> timedelta | None:
+    def total(self) -> Length | None:
         """Return how much later than its first deadline the application may move a timeout; None: without limit."""
         return self.limits.total if self.limits else None
 
@@ -129,14 +147,76 @@ class TimeoutPolicy(Generic[M]):
         """Return the datetime that `after` counts from, in UTC if aware; None: not yet, never, or no `since`."""
         if self.since is None:
             return None
-        return self.checked_since(getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj))
+        return self.checked_since(found_at(self.since, obj))
 
     def checked_since(self, value: Any) -> datetime | None:
         """Return a value of `since` in UTC if it is aware. Raises InvalidDelay for other types than datetime.
 
-        None also for one beyond the supported years, such as 31 December 9999, which means "never".
+        A date of a `DateField` becomes its midnight in UTC, or without `USE_TZ` its midnight, by which the ledger knows
+        its round. None also for one beyond the supported years, such as 31 December 9999, which means "never".
         """
+        if value is not None and self.counts_from_date:
+            value = datetime(value.year, value.month, value.day, tzinfo=UTC if settings.USE_TZ else None)
         return None if value is None else within_calendar(check_awareness(value, f"since of {self.label}"))
+
+    @functools.cached_property
+    def _since_field(self) -> Any:
+        """Return the type of the field that `since` names; None if it is a callable, or there is none."""
+        return stored_type(field_at(self.model, self.since)) if isinstance(self.since, str) else None
+
+    @functools.cached_property
+    def counts_from_date(self) -> bool:
+        """Return whether `since` names a field that has dates without a time."""
+        return isinstance(self._since_field, DateField) and not isinstance(self._since_field, DateTimeField)
+
+    @functools.cached_property
+    def has_plain_since(self) -> bool:
+        """Return whether `since` is a column with a time in the table of the object, or there is none.
+
+        Then a statement can copy it into the ledger.
+        """
+        is_own = isinstance(self.since, str) and "__" not in self.since and not self.counts_from_date
+        return self.since is None or is_own
+
+    @functools.cached_property
+    def fixed_length(self) -> Length | None:
+        """Return `after` if it is a timedelta or a span; None if it is a callable, or missing."""
+        return cast("Length", self.after) if isinstance(self.after, timedelta) or is_span(self.after) else None
+
+    @functools.cached_property
+    def needs_object(self) -> bool:
+        """Return whether the deadline of an object depends on more than its `since` and constants."""
+        return self.after is not None if self.fixed_length is None else needs_object(self.fixed_length)
+
+    @functools.cached_property
+    def relations(self) -> tuple[str, ...]:
+        """Return what `select_related` takes, so that computing a deadline needs no query for the object."""
+        found = relations_on(self.since) if isinstance(self.since, str) else ()
+        found += () if self.fixed_length is None else relations_of(self.fixed_length)
+        return tuple(dict.fromkeys(found))
+
+    def length_of(self, obj: M | None, in_force: timedelta | None = None) -> Length | None:
+        """Return the delay of an object, a timedelta or a span; None: it is exempt, or `after` is missing.
+
+        `obj` and `in_force`: see `due_of`. Raises InvalidDelay.
+        """
+        length = self.fixed_length
+        if length is None and self.after is not None:
+            found = cast("Any", self.after)(obj)
+            length = None if found is None else as_length(found, f"after of {self.label}")
+        return length if length is None or in_force is None else resized(length, in_force)
+
+    def length_in_use(self, obj: M | None, in_force: timedelta | None = None) -> Length | None:
+        """Return the delay by whose own time the clock of a timeout runs; None: real time.
+
+        As `length_of`, but also for a timeout whose object is gone, or for which `after` raises.
+        """
+        if obj is None and self.needs_object:
+            return None
+        try:
+            return self.length_of(obj, in_force)
+        except Exception:  # noqa: BLE001 - `after` of the application: the clock runs on in real time
+            return None
 
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
         """Return the deadline of the round that began at `since_at`; None: there is none.
@@ -144,18 +224,33 @@ class TimeoutPolicy(Generic[M]):
         The object is exempt, `since_at` is None, or the deadline is beyond the supported years: otherwise each save of
         the object would raise. Without `since` that raises InvalidDelay.
 
-        `obj` may be None unless `after` is a callable. `in_force`: the delay by which an operator has replaced `after`;
-        exempt objects stay exempt.
+        `obj` may be None unless the policy `needs_object`. `in_force`: the delay by which an operator has replaced
+        `after`; exempt objects stay exempt.
         """
-        if since_at is None or self.after is None:
+        length = None if since_at is None else self.length_of(obj, in_force)
+        if since_at is None or length is None:
             return None
-        after = self.after if isinstance(self.after, timedelta) else self.after(cast("M", obj))
-        if after is None:
-            return None
-        delay = after if in_force is None else in_force
-        length = check_length(delay, f"after of {self.label}", may_be_negative=self.since is not None)
+        if self.since is None:
+            check_duration(length, f"after of {self.label}")
         start = check_awareness(since_at, f"since of {self.label}")
-        return shifted(start, length) if self.since is None else within_calendar(start, length)
+        if self.since is None and isinstance(length, timedelta):
+            return shifted(start, length)
+        return end_of(length, self.start_of(start), obj)
+
+    def start_of(self, since_at: datetime) -> date:
+        """Return what a span counts from: `since_at`, or its date if `since` names a field that has dates."""
+        return since_at.date() if self.counts_from_date else since_at
+
+    def opening(self, moment: datetime, obj: M | None = None) -> datetime:
+        """Return when a timeout that would run at `moment` may run by `within`: then, or at the next opening.
+
+        Without `obj`, a calendar that depends on the object does not count: a firing asks again, with it. Raises
+        InvalidDelay if the calendar is not open within a year.
+        """
+        calendar: Any = self.within
+        if not is_calendar(calendar):
+            calendar = None if obj is None or calendar is None else found_at(calendar, obj)
+        return moment if calendar is None else fitting(calendar.next_open(aware(moment)))
 
     def fits(self, model: type[Model]) -> bool:
         """Return whether rows of `model` (the model itself, a proxy, a multi-table child) belong to this policy."""

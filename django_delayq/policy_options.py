@@ -6,7 +6,10 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+if TYPE_CHECKING:
+    from django_delayq.spans import Length
 
 Then = Literal["skip", "dead", "fire"]
 MAX_PERIOD: Final = timedelta(days=366)
@@ -115,6 +118,12 @@ def _check_period(value: Any, name: str, least: timedelta) -> None:
         raise ValueError(f"{name} must lie between {least} and {MAX_PERIOD.days} days, not {value}.")
 
 
+def _check_length(value: Any, name: str) -> None:
+    """Refuse what is neither a span nor a period."""
+    if not callable(getattr(value, "end", None)):
+        _check_period(value, name, timedelta(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """At most `count` attempts begin within any period `per`, over all workers.
@@ -139,8 +148,8 @@ class Limits:
         run: how long one call of the handler may take; then the attempt fails with `TimeLimitExceeded`.
         rate: how many attempts may begin per period; the others are deferred.
         snoozes: how often one timeout may snooze; one more ends in `dead`.
-        total: how much later than its first deadline the application may move a timeout, by any function; beyond
-            that, it raises `ExtensionLimit`. Operators may move it further.
+        total: how much later than its first deadline the application may move a timeout, by any function, as a
+            timedelta or span; beyond that, it raises `ExtensionLimit`. Operators may move it further.
 
     Raises:
         TypeError, ValueError: a value of another type or range.
@@ -149,7 +158,7 @@ class Limits:
     run: timedelta | None = None
     rate: Rate | None = None
     snoozes: int | None = None
-    total: timedelta | None = None
+    total: Length | None = None
 
     def __post_init__(self) -> None:
         if self.run is not None:
@@ -159,7 +168,7 @@ class Limits:
         if self.snoozes is not None:
             _check_count(self.snoozes, "snoozes", 0)
         if self.total is not None:
-            _check_period(self.total, "total", timedelta(0))
+            _check_length(self.total, "total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +176,18 @@ class Late:
     """What happens to a timeout whose first attempt would begin later than `after` its deadline.
 
     Args:
-        after: how late is too late.
+        after: how late is too late: a timedelta or span.
         then: `"skip"`: settle as `skipped`; `"dead"`: keep it for a person; `"fire"`: fire it anyway.
 
     Raises:
         TypeError, ValueError: a value of another type or range.
     """
 
-    after: timedelta
+    after: Length
     then: Then = "skip"
 
     def __post_init__(self) -> None:
-        _check_period(self.after, "after", timedelta(0))
+        _check_length(self.after, "after")
         if self.then not in get_args(Then):
             raise ValueError(f'then must be "skip", "dead" or "fire", not {self.then!r}.')
 

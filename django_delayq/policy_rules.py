@@ -7,39 +7,32 @@ from collections.abc import Collection, Iterator, Mapping
 from datetime import date
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
-from django.core.exceptions import FieldDoesNotExist
+from django.conf import settings
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import (
+    DateTimeField,
     F,
+    Func,
     GeneratedField,
     Lookup,
     Model,
+    OuterRef,
     Q,
     QuerySet,
+    Subquery,
     Value,
 )
 from django.db.models.expressions import BaseExpression, Col, CombinedExpression, NegatedExpression, RawSQL
 from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
+from django.db.models.sql.compiler import SQLCompiler
 
+from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
 
 OPERATORS = {"exact": "=", "lt": "<", "lte": "<=", "gt": ">", "gte": ">=", "in": "in"}
-
-
-def field_at(model: type[Model], path: str) -> Any:
-    """Return the field at the end of `path`, which leads over foreign keys: `order__number`.
-
-    Raises FieldDoesNotExist.
-    """
-    *steps, name = path.split("__")
-    for step in steps:
-        field: Any = model._meta.get_field(step)
-        if not is_reference(field):
-            raise FieldDoesNotExist(f"{step!r} of {model.__name__} is not a foreign key.")
-        model = field.related_model
-    return model._meta.get_field(name)
 
 
 def unindexed(policy: TimeoutPolicy[Any]) -> list[str]:
@@ -55,14 +48,44 @@ def unindexed(policy: TimeoutPolicy[Any]) -> list[str]:
     return found
 
 
-def is_reference(field: Any) -> bool:
-    """Return whether `field` is a foreign key or a one-to-one field."""
-    return bool(field.concrete and (field.many_to_one or field.one_to_one) and field.related_model)
+class _Midnight(Func):
+    """The midnight of a column with dates as `TimeoutPolicy.checked_since` returns it: in UTC if `USE_TZ`."""
+
+    output_field = DateTimeField()
+    template = "CAST(%(expressions)s AS DATETIME(6))"  # of MySQL and MariaDB
+
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> Any:
+        zone = " AT TIME ZONE 'UTC'" if settings.USE_TZ else ""  # else in the zone of the session, as Django sets it
+        return self.as_sql(compiler, connection, template=f"(CAST(%(expressions)s AS TIMESTAMP){zone})")
+
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> Any:
+        return self.as_sql(compiler, connection, template="(DATE(%(expressions)s) || ' 00:00:00')")
 
 
-def stored_type(field: Any) -> Any:
-    """Return `field`, or the output of a generated field."""
-    return field.output_field if isinstance(field, GeneratedField) else field
+def since_name(policy: TimeoutPolicy[Any], number: int = 0) -> str | None:
+    """Return by which name the rows of `with_since` have the `since` of `policy`; None: SQL cannot read it."""
+    if not isinstance(policy.since, str):
+        return None
+    return policy.since if policy.has_plain_since else f"delayq{number}_began"
+
+
+def with_since(rows: QuerySet[Any], *policies: TimeoutPolicy[Any]) -> QuerySet[Any]:
+    """Return `rows` of the table of `policies`, for each of which they have the value of `since`: see `since_name`.
+
+    A path is a subquery and no join: a statement that locks the rows would lock those of the path, too, and PostgreSQL
+    refuses to lock the nullable side of a join.
+    """
+    for number, policy in enumerate(policies):
+        name, since = since_name(policy, number), policy.since
+        if name is None or name == since:
+            continue
+        path = cast("str", since)
+        value: Any = _Midnight(F(path)) if policy.counts_from_date else F(path)
+        if "__" in path:
+            others: QuerySet[Any, Any] = QuerySet(policy.concrete_model).order_by().filter(pk=OuterRef("pk"))
+            value = Subquery(others.values_list(value)[:1], output_field=DateTimeField())
+        rows = rows.alias(**{name: value})
+    return rows
 
 
 def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
@@ -70,13 +93,13 @@ def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
 
     Callables and raw SQL may read anything, and related rows are saved without the object.
     """
-    if callable(policy.since) or callable(policy.after) or reads_other_rows(policy):
+    if callable(policy.since) or policy.needs_object or reads_other_rows(policy):
         return None
     used = condition_columns(policy)
     if used is None:
         return None
     if policy.since:
-        used |= _sources(policy.model._meta.get_field(policy.since))
+        used |= _sources(policy.model._meta.get_field(policy.since.partition("__")[0]))
     return frozenset(name for field in used for name in (field.name, field.attname))
 
 

@@ -9,22 +9,24 @@ The library's datetimes are aware in UTC, or naive in TIME_ZONE without `USE_TZ`
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import MAXYEAR, UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 from django.conf import settings
-from django.core.exceptions import ObjectDoesNotExist
 from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.calendars import Calendar, instant_of, is_calendar, parse_zone
 from django_delayq.exceptions import InvalidDelay
+from django_delayq.paths import Source, found_at, relations_on
 
 _DAY, _HOUR, _MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
+_LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
 _SAMPLE = datetime(2000, 1, 31)  # noqa: DTZ001 - wall time, to try out spans: a day that few months have
 
 
@@ -40,8 +42,6 @@ class Span(Protocol):
 
 
 Length: TypeAlias = timedelta | Span
-Source: TypeAlias = str | Callable[[Any], Any]
-"""Where an object has its calendar or zone: a path such as "team__calendar", or a callable that gets the object."""
 
 
 class _BuiltIn:
@@ -120,7 +120,7 @@ class Working(_BuiltIn):
         """Return the calendar for `obj`; None if it has none. Raises InvalidDelay for an object of another kind."""
         if not isinstance(self.calendar, str) and is_calendar(self.calendar):
             return self.calendar  # type: ignore[return-value] # as is_calendar found
-        found: Calendar | None = _follow(self.calendar, obj)  # type: ignore[arg-type]
+        found: Calendar | None = found_at(self.calendar, obj)  # type: ignore[arg-type]
         if found is not None and not is_calendar(found):
             raise InvalidDelay(f"The calendar of '{self}' is {found!r}, which lacks the methods of a Calendar.")
         return found
@@ -208,7 +208,7 @@ class Wall(_BuiltIn):
             return timezone.get_default_timezone()
         if isinstance(zone, tzinfo):
             return zone
-        found = _follow(zone, obj)
+        found = found_at(zone, obj)
         try:
             return parse_zone(found) if found is not None and found != "" else None
         except (TypeError, ValueError) as error:
@@ -267,14 +267,24 @@ def as_length(value: Any, name: str) -> Length:
     """Return `value` if it is a timedelta or a span, and a relativedelta as a span. Otherwise raise InvalidDelay."""
     if isinstance(value, timedelta):
         return value
-    dateutil = sys.modules.get("dateutil.relativedelta")  # without it, there is no relativedelta either
-    if dateutil is not None and isinstance(value, dateutil.relativedelta):
+    if is_relativedelta(value):
         return wrapped(value)
-    if callable(getattr(value, "end", None)) and not isinstance(value, type):
+    if is_span(value):
         return value  # type: ignore[no-any-return]
     raise InvalidDelay(
         f"{name} must be a timedelta, a span such as Working(...) or Wall(...), or a relativedelta, not {value!r}."
     )
+
+
+def is_relativedelta(value: Any) -> bool:
+    """Return whether `value` is a relativedelta. dateutil is not imported: without it there is none."""
+    dateutil = sys.modules.get("dateutil.relativedelta")
+    return dateutil is not None and isinstance(value, dateutil.relativedelta)
+
+
+def is_span(value: Any) -> bool:
+    """Return whether `value` is a span. A class is none, nor a timedelta."""
+    return callable(getattr(value, "end", None)) and not isinstance(value, type)
 
 
 def wrapped(value: Any) -> Span:
@@ -335,6 +345,19 @@ def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetim
     return clock.shifted(_fitting(found), timedelta(0))
 
 
+def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: datetime, obj: Any) -> datetime:
+    """Return the deadline `due_at` after its clock stood still from `begin` to `end`.
+
+    The rest counts on from `end` in the own time of `length`, so that a night adds nothing to working hours. None: real
+    time, as for a deadline that had passed at `begin`. Raises InvalidDelay, see `forward`.
+    """
+    if end <= begin:
+        return due_at
+    if length is None or due_at <= begin:
+        return clock.shifted(due_at, end - begin)
+    return forward(length, end, elapsed(length, begin, due_at, obj), obj)
+
+
 def resized(length: Length, to: timedelta) -> Length:
     """Return the delay of `to` for a policy that declares `length`: in its calendar and zone, if it has one.
 
@@ -356,7 +379,7 @@ def paths_of(length: Length) -> tuple[str, ...]:
 
 def relations_of(length: Length) -> tuple[str, ...]:
     """Return the relations on the paths of `length`, for `select_related`: the paths without their last step."""
-    return tuple(relation for path in paths_of(length) if (relation := path.rpartition("__")[0]))
+    return tuple(relation for path in paths_of(length) for relation in relations_on(path))
 
 
 def has_wall_time(length: Length) -> bool:
@@ -374,6 +397,18 @@ def is_negative(length: Length) -> bool:
 def length_text(length: Length) -> str:
     """Return `30 min`, `4 working hours, Europe/Berlin` or `1 month before, at 08:00, tenant__zone`."""
     return clock.duration_text(length) if isinstance(length, timedelta) else str(length)
+
+
+def delay_text(length: Length, since: str) -> str:
+    """Return `30 min after paid_at` or `4 working hours after paid_at, Europe/Berlin`."""
+    if isinstance(length, timedelta):
+        if not length:
+            return f"at {since}"
+        return f"{clock.duration_text(abs(length))} {'before' if length < timedelta(0) else 'after'} {since}"
+    amount, rest = _LENGTH_TEXT.fullmatch(length_text(length)).groups("")  # type: ignore[union-attr] # matches anything
+    if not amount:
+        return f"{since}{rest}"
+    return f"{amount}{'' if amount.endswith('before') else ' after'} {since}{rest}"
 
 
 def _calendar_of(length: Length, obj: Any) -> Calendar | None:
@@ -425,20 +460,6 @@ def _relativedelta(years: int, months: int, weeks: int, days: int) -> Any:
             "Wall(years=, months=) needs python-dateutil: pip install django-delayq[calendars]"
         ) from error
     return relativedelta(years=years, months=months, weeks=weeks, days=days)
-
-
-def _follow(source: Source, obj: Any) -> Any:
-    """Return what the path or the callable `source` leads to from `obj`; None if a relation on the way is empty."""
-    if not isinstance(source, str):
-        return source(obj)
-    for step in source.split("__"):
-        try:
-            obj = getattr(obj, step)
-        except ObjectDoesNotExist:  # the other side of a one-to-one relation
-            return None
-        if obj is None:
-            return None
-    return obj
 
 
 def _check_source(value: object, name: str, otherwise: str) -> None:

@@ -18,7 +18,7 @@ from django.db.models import Model, QuerySet
 from django.dispatch import Signal
 
 from django_delayq import clock
-from django_delayq.clock import Span, shifted
+from django_delayq.delays import Duration, added
 from django_delayq.firing.failures import TransientFailure, WorkerDied, settle_expired
 from django_delayq.firing.running import run
 from django_delayq.firing.state import firing_state
@@ -80,7 +80,7 @@ class Journey(AbstractContextManager[datetime]):
             )
 
 
-def travel(**span: Unpack[Span]) -> Journey:
+def travel(**span: Unpack[Duration]) -> Journey:
     """Move the clock of the library by `minutes=31`, or other units or `after=timedelta`, and stop it there.
 
     In a `with` statement until the block ends, else until the test ends. It applies to scheduling and firing in all
@@ -90,7 +90,7 @@ def travel(**span: Unpack[Span]) -> Journey:
     Raises:
         InvalidDelay: no duration, or a negative one: to go back, use `travel_to`.
     """
-    return Journey(shifted(clock.now(), parse_span(dict(span))))
+    return Journey(added(parse_span(dict(span)), clock.now()))
 
 
 def travel_to(moment: datetime) -> Journey:

@@ -36,7 +36,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import model_and_pk_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policy_rules import field_at
+from django_delayq.paths import field_at
 from django_delayq.scheduling.story import condition_values
 
 WINDOW: Final = 2_500

@@ -35,6 +35,7 @@ from django_delayq.scheduling.story import (
     precise,
     reason_label,
 )
+from django_delayq.spans import Length, length_text
 
 Stop = PolicyControl.Stop
 SIGNS = {"pending": "◷", "failing": "↻", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
@@ -253,13 +254,18 @@ def delay(value: timedelta) -> str:
     return f"{shown} ({rest})"
 
 
+def length(value: Length) -> str:
+    """Render a delay; a span as it describes itself, in the same words in all languages."""
+    return delay(value) if isinstance(value, timedelta) else length_text(value)
+
+
 def in_force(state: PolicyState) -> dict[str, Any]:
     """Render what is declared and in force for a policy, by the names that the templates use."""
     policy, after = state.policy, state.policy.after
     if after is None:
         declared = _("none: each call sets its own")
     else:
-        declared = delay(after) if isinstance(after, timedelta) else _("depends on the object")
+        declared = _("depends on the object") if policy.fixed_length is None else length(policy.fixed_length)
     changed = _("{delay} (declared: {declared})")  # by an operator
     since = _("the time of scheduling") if policy.since is None else policy.since
     return {
@@ -317,7 +323,7 @@ def guard_rails(state: PolicyState) -> list[tuple[str, str]]:
             "dead": _("dead if it would fire more than {delay} late"),
             "fire": _("fires also if it is more than {delay} late"),
         }
-        texts["late"] = words[late.then].format(delay=delay(late.after))
+        texts["late"] = words[late.then].format(delay=length(late.after))
     if brake is not None:
         text = ngettext(
             "pauses after more than {n} firing in {delay}", "pauses after more than {n} firings in {delay}", brake.most
@@ -347,7 +353,7 @@ def _limits(limits: Limits) -> list[tuple[str, str]]:
     if limits.snoozes is not None:
         found.append((_("Most snoozes"), str(limits.snoozes)))
     if limits.total is not None:
-        found.append((_("Furthest move"), delay(limits.total)))
+        found.append((_("Furthest move"), length(limits.total)))
     return found
 
 

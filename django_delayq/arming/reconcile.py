@@ -13,7 +13,7 @@ a save that was missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from django_delayq.arming.row_state import (
     row_states,
     slots_by_object,
 )
-from django_delayq.clock import plural, shifted
+from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
@@ -48,6 +48,7 @@ from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Installation, Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
+from django_delayq.spans import after_stop
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -275,7 +276,7 @@ def diff(
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
     # Read by the first round that needs it. None does if all objects are exempt, or their policies have no deadline.
-    settled = cache(lambda: _settled_rounds(unfit, using, is_new=is_new))
+    settled = cache(lambda: _settled_rounds(unfit, using, object_of, is_new=is_new))
     for state, since_at in unfit:
         place = (state.policy.label, state.pk, since_at)
         is_closed = place in settled()[0] if state.closed is None else state.closed
@@ -317,7 +318,7 @@ def _diff_round(
     `settled` reads what the ledger has of the rounds of all states. Only a round to be inserted keeps any of it.
     """
     policy, pending_id = state.policy, state.pending_id
-    needs_object = callable(policy.after) and since_at is not None
+    needs_object = policy.needs_object and since_at is not None
     obj = object_of(state) if needs_object else None
     due_at = None if needs_object and obj is None else policy.due_of(obj, since_at, state.after)
     if since_at is None or due_at is None:
@@ -354,7 +355,11 @@ def _is_too_old(policy: TimeoutPolicy[Any], due_at: datetime, oldest: timedelta 
 
 
 def _settled_rounds(
-    unfit: Sequence[tuple[RowState, datetime | None]], using: str, *, is_new: bool
+    unfit: Sequence[tuple[RowState, datetime | None]],
+    using: str,
+    object_of: Callable[[RowState], Any],
+    *,
+    is_new: bool,
 ) -> tuple[set[RoundKey], dict[RoundKey, RoundMemory]]:
     """Return which of these rounds are closed, and what those keep that their condition has ended, in one query.
 
@@ -388,21 +393,28 @@ def _settled_rounds(
         elif not is_new:
             due_at = None if is_due_by_request else due_at
             kept[place] = RoundMemory(due_at, first_due_at, extensions, hold_ended_at or created_at, key)
-    return closed, kept and _after_holds(kept, {state.policy for state, _ in asked}, using)
+    return closed, kept and _after_holds(kept, [state for state, _ in asked], using, object_of)
 
 
 def _after_holds(
-    kept: dict[RoundKey, RoundMemory], policies: Iterable[TimeoutPolicy[Any]], using: str
+    kept: dict[RoundKey, RoundMemory], states: Sequence[RowState], using: str, object_of: Callable[[RowState], Any]
 ) -> dict[RoundKey, RoundMemory]:
     """Return `kept` with the deadlines moved by holds that have not moved them yet, as those of pending rounds."""
     moved, first = dict(kept), min(each.held_until for each in kept.values())
-    held = {policy.label: holds_ended(policy, first, using) for policy in policies}
+    held = {policy: holds_ended(policy, first, using) for policy in {state.policy for state in states}}
+    by_place = {(state.policy.label, state.pk): state for state in states}
     for place, each in kept.items():
-        label, _, since_at = place
-        spans = [(begin, end) for begin, end in held[label] if end > each.held_until]
-        if each.due_at is not None and since_at is not None and spans:
-            by = sum((max(timedelta(0), end - max(begin, since_at)) for begin, end in spans), timedelta(0))
-            moved[place] = each._replace(due_at=shifted(each.due_at, by))
+        *of, since_at = place
+        state = by_place[tuple(of)]
+        spans = [(begin, end) for begin, end in held[state.policy] if end > each.held_until]
+        due_at = each.due_at
+        if due_at is None or since_at is None or not spans:
+            continue
+        obj = object_of(state) if state.policy.needs_object else None
+        length = state.policy.length_in_use(obj, state.after)
+        for begin, end in sorted(spans):
+            due_at = after_stop(length, due_at, max(begin, since_at), end, obj)
+        moved[place] = each._replace(due_at=due_at)
     return moved
 
 

@@ -22,7 +22,7 @@ from django_delayq.ledger.locking import for_update, has_own_manager, lock_paren
 from django_delayq.ledger.statements import Param, Statement, compiled, params
 from django_delayq.ledger.subjects import NEWEST_FIRST, slots_of
 from django_delayq.models import Timeout
-from django_delayq.policy_rules import reads_other_rows
+from django_delayq.policy_rules import reads_other_rows, since_name, with_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -100,12 +100,12 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
     text, columns = dialect_of(connections[using]).datetime_text, dict[str, Any]()
     for number, (policy, rounds, pending) in enumerate(_rounds_of(policies, using)):
         closed: Any = Value(None, output_field=IntegerField())
-        if isinstance(policy.since, str):
-            of_since = Q(since_at=OuterRef(policy.since))
+        if since := since_name(policy, number):
+            of_since = Q(since_at=OuterRef(since))
             # Beside a pending round of this `since` it does not matter, and there may be very many closed ones.
             is_unknown = Q(has_some(pending.filter(of_since)))
             if text:  # SQLite compares strings, and raw SQL may have written this datetime in another way
-                is_unknown |= ~Q((f"{policy.since}__regex", text))
+                is_unknown |= ~Q((f"{since}__regex", text))
             is_closed = Exists(rounds.filter(CLOSING, of_since))
             closed = Case(When(is_unknown, then=None), default=is_closed, output_field=BooleanField(null=True))
         columns |= _columns(number, policy, using) | {
@@ -119,7 +119,7 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
 
 def _by_key(policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
     model = policies[0].concrete_model
-    return rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
+    return with_since(rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), *policies)
 
 
 def ledger_fits(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> bool:
@@ -134,9 +134,10 @@ def ledger_fits(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> 
 
 def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[Any, Any]:
     rows = _by_key(policies, using)
-    for policy, rounds, pending in _rounds_of(policies, using):
-        of_since = Q(since_at=OuterRef(str(policy.since)))
-        is_needed = Q(Exact(_holds(policy, using), 1), (f"{policy.since}__lt", latest_start()))
+    for number, (policy, rounds, pending) in enumerate(_rounds_of(policies, using)):
+        since = since_name(policy, number)
+        of_since = Q(since_at=OuterRef(str(since)))
+        is_needed = Q(Exact(_holds(policy, using), 1), (f"{since}__lt", latest_start()))
         is_there = Case(  # in this order: an object may have very many closed rounds
             When(has_some(pending.exclude(of_since)), then=Value(False)),
             When(has_some(pending.filter(of_since)), then=Value(True)),
@@ -187,7 +188,8 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     model, columns = policies[0].concrete_model, dict[str, Any]()
     for number, policy in enumerate(policies):
         columns |= _columns(number, policy, using)
-    rows = read_committed(rows_of(model, using).filter(pk__in=pks).annotate(**columns), using).order_by("pk")
+    rows = with_since(rows_of(model, using).filter(pk__in=pks), *policies).annotate(**columns)
+    rows = read_committed(rows, using).order_by("pk")
     with in_own_zone():
         found, to_python = list(rows.values_list("pk", *columns)), root_of_key(model).to_python
     pending, states = pending_rounds(policies, pks, using), []
@@ -228,10 +230,13 @@ def of_since(since: Iterable[datetime | None]) -> Q:
 
 def objects_of_policy(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> dict[Any, Any]:
     """Return the objects `pks` as the handler of `policy` would get them, by key. One query, none for no keys."""
-    if len(pks) == 1 and not has_own_manager(policy.model):
+    if len(pks) == 1 and not policy.relations and not has_own_manager(policy.model):
         found: Iterable[Any] = _object.objects(using, policy.model, pk=next(iter(pks)))
     else:
-        found = read_committed(policy.model._base_manager.using(using).filter(pk__in=pks), using) if pks else ()
+        rows = read_committed(policy.model._base_manager.using(using).filter(pk__in=pks), using)
+        # Not if the statement locks: it would lock the rows of the relations, too.
+        joined = bool(policy.relations) and not rows.query.select_for_update
+        found = (rows.select_related(*policy.relations) if joined else rows) if pks else ()
     to_python = root_of_key(policy.concrete_model).to_python
     return {to_python(obj.pk): obj for obj in found}
 
@@ -255,7 +260,8 @@ def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any,
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:
     """Return the columns of `when`, of `since` (NULL for a callable) and of the delay in force."""
     empty = Value(None, output_field=DateTimeField())
-    since = column_within_calendar(policy.since) if isinstance(policy.since, str) else empty
+    name = since_name(policy, number)
+    since = empty if name is None else column_within_calendar(name)
     columns = {"holds": _holds(policy, using), "since": since, "after": delay_in_force(policy, using)}
     return {f"delayq{number}_{name}": column for name, column in columns.items()}
 

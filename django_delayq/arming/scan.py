@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from django.db.models import OuterRef, Q, QuerySet, Value
+from django.db.models import F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Concat
 from django.db.models.lookups import In
 
@@ -19,6 +19,7 @@ from django_delayq.ledger.controls import holds_ended, read_delay
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
+from django_delayq.policy_rules import since_name, with_since
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,10 +47,10 @@ def steps(
 ) -> Iterator[Step]:
     """Compare the table of `policy` with the ledger, page by page and without locks.
 
-    Where `since` and `after` are columns and constants, the database finds the few rows that do not fit. Where one of
-    them is a callable, each object is read, page by page from the one after the key `after`.
+    Where `since` is in SQL and `after` a timedelta, the database finds the few rows that do not fit. Where one of them
+    is a callable or a span, each object that may lack a round is read, page by page from the one after the key `after`.
     """
-    if callable(policy.since) or callable(policy.after):
+    if callable(policy.since) or not isinstance(policy.after, timedelta | None):
         yield from _checked(policy, using, oldest, failures, after)
     else:
         delay = _delay(policy, using)
@@ -69,7 +70,7 @@ def _checked(
     policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, place: Any
 ) -> Iterator[Step]:
     """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
-    rows = candidates(policy, using)
+    rows = candidates(policy, using).select_related(*policy.relations)
     in_force = None if policy.after is None else read_delay(policy, using)
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
@@ -79,7 +80,7 @@ def _checked(
         pending = pending_rounds([policy], objects, using) if callable(policy.since) else {}
         states = []
         for pk, obj in objects.items():
-            since_at = getattr(obj, policy.since) if isinstance(policy.since, str) else None
+            since_at = None if callable(policy.since) else policy.since_of(obj)
             states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())))
         changes = diff(states, using, oldest, objects={policy.model: objects}, failures=failures)
         place = keys[-1] if len(keys) == PAGE else None
@@ -118,9 +119,10 @@ def candidates(
         begin = clock.now() - delay
         # A round that its condition has ended has a row, and is armed up to CATCH_UP. These rows are looked up only
         # for the objects of that time: there may be very many older ones.
-        rows = rows.filter(**{f"{policy.since}__gt": begin - max(oldest, get_settings().catch_up)})
-        ended = _rounds(policy, using).filter(cause=Timeout.Cause.CONDITION, since_at=OuterRef(str(policy.since)))
-        rows = rows.filter(Q(**{f"{policy.since}__gt": begin - oldest}) | Q(has_some(ended)))
+        since = since_name(policy)
+        rows = rows.filter(**{f"{since}__gt": begin - max(oldest, get_settings().catch_up)})
+        ended = _rounds(policy, using).filter(cause=Timeout.Cause.CONDITION, since_at=OuterRef(str(since)))
+        rows = rows.filter(Q(**{f"{since}__gt": begin - oldest}) | Q(has_some(ended)))
     return rows
 
 
@@ -138,12 +140,14 @@ def _lacking(policy: TimeoutPolicy[Any], using: str, delay: timedelta | None) ->
     `delay`: see `candidates`.
     """
     rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q()).order_by("pk")
-    if not isinstance(policy.since, str):
+    since = since_name(policy)
+    if since is None:
         return rows
-    fitting = Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since))
+    rows = with_since(rows, policy)
+    fitting = Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(since))
     # Without NULL, and without datetimes that mean "never": each sync would lock and check such rows again.
     latest = clock.latest_start(max(delay or timedelta(0), timedelta(0)))
-    rows = rows.filter(**{f"{policy.since}__lt": latest})
+    rows = rows.filter(**{f"{since}__lt": latest})
     return rows.filter(has_none(_rounds(policy, using).filter(fitting)))
 
 
@@ -193,7 +197,8 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     key = key_of(OuterRef("object_id"), model, using)
     if key is not None:  # the database finds them, mostly none, in one query
         rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=key)
-        fitting = rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
+        since = since_name(policy)
+        fitting = rows if since is None else with_since(rows, policy).filter(**{since: OuterRef("since_at")})
         pending = pending.filter(has_none(fitting))
     last = 0
     while page := list(pending.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
@@ -210,13 +215,15 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
 def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], using: str) -> list[Any]:
     """Return the keys of rows that do not fit their round; `rounds` has the `since_at` of each key's round."""
     rows = policy.model._base_manager.using(using).filter(pk__in=list(rounds)).filter(policy.when or Q())
-    is_column = isinstance(policy.since, str)
+    since = since_name(policy)
     to_python = root_of_key(policy.concrete_model).to_python
     try:
-        found = list(rows.values_list("pk", policy.since if is_column else "pk"))
+        found = list(with_since(rows, policy).values_list("pk", "pk" if since is None else F(since)))
     except Exception as error:  # for `repair`, which reads one by one
         if not is_of_one_object(error):
             raise
         return list(rounds)
     matching = {to_python(pk): value for pk, value in found}
-    return [pk for pk, since_at in rounds.items() if pk not in matching or (is_column and matching[pk] != since_at)]
+    return [
+        pk for pk, since_at in rounds.items() if pk not in matching or (since is not None and matching[pk] != since_at)
+    ]

@@ -12,7 +12,6 @@ from django.db import IntegrityError, connections
 from django_delayq import clock
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
-from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.handler import checkpoint, firing_transaction
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import ReportBuilder
@@ -112,7 +111,7 @@ def record_error(
                 return report
             if _is_unchanged(row, call.seen, now):
                 is_death = isinstance(error, WorkerDied)
-                found = verdict_of_death(row, now) if is_death else _verdict(policy, row, error, now)
+                found = verdict_of_death(row, now) if is_death else _verdict(policy, row, error, now, call.obj)
                 values = {"suspected_at": None, **found.values}
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, using)
@@ -148,8 +147,8 @@ def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> b
     return all(getattr(row, name) == value for name, value in seen.items())
 
 
-def _verdict(policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime) -> Verdict:
-    """Return what `error` means for a row that was not changed meanwhile."""
+def _verdict(policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, obj: Any) -> Verdict:
+    """Return what `error` means for a row that was not changed meanwhile, and its object `obj`."""
     attempt = row.attempts + (row.state == State.PENDING)
 
     def settled(state: Timeout.State, cause: Timeout.Cause, reason: str) -> dict[str, Any]:
@@ -164,8 +163,8 @@ def _verdict(policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseExcepti
     if isinstance(error, Snooze):
         number, most = row.snoozes + 1, policy.limits.snoozes if policy and policy.limits else None
         try:
-            until = error.delay.due_from(now)
-        except (InvalidDelay, AttributeError) as wrong:  # the latter: a subclass did not call `Snooze.__init__`
+            until = error.delay.due_from(now, obj)
+        except Exception as wrong:  # noqa: BLE001 - a span of the application, or one that did not call `__init__`
             error = wrong
         else:
             if most is not None and number > most:

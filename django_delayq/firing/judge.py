@@ -67,7 +67,7 @@ def _at_once(case: Case, report: ReportBuilder) -> list[Member]:
     pks = {each.id: pk for each in admitted if (pk := readable_pk(policy, each.object_id)) is not None}
     members: dict[int, Member] = {}
     if pks and len(set(pks.values())) == len(pks):
-        late = case.guards.late.after if case.guards.late else None
+        late: Any = case.guards.late.after if case.guards.late else None  # a timedelta: see `LateRail.admitted`
         found = settling.mark_at_once(policy, pks, using, late=late)
         members = {row.pk: Member(row, obj) for row, obj in found}
         report.now = found[0][0].settled_at if found else None
@@ -102,8 +102,10 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
         if skipped:
             settling.mark_settled(skipped, cause, now, using)
             report.add_outcomes(skipped)
-    report.add_outcomes(rails.settle([each.row for each in members], case.guards, now, using))
-    members = [member for member in members if not member.row.is_settled]
+    stopped = rails.settle(members, case.guards, now, using)
+    report.add_outcomes([row for row in stopped if row.is_settled])
+    report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
+    members = [member for member in members if member.row not in stopped]
     hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
     report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
     report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")

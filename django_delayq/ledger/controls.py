@@ -208,6 +208,8 @@ class Guards(NamedTuple):
     shadow: int = 0
     changed_at: datetime | None = None
     """When an operator, or a brake, last changed the policy. A brake counts from then on."""
+    quiet: TimeoutPolicy[Any] | None = None
+    """The policy itself, if it has `within=`: it fires nothing outside of these opening hours."""
 
 
 class StopChanges(NamedTuple):
@@ -292,7 +294,9 @@ class StopCache:
         if found is None:
             state = _state_of(policy, answer)
             late = None if state.late is None or state.late.then == "fire" else state.late
-            found = answer.guards[policy] = Guards(late, state.brake, state.shadow, state.changed_at)
+            found = answer.guards[policy] = Guards(
+                *(late, state.brake, state.shadow, state.changed_at), quiet=None if policy.within is None else policy
+            )
         return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:

@@ -33,6 +33,7 @@ from django.db.models.sql import Query
 from django.utils.functional import Promise
 from django.utils.tree import Node
 
+from django_delayq.calendars import WorkingHours, is_calendar
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import PolicyError
@@ -201,6 +202,8 @@ def _parts(value: Any) -> list[Any]:
     elif isinstance(value, Lookup):
         # A query turns the sets that it gets into lists.
         parts = [value.lhs, _sorted(value.rhs) if isinstance(value.rhs, list | tuple) else value.rhs]
+    elif is_calendar(value):  # not its holidays, which fill themselves by the years that were asked for
+        parts = [str(value)] if isinstance(value, WorkingHours) else []
     elif hasattr(value, "_constructor_args"):  # most expressions, such as F
         parts = value._constructor_args
     elif isinstance(value, BaseExpression):

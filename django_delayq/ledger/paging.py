@@ -186,8 +186,9 @@ def _listed(rows: Any) -> list[Timeout]:
     return listed
 
 
-GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at")
-"""The columns of which each row has its own value. If all rows of a page have the same times, these are parameters."""
+GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at", "run_at")
+"""The columns of which each row has its own value. If all rows of a page have the same times, these are parameters.
+Without the last one, `run_at` is `due_at`."""
 
 Round: TypeAlias = "tuple[str, str, datetime | None, datetime]"
 """A round that begins: `slot`, `object_id`, `since_at` and `due_at`. A plain tuple, which takes a third of the time."""
@@ -214,17 +215,17 @@ def insert_rounds(
     for page in chunks(sorted(rounds)):
         written = []
         if reports_inserted or not replace:
-            written = _write(page, common, using)
+            written = _write(policy, page, common, using)
             push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=True)
         if replace and len(written) < len(page):
-            written = _write(page, common, using, replace=True)
+            written = _write(policy, page, common, using, replace=True)
             push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=False)
         count += len(written)
     return count
 
 
 def _write(
-    page: Sequence[Round], common: dict[str, Any], using: str, *, replace: bool = False
+    policy: TimeoutPolicy[Any], page: Sequence[Round], common: dict[str, Any], using: str, *, replace: bool = False
 ) -> list[tuple[int, datetime]]:
     """Insert the rounds whose slots are free, with `replace` all; return id and `run_at` of the rows written."""
     connection = connections[using]
@@ -234,16 +235,18 @@ def _write(
     given: tuple[Sequence[Any], ...] = (slots, object_ids, keys)
     shared = len({*since}) == len({*due}) == 1
     if shared:
-        common = {**common, "since_at": since[0], **dict.fromkeys(TIMES, due[0])}
+        common = {**common, "since_at": since[0], **dict.fromkeys(TIMES, due[0]), "run_at": policy.opening(due[0])}
     else:
         written_as = functools.cache(lambda at: at and str(connection.ops.adapt_datetimefield_value(at)))
         given += [*map(written_as, since)], [*map(written_as, due)]
+        if policy.within is not None:
+            given += ([*map(written_as, map(policy.opening, due))],)
     rows = json.dumps([dict(zip(GIVEN, row, strict=False)) for row in zip(*given, strict=True)])
     empty = tuple(name for name in ("payload", "since_at") if common.get(name, given) is None)
     shape = (using, GIVEN[: len(given)], empty, replace)
     if connection.features.supports_update_conflicts_with_target:
         written = _inserted.rows(*shape, rows=rows, **common)
-        return [(*row, due[0]) for row in written] if shared else cast("list[tuple[int, datetime]]", written)
+        return [(*row, common["run_at"]) for row in written] if shared else cast("list[tuple[int, datetime]]", written)
     _inserted.execute(*shape, rows=rows, **common)
     found = Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1)
     return list(read_committed(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
@@ -257,7 +260,7 @@ def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: b
     columns |= dict.fromkeys(empty, "NULL")  # as a parameter it would have no type
     returning: Sequence[str] = ("id",)
     if "due_at" in given:
-        columns |= dict.fromkeys(TIMES, "given.due_at")
+        columns |= dict.fromkeys(set(TIMES) - set(given), "given.due_at")
         returning = ("id", "run_at")  # only where they differ, because drivers take long to read datetimes
     if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
         returning = ()

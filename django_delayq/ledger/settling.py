@@ -48,6 +48,7 @@ from django_delayq.ledger.subjects import object_id
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
+from django_delayq.spans import Length, end_of
 
 State, Cause = Timeout.State, Timeout.Cause
 PRUNED_PAGE: Final = 500
@@ -179,12 +180,22 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
     return Raw(sql, parameters, fields)
 
 
-def is_late(row: Timeout, now: datetime, late: timedelta) -> bool:
-    """Return whether `row` would begin its first attempt more than `late` after the time that it was to begin.
+def is_late(row: Timeout, now: datetime, late: Length, obj: Any) -> bool:
+    """Return whether `row` of `obj` would begin its first attempt more than `late` after the time it was to begin.
 
-    That is `run_at`, which is the deadline, or later: the end of a snooze, or when an operator wanted it fired.
+    That is `run_at`, which is the deadline, or later: the end of a snooze, the opening that it has waited for, or when
+    an operator wanted it fired.
     """
-    return not row.attempts and now - row.run_at > late
+    latest = None if row.attempts else end_of(late, row.run_at, obj)
+    return latest is not None and now > latest
+
+
+def defer(row: Timeout, run_at: datetime, using: str) -> None:
+    """Let the pending, locked `row` run at `run_at` at the earliest; no attempt is counted."""
+    values = {"run_at": run_at, "ready_at": run_at}
+    with raising_instead_of_waiting(using):
+        Timeout.objects.using(using).filter(pk=row.pk, slot_taken=1).update(**values)
+    vars(row).update(values)
 
 
 def matches(policy: TimeoutPolicy[Any]) -> Any:

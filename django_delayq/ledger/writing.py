@@ -22,6 +22,7 @@ from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
+from django_delayq.policies import registry
 from django_delayq.policy_options import MAX_STORED
 from django_delayq.signals import timeout_cancelled
 
@@ -59,6 +60,8 @@ def new_row(
         "idempotency_key": new_idempotency_key(),
         "slot": subject.slot,
     }
+    if subject.policy and subject.policy.within is not None and not columns.get("is_requested"):
+        given["run_at"] = subject.policy.opening(due_at)
     values: Any = (DEFAULTS | given | columns).values()
     return Timeout(*values)  # by position, which takes a third of the time
 
@@ -69,7 +72,8 @@ def writes_at_once(subject: Subject) -> bool:
     Otherwise the caller locks the object and proceeds step by step. It depends on policy and database alone.
     """
     policy = subject.policy
-    return policy is not None and not callable(policy.since) and can_lock_and_write(policy.model, subject.using)
+    is_plain = policy is not None and policy.has_plain_since and policy.within is None
+    return policy is not None and is_plain and can_lock_and_write(policy.model, subject.using)
 
 
 def insert_at_once(new: Timeout, subject: Subject) -> bool:
@@ -197,7 +201,7 @@ def move_rows(
     """Move pending, locked rows to other deadlines, in one statement; return the rows.
 
     Args:
-        moves: each row with its new `due_at` and `run_at`; see `run_at_of`.
+        moves: each row with its new `due_at` and `run_at`; see `run_at_of`. `within=` may let it run later.
         using: the database.
         extended: count the move as one of `max_extensions`.
         columns: further columns that the caller has changed.
@@ -208,7 +212,9 @@ def move_rows(
     for row, due_at, run_at in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
-        row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_STORED)
+        policy = None if row.is_requested else registry.get(row.policy)
+        row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
+        row.extensions = min(row.extensions + extended, MAX_STORED)
         row.ready_at, row.claims, row.claimed_until = event["at"], 0, None
         rows.append(row)
     update_each(rows, (*MOVED_FIELDS, *columns), using)
@@ -270,7 +276,7 @@ def cancels_at_once(subject: Subject, *, lock: bool) -> bool:
     policy = subject.policy
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, subject.using):
         return False
-    return not (lock and subject.automatic_policy and callable(policy.since))
+    return not (lock and subject.automatic_policy and not policy.has_plain_since)
 
 
 def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:

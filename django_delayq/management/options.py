@@ -21,7 +21,7 @@ from django.utils import timezone, translation
 from django.utils.dateparse import parse_datetime
 
 from django_delayq import clock
-from django_delayq.clock import UNITS
+from django_delayq.delays import UNITS
 from django_delayq.ledger.search import labels_in
 from django_delayq.ledger.subjects import about_model, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet

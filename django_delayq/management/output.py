@@ -18,6 +18,7 @@ from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.logs import json_text, one_line
 from django_delayq.policy_options import Rate
+from django_delayq.spans import length_text
 
 Paint = Callable[[str], str]
 Cells = Sequence[object]
@@ -166,7 +167,7 @@ def guards_of(state: PolicyState) -> dict[str, tuple[str, str]]:
     """Return the setting of each guard rail, such as `skip after 6 h` or `off`, and its actor; empty: as declared."""
     late, brake, shadow = state.late, state.brake, state.shadow
     texts = {
-        "late": f"{late.then} after {duration_text(late.after)}" if late else "off",
+        "late": f"{late.then} after {length_text(late.after)}" if late else "off",
         "brake": f"{brake.most} in {duration_text(brake.per)}" if brake else "off",
         "shadow": f"{shadow} %" if shadow else "off",
     }

@@ -35,6 +35,7 @@ from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.spans import after_stop
 
 logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What
@@ -246,12 +247,13 @@ def _replanned(
 ) -> tuple[datetime, datetime]:
     if change.held_from is not None and change.held_until is not None:
         begin = max(change.held_from, _counts_from(row, policy, page, in_force))
-        shift = max(timedelta(0), change.held_until - begin)
-        return shifted(row.due_at, shift), shifted(row.run_at, shift)
+        obj = page.object_of(row)
+        due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
+        return due_at, shifted(row.run_at, due_at - row.due_at)  # a retry or a snooze waits as much longer
     due_at, obj = row.due_at, page.object_of(row)
     if change.shift is not None:
         due_at = shifted(due_at, change.shift)
-    elif obj is not None or not callable(policy.after):
+    elif obj is not None or not policy.needs_object:
         # The delay that this change has set: no other can be set before it is finished.
         planned = policy.due_of(obj, row.since_at or row.created_at, in_force) or due_at
         # A row without `since` counts from when it was scheduled, and is never due before.
@@ -267,7 +269,7 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
     """
     counts_from = row.restarted_at or row.created_at
     obj = page.object_of(row)
-    if row.since_at is None or row.since_at >= counts_from or (obj is None and callable(policy.after)):
+    if row.since_at is None or row.since_at >= counts_from or (obj is None and policy.needs_object):
         return counts_from
     is_armed = False
     with Failures(policy).counting(row.object_id):  # if `after` raises, it does not show that the row was armed

@@ -396,7 +396,7 @@ def shadow(policy: str | TimeoutPolicy[Any], *, share: int | None, by: str, reas
 
 def _stored(value: Any) -> Any:
     """Return the value of a guard as `PolicyControl.guards` has it."""
-    if isinstance(value, Late):
+    if isinstance(value, Late) and isinstance(value.after, timedelta):
         return {"after": value.after.total_seconds(), "then": value.then}
     if isinstance(value, Brake):
         return {"most": value.most, "per": value.per.total_seconds()}

@@ -22,8 +22,8 @@ from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
+from django_delayq.paths import field_at, stored_type
 from django_delayq.policies import get_policies
-from django_delayq.policy_rules import field_at, stored_type
 
 MAX_HITS: Final = 1_000
 """A search that finds more is too general to act on, and would load all of their ids."""

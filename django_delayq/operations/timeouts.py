@@ -13,8 +13,9 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
-from django_delayq.clock import DelayArgs, check_length, check_moment, database_now, parse_delay, plural, shifted
+from django_delayq.clock import check_length, check_moment, database_now, plural, shifted
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.delays import DelayArgs, added, parse_delay
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import clipped, message_of, record, record_death
@@ -121,8 +122,9 @@ def postpone(
         words = gettext("{moment} is in the past. To fire it now, use another operation: fire.")
         raise InvalidDelay(words.format(moment=clock.local(given.at)))
 
-    def later(row: Timeout, now: datetime) -> datetime:
-        return given.at or shifted(max(row.due_at, now), given.after or timedelta(0))
+    def later(row: Timeout, context: Context) -> datetime:
+        obj = context.page.object_of(row) if given.needs_object else None
+        return given.at or added(given.after or timedelta(0), max(row.due_at, context.now), obj)
 
     action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, fixed=given.at)
     action.arguments = given.after  # None: a datetime, to which each row is moved once
@@ -130,7 +132,7 @@ def postpone(
 
 
 def _moves(
-    name: str, what: str, new: Callable[[Timeout, datetime], datetime], unless: Refusal, *, fixed: datetime | None
+    name: str, what: str, new: Callable[[Timeout, Context], datetime], unless: Refusal, *, fixed: datetime | None
 ) -> Action:
     """Return the action that gives pending rows `new` deadlines.
 
@@ -144,7 +146,7 @@ def _moves(
         if why := refuse_unless_pending(row, context):
             return why
         try:
-            due_at = new(row, context.now)
+            due_at = new(row, context)
         except InvalidDelay:
             return Refusal.TOO_FAR
         if due_at == row.due_at or (due_at < row.due_at and unless is Refusal.NOT_LATER):
@@ -153,7 +155,7 @@ def _moves(
         return None
 
     def write(rows: list[Timeout], context: Context) -> None:
-        deadlines = [(row, new(row, context.now)) for row in rows]
+        deadlines = [(row, new(row, context)) for row in rows]
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
         writing.move_rows(moves, context.using, what=what, fixed=fixed is not None, **context.event)
 
@@ -188,8 +190,8 @@ def change_deadline(
     fixed = None if at is None else check_moment(at, "at")
     by_how_much = timedelta(0) if shift is None else check_length(shift, "shift", may_be_negative=True)
 
-    def moved(row: Timeout, now: datetime) -> datetime:
-        return max(fixed or shifted(row.due_at, by_how_much), now)
+    def moved(row: Timeout, context: Context) -> datetime:
+        return max(fixed or shifted(row.due_at, by_how_much), context.now)
 
     action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, fixed=fixed)
     action.arguments = shift

@@ -8,7 +8,8 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.clock import parse_delay, shifted
+from django_delayq.arming.row_state import objects_of_policy
+from django_delayq.delays import added, parse_delay
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import MOVED_FIELDS
@@ -23,6 +24,7 @@ from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
+from django_delayq.spans import needs_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from django_delayq.clock import Delay, DelayArgs, Span
+    from django_delayq.delays import Delay, DelayArgs, Duration
     from django_delayq.ledger.paging import Rows
     from django_delayq.scheduling.single import Moved, OnConflict
 
@@ -115,20 +117,25 @@ def _lock_and_plan(
     in_force = None if given is not None or policy.after is None else read_delay(policy, using)
     now, to_python = clock.now(), root_of_key(policy.model).to_python
     rounds: list[paging.Round] = []
-    due_at = None if given is None else given.due_from(now, as_given=as_given)
+    needs_object = policy.needs_object if given is None else given.needs_object
+    due_at = None if given is None or needs_object else given.due_from(now, as_given=as_given)
     for chunk in chunks(pks, None if connections[using].features.max_query_params else LOCKED_AT_ONCE):
         rows = locking_rows(policy.model, chunk, using)
-        if callable(policy.since) or (due_at is None and callable(policy.after)):
-            read = {to_python(obj.pk): (policy.since_of(obj), obj) for obj in rows}
+        if needs_object or not policy.has_plain_since:
+            list(rows.values_list("pk"))  # locks them, without the rows of relations, which are read afterwards
+            read = {pk: (policy.since_of(obj), obj) for pk, obj in objects_of_policy(policy, chunk, using).items()}
         elif policy.since:
-            read = {to_python(pk): (policy.checked_since(at), None) for pk, at in rows.values_list("pk", policy.since)}
+            read = {
+                to_python(pk): (policy.checked_since(at), None) for pk, at in rows.values_list("pk", str(policy.since))
+            }
         else:
             read = dict.fromkeys(map(to_python, rows.values_list("pk", flat=True)), (None, None))
         for pk, object_id, slot in slots_of(policy, chunk, key, using):
             if pk not in read:
                 raise ValueError(f"{subject_at(policy, pk, key, using)}: the object is not in the database (any more).")
             since_at, obj = read[pk]
-            due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
+            due = due_at or (given and given.due_from(now, obj, as_given=as_given))
+            due = due or policy.due_of(obj, now if policy.since is None else since_at, in_force)
             if due is None:
                 raise single.no_deadline(subject_at(policy, pk, key, using))
             rounds.append((slot, object_id, since_at, due))
@@ -167,10 +174,14 @@ def _check_totals(
 ) -> None:
     """Raise ExtensionLimit if one of `rounds` would move a row of `taken` too far."""
     due = {object_id: due_at for _, object_id, _, due_at in rounds}
-    beyond = [row for row in taken if single.is_beyond_total(row, due[row.object_id], policy)]
-    for row in beyond[:1]:
-        subject = subject_at(policy, row.object_id, key, using)
-        single.check_total(Timeout.objects.using(using).get(pk=row.pk), due[row.object_id], subject)
+    pks = [pk_of(policy.concrete_model, row.object_id) for row in taken]
+    is_read = policy.total is not None and needs_object(policy.total)
+    objects = objects_of_policy(policy, pks, using) if is_read else {}
+    for row, pk in zip(taken, pks, strict=True):
+        due_at, obj = due[row.object_id], objects.get(pk)
+        if single.is_beyond_total(row, due_at, policy, obj):
+            subject = subject_at(policy, row.object_id, key, using)
+            single.check_total(Timeout.objects.using(using).get(pk=row.pk), due_at, subject, obj)
 
 
 def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
@@ -194,29 +205,47 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
 
     Rows that `Limits(total=...)` of their policy does not let move so far stay as they are. Raises InvalidDelay.
     """
-    due_at = single.parse_target(dict(delay)).due_from(clock.now())
-    return _move(rows, "rescheduled", reason, lambda _: due_at)
+    given = single.parse_target(dict(delay))
+    if given.needs_object:
+        return _move(rows, "rescheduled", reason, lambda _, obj: given.due_from(clock.now(), obj), by_object=True)
+    due_at = given.due_from(clock.now())
+    return _move(rows, "rescheduled", reason, lambda *_: due_at)
 
 
-def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> int:
+def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Duration]) -> int:
     """Move the deadlines of those of `rows` that are pending later by `span`; return how many.
 
     Rows whose policy's `max_extensions` or `Limits(total=...)` is used up stay as they are. Raises InvalidDelay.
     """
     by = single.parse_span(dict(span))
 
-    def later(row: Timeout) -> datetime | None:
-        return shifted(row.due_at, by) if single.may_extend(row, registry.get(row.policy)) else None
+    def later(row: Timeout, obj: Any) -> datetime | None:
+        return added(by, row.due_at, obj) if single.may_extend(row, registry.get(row.policy)) else None
 
-    return _move(rows, "extended", reason, later)
+    return _move(rows, "extended", reason, later, by_object=needs_object(by))
 
 
-def _move(rows: Rows, what: Moved, reason: str, deadline_of: Callable[[Timeout], datetime | None]) -> int:
-    """Move those of `rows` that are pending and have a `deadline_of`; return how many."""
+def _move(
+    rows: Rows,
+    what: Moved,
+    reason: str,
+    deadline_of: Callable[[Timeout, Any], datetime | None],
+    *,
+    by_object: bool = False,
+) -> int:
+    """Move those of `rows` that are pending and have a `deadline_of`, by row and object; return how many.
+
+    Objects are read only if `by_object`, or if a limit of a policy needs them: half of the work is to make instances.
+    """
+    by_object = by_object or any(policy.total and needs_object(policy.total) for policy in registry)
 
     def change(page: Page) -> int:
-        deadlines = [(row, due_at) for row in page.rows if (due_at := deadline_of(row)) is not None]
-        deadlines = [each for each in deadlines if not single.is_beyond_total(*each, registry.get(each[0].policy))]
+        found = ((row, page.object_of(row) if by_object else None) for row in page.rows)
+        deadlines = []
+        for row, obj in found:
+            due_at = deadline_of(row, obj)
+            if due_at is not None and not single.is_beyond_total(row, due_at, registry.get(row.policy), obj):
+                deadlines.append((row, due_at))
         return len(single.move_by_hand(deadlines, page.using, what, reason))
 
-    return sum(each_page(rows, change, columns=COLUMNS))
+    return sum(each_page(rows, change, columns=() if by_object else COLUMNS))

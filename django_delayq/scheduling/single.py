@@ -18,7 +18,8 @@ from django.db.models import Q
 from django_delayq import clock
 from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
-from django_delayq.clock import database_now, duration_text, parse_delay, shifted
+from django_delayq.clock import database_now
+from django_delayq.delays import added, parse_delay
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
@@ -31,6 +32,7 @@ from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
+from django_delayq.spans import end_of, length_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -39,9 +41,10 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from django_delayq.clock import Delay, DelayArgs, Span
+    from django_delayq.delays import Delay, DelayArgs, Duration
     from django_delayq.ledger.subjects import Subject
     from django_delayq.policies import M, TimeoutPolicy
+    from django_delayq.spans import Length
 
 logger = logging.getLogger("django_delayq")
 
@@ -76,8 +79,8 @@ def schedule_timeout(
             raises `TimeoutConflict`; `"once"` is `"replace"`, unless the timeout has fired for this deadline already,
             or is firing for it: then that row is returned, and one that is pending for another deadline is cancelled.
         reason: kept with the row, for operators.
-        **delay: units, summed, from now (`minutes=30`), or `after=timedelta`, or `at=datetime` (in the past:
-            due now). By default the policy's own `since` and `after` decide.
+        **delay: units, summed, from now (`minutes=30`), or `after=`, a timedelta or span, or `at=datetime` (in the
+            past: due now). By default the policy's own `since` and `after` decide.
 
     Raises:
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ExtensionLimit: nothing is written.
@@ -132,7 +135,7 @@ def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict
                 announce(timeout_cancelled, obsolete, subject.using)
             return fired[-1]
         if policy.total is not None:
-            check_total(lock_newest(subject, pending=True), due_at, subject)
+            check_total(lock_newest(subject, pending=True), due_at, subject, fresh)
         new = writing.new_row(subject, due_at, since_at, **values)
         return _announced(writing.upsert(new, subject), new, subject.using)
 
@@ -164,9 +167,10 @@ def _due_at(
     `as_given`: also a datetime that has passed, which otherwise means now.
     """
     if given is not None:
-        return given.due_from(clock.now(), as_given=as_given)
+        is_known = obj is not None or not given.needs_object
+        return given.due_from(clock.now(), obj, as_given=as_given) if is_known else None
     policy = cast("TimeoutPolicy[Any]", subject.policy)
-    if policy.after is None or (obj is None and (policy.since is not None or callable(policy.after))):
+    if policy.after is None or (obj is None and (policy.since is not None or policy.needs_object)):
         return None
     return policy.due_of(obj, clock.now() if policy.since is None else since_at, read_delay(policy, subject.using))
 
@@ -362,7 +366,8 @@ def reschedule_timeout(
         UnknownPolicy, ValueError: as for `schedule_timeout`.
     """
     given = parse_target(dict(delay))
-    return _move(subject_of(obj, policy, key), "rescheduled", reason, lambda _: given.due_from(clock.now()))
+    subject = subject_of(obj, policy, key)
+    return _move(subject, "rescheduled", reason, lambda _, of: given.due_from(clock.now(), of))
 
 
 def extend_timeout(
@@ -371,7 +376,7 @@ def extend_timeout(
     *,
     key: str = "",
     reason: str = "",
-    **span: Unpack[Span],
+    **span: Unpack[Duration],
 ) -> Timeout | None:
     """Move the deadline of the pending timeout later by `span`; return its row. None: nothing is pending.
 
@@ -382,24 +387,26 @@ def extend_timeout(
     by = parse_span(dict(span))
     subject = subject_of(obj, policy, key)
 
-    def later(row: Timeout) -> datetime:
+    def later(row: Timeout, of: Any) -> datetime:
         if not may_extend(row, subject.policy):
             allowed = subject.policy and subject.policy.max_extensions
             raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", row)
-        return shifted(row.due_at, by)
+        return added(by, row.due_at, of)
 
     return _move(subject, "extended", reason, later)
 
 
-def _move(subject: Subject, what: Moved, reason: str, deadline_of: Callable[[Timeout], datetime]) -> Timeout | None:
-    """Move the pending row to its `deadline_of`; return it. None: nothing is pending."""
+def _move(
+    subject: Subject, what: Moved, reason: str, deadline_of: Callable[[Timeout, Model | None], datetime]
+) -> Timeout | None:
+    """Move the pending row to its `deadline_of`, by the row and its object; return it. None: nothing is pending."""
     with transaction_of(subject.using):
-        lock_subject(subject)
+        obj = lock_subject(subject)
         row = lock_newest(subject, pending=True)
         if row is None:
             return None
-        due_at = deadline_of(row)
-        check_total(row, due_at, subject)
+        due_at = deadline_of(row, obj)
+        check_total(row, due_at, subject, obj)
         move_by_hand([(row, due_at)], subject.using, what, reason)
         announce(timeout_rescheduled, row, subject.using)
         return row
@@ -420,8 +427,8 @@ def parse_target(delay: dict[str, Any]) -> Delay:
     return given
 
 
-def parse_span(span: dict[str, Any]) -> timedelta:
-    """Return a duration. Raises InvalidDelay if there is none, or a datetime."""
+def parse_span(span: dict[str, Any]) -> Length:
+    """Return a duration or a span. Raises InvalidDelay if there is none, or a datetime."""
     by = parse_delay(span)
     if by is None or by.after is None:
         raise InvalidDelay("By how much? Give units or after=.")
@@ -434,19 +441,22 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
     return limit is None or row.extensions < limit
 
 
-def is_beyond_total(row: Any, due_at: datetime, policy: TimeoutPolicy[Any] | None) -> bool:
-    """Return whether `Limits(total=...)` forbids the application to move `row` to `due_at`.
+def is_beyond_total(row: Any, due_at: datetime, policy: TimeoutPolicy[Any] | None, obj: Any) -> bool:
+    """Return whether `Limits(total=...)` forbids the application to move `row` to `due_at`. `obj`: its object.
 
     It never forbids an earlier deadline, nor one that is due now: an overdue one may be fired.
     """
     total = policy.total if policy else None
-    return total is not None and due_at - row.first_due_at > total and due_at > max(row.due_at, clock.now())
+    if total is None or due_at <= max(row.due_at, clock.now()):
+        return False
+    latest = end_of(total, row.first_due_at, obj)
+    return latest is not None and due_at > latest
 
 
-def check_total(row: Timeout | None, due_at: datetime, subject: Subject) -> None:
+def check_total(row: Timeout | None, due_at: datetime, subject: Subject, obj: Any) -> None:
     """Raise ExtensionLimit if `Limits(total=...)` forbids to move the pending `row`, if there is one, to `due_at`."""
-    if row is not None and is_beyond_total(row, due_at, subject.policy):
-        total = duration_text(cast("TimeoutPolicy[Any]", subject.policy).total or timedelta(0))
+    if row is not None and is_beyond_total(row, due_at, subject.policy, obj):
+        total = length_text(cast("TimeoutPolicy[Any]", subject.policy).total or timedelta(0))
         limit = f"Limits(total={total}), from its first deadline at {row.first_due_at}"
         raise ExtensionLimit(f"{subject} cannot be moved to {due_at}: that is beyond {limit}.", row)
 

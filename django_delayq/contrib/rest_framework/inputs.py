@@ -23,7 +23,7 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.validators import ProhibitSurrogateCharactersValidator
 from rest_framework.views import APIView
 
-from django_delayq import clock
+from django_delayq import clock, delays
 from django_delayq.contrib.rest_framework.fields import SecondsField, shown_time
 from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obstacles_of
 from django_delayq.exceptions import InvalidDelay
@@ -264,9 +264,9 @@ class OperationSerializer(serializers.Serializer[Any]):
         """Return the keyword arguments of the operation."""
         common = {name: attrs.pop(name) for name in ("reason", "dry_run") if name in attrs}
         settings = [name for name in SETTINGS if attrs.pop(name, False)]
-        units = {name: attrs.pop(name) for name in clock.UNITS if name in attrs}
+        units = {name: attrs.pop(name) for name in delays.UNITS if name in attrs}
         try:
-            if delay := clock.parse_delay(units):
+            if delay := delays.parse_delay(units):
                 attrs["after"] = delay.after
             return common | self.operation.arguments(attrs, settings, name_of)
         except DjangoValidationError as error:
@@ -314,7 +314,7 @@ def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serialize
         case Length(in_units=True):
             examples = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
             limits = {"required": False, "min_value": 0, "max_value": MAX_UNITS}
-            units: Any = {unit: examples.get(unit, serializers.empty) for unit in clock.UNITS}
+            units: Any = {unit: examples.get(unit, serializers.empty) for unit in delays.UNITS}
             return {unit: serializers.FloatField(initial=first, **limits) for unit, first in units.items()}
         case Length():
             limits = {"min_value": max(parameter.least.total_seconds(), -MAX_UNITS)}

@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.firing.rails.brake import BrakeRail
 from django_delayq.firing.rails.late import LateRail
+from django_delayq.firing.rails.quiet import QuietRail
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.firing.rails.shadow import ShadowRail
 
 if TYPE_CHECKING:
+    from django_delayq.firing.members import Member
     from django_delayq.firing.report import ReportBuilder
     from django_delayq.firing.work import Candidate
     from django_delayq.ledger.controls import Guards
     from django_delayq.models import Timeout
     from django_delayq.policies import TimeoutPolicy
 
-RAILS: Final[Sequence[Rail]] = (LateRail(), ShadowRail(), BrakeRail())
-"""In the order in which they settle rows: what is too late was not in shadow mode."""
+RAILS: Final[Sequence[Rail]] = (QuietRail(), LateRail(), ShadowRail(), BrakeRail())
+"""In the order in which they settle rows: what waits for opening hours is not late, what is late not in shadow mode."""
 
 
 def room(policy: TimeoutPolicy[Any], guards: Guards) -> int:
@@ -38,12 +40,16 @@ def admitted(candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candid
     return candidates
 
 
-def settle(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-    """Settle those of the due, locked `rows` that must not call their handler; return them."""
-    settled: list[Timeout] = []
+def settle(members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+    """Settle the rows of those due, locked `members` whose handler must not be called now, or move them; return them.
+
+    Those that it has moved are pending, and run later.
+    """
+    stopped: list[Timeout] = []
     for rail in RAILS:
-        settled += rail.settle([row for row in rows if not row.is_settled], guards, now, using)
-    return settled
+        ids = {row.pk for row in stopped}
+        stopped += rail.settle([each for each in members if each.row.pk not in ids], guards, now, using)
+    return stopped
 
 
 def committed(policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.clock import duration_text, plural
+from django_delayq.clock import plural
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
+from django_delayq.spans import length_text
 
 if TYPE_CHECKING:
+    from django_delayq.firing.members import Member
     from django_delayq.firing.report import ReportBuilder
+    from django_delayq.firing.work import Candidate
     from django_delayq.ledger.controls import Guards
     from django_delayq.policies import TimeoutPolicy
 
@@ -27,14 +30,18 @@ class LateRail(Rail):
     The statement that locks, checks and marks knows the limit, and leaves what is too late to `settle`.
     """
 
-    def settle(self, rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+    def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
+        """Return none of them if the limit is a span, which SQL cannot add."""
+        return candidates if guards.late is None or isinstance(guards.late.after, timedelta) else []
+
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
         late = guards.late
         if late is None:
             return []
-        seem_late = [row for row in rows if settling.is_late(row, now, late.after)]
+        seem_late = [each.row for each in members if settling.is_late(each.row, now, late.after, each.obj)]
         if withheld := [row for row in seem_late if not row.is_requested]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
-            reason = f"It would have begun more than {duration_text(late.after)} after its deadline."
+            reason = f"It would have begun more than {length_text(late.after)} after its deadline."
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
         return withheld
 

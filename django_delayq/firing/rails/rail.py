@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from django_delayq.firing.members import Member
     from django_delayq.firing.report import ReportBuilder
     from django_delayq.firing.work import Candidate
     from django_delayq.ledger.controls import Guards
@@ -32,8 +33,8 @@ class Rail:
         """Return those of `candidates` that one statement may lock, check and mark. `settle` decides about the rest."""
         return candidates
 
-    def settle(self, rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-        """Settle those of the due, locked `rows` that must not call their handler; return them."""
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+        """Settle or move the rows of those due, locked `members` whose handler must not be called now; return them."""
         return []
 
     def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:

@@ -12,6 +12,7 @@ from django_delayq.ledger import settling
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
+    from django_delayq.firing.members import Member
     from django_delayq.firing.work import Candidate
     from django_delayq.ledger.controls import Guards
 
@@ -24,7 +25,8 @@ class ShadowRail(Rail):
             return candidates
         return [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
 
-    def settle(self, rows: Sequence[Timeout], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+        rows = [each.row for each in members]
         withheld = [row for row in rows if guards.shadow and is_in_shadow(row.object_id, guards.shadow)]
         if withheld:
             settling.mark_settled(withheld, Timeout.Cause.SHADOW, now, using)

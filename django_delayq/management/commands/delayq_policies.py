@@ -8,6 +8,7 @@ from django_delayq.ledger.search import NOTHING
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Paint, Painted, guards_of, rate_text, seconds
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
+from django_delayq.spans import length_text
 
 HEAD = (
     *("policy", "delay", "stop", "pending", "due", "failing", "dead", "fired 24h", "skipped 24h", "next 24h"),
@@ -53,5 +54,5 @@ def _guards(state: PolicyState) -> str:
         found += [f"run {duration_text(limits.run)}"] if limits.run else []
         found += [f"rate {rate_text(limits.rate)}"] if limits.rate else []
         found += [f"snoozes {limits.snoozes}"] if limits.snoozes is not None else []
-        found += [f"total {duration_text(limits.total)}"] if limits.total is not None else []
+        found += [f"total {length_text(limits.total)}"] if limits.total is not None else []
     return ", ".join(found)

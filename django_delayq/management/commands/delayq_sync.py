@@ -7,7 +7,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.sync import sync_policy
-from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
@@ -15,6 +14,7 @@ from django_delayq.logs import one_line
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.management.options import duration, values_of
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.spans import length_text
 
 logger = logging.getLogger("django_delayq.operations")
 
@@ -44,7 +44,7 @@ class Command(AskingCommand):
             late = policy_state(policy, using).late if backfill else None
             if late and late.then != "fire":  # before anything is armed: workers fire it at once
                 words = "Those over %s late will not fire. If they should, switch that off first: delayq_late %s off"
-                self.stderr.write(words % (duration_text(late.after), policy.label))
+                self.stderr.write(words % (length_text(late.after), policy.label))
             # Without a terminal, as by cron, it proceeds: workers do the same on their own.
             if backfill and has_terminal() and not (options["yes"] or dry_run):
                 with self.progress(options) as add:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ from django.db import connections
 from django.utils import autoreload
 
 from django_delayq import __version__
-from django_delayq.clock import duration_text, plural
+from django_delayq.clock import plural
 from django_delayq.conf import MAX_CONCURRENCY, get_settings
 from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, WrongInstallation
 from django_delayq.firing.state import firing_state
@@ -32,6 +31,7 @@ from django_delayq.management.operating import TextCommand
 from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
+from django_delayq.spans import delay_text, length_text
 from django_delayq.worker.loop import Worker, signal_handlers
 from django_delayq.worker.servers import RedisHealth
 from django_delayq.worker.supervisor import NUMBER_VARIABLE, REFUSED, Supervisor
@@ -250,9 +250,9 @@ def _delay(policy: TimeoutPolicy[Any]) -> str:
     after = policy.after
     if after is None:
         return "by hand, each with its own delay"
-    words = duration_text(abs(after)) if isinstance(after, timedelta) else "a computed delay"
+    length = policy.fixed_length
+    words = "a computed delay" if length is None else length_text(length)
     if policy.since is not None:
         since = policy.since if isinstance(policy.since, str) else "a computed time"
-        is_before = isinstance(after, timedelta) and after < timedelta(0)
-        words = f"at {since}" if after == timedelta(0) else f"{words} {'before' if is_before else 'after'} {since}"
+        words = f"{words} after {since}" if length is None else delay_text(length, since)
     return words if policy.is_automatic else f"{words}, by hand"
