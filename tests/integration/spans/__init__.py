@@ -1,0 +1,1 @@
+"""Deadlines in spans: working hours, wall time, dates, quiet hours."""

@@ -1,0 +1,252 @@
+"""Deadlines that are counted in spans: armed, scheduled, moved, and left alone by the sync."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from types import FunctionType
+from typing import Any
+
+import pytest
+from dateutil.relativedelta import relativedelta
+from django.db import connection
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+
+import django_delayq as dq
+from django_delayq import Limits, PolicyError, Snooze, Wall, Working, clock
+from django_delayq.arming.sync import sync_policy, sync_timeouts
+from django_delayq.exceptions import InvalidDelay
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.testing import fire_due
+from tests.integration.spans.conftest import OFFICE, Declare, at, only_row, opened
+from tests.testapp.desk import Team, Ticket
+
+pytestmark = pytest.mark.django_db(transaction=True)
+OPEN: dict[str, Any] = {"since": "opened_at", "when": Q(status="open")}
+
+
+class Custom:
+    """A span of the application: to the end of the present hour."""
+
+    def end(self, since: Any, _obj: Any) -> Any:
+        return since.replace(minute=0, second=0) + timedelta(hours=1)
+
+    def __str__(self) -> str:
+        return "until the hour is over"
+
+
+def name_of(value: Any) -> str:
+    return "a function" if isinstance(value, FunctionType) else str(value)[:40]
+
+
+SPANS: list[tuple[Any, str]] = [
+    (Working(hours=4, calendar=OFFICE), "Mon 15:00"),
+    (Working(hours=8, calendar="team__calendar"), "Tue 10:00"),
+    (Working(hours=8, calendar=lambda ticket: ticket.team.calendar), "Tue 10:00"),
+    (Working(days=3, at="09:00", calendar=OFFICE), "Thu 09:00"),
+    (Wall(days=1, at="08:00", zone="team__zone"), "Tue 08:00"),
+    (relativedelta(days=2), "Wed 10:00"),
+    (Custom(), "Mon 11:00"),
+    (lambda ticket: Working(minutes=30, calendar=ticket.team.calendar), "Mon 10:30"),
+]
+
+
+@pytest.mark.parametrize(("span", "due"), SPANS, ids=name_of)
+def test_each_way_to_arm_gives_the_same_deadline(declare: Declare, team: Team, span: Any, due: str) -> None:
+    declare(Ticket, name="answer", after=span, **OPEN)
+    opened(team)
+    Ticket.objects.bulk_create([Ticket(team=team, opened_at=at("Mon 10:00")) for _ in range(3)])
+    sync_timeouts(Ticket.objects.all()[:2])
+    dq.schedule_timeout(Ticket.objects.all()[2], "answer")
+    dq.schedule_timeouts(Ticket.objects.all()[3:], "answer")
+    assert [row.due_at for row in Timeout.objects.order_by("id")] == [at(due)] * 4
+
+
+@pytest.mark.parametrize(("span", "due"), SPANS, ids=name_of)
+def test_each_verb_takes_a_span(declare: Declare, team: Team, span: Any, due: str) -> None:
+    if callable(span):
+        return  # only `after` of a declaration takes a function of the object
+    declare(Ticket, name="answer")
+    first, second = (Ticket.objects.create(team=team) for _ in range(2))
+    assert dq.schedule_timeout(first, "answer", after=span).due_at == at(due)
+    dq.schedule_timeout(first, "answer", hours=100)
+    moved = dq.reschedule_timeout(first, "answer", after=span)
+    assert moved is not None
+    assert moved.due_at == at(due)
+    assert dq.schedule_timeouts([first, second], "answer", after=span) == 2
+    assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
+    dq.reschedule_timeouts(dq.pending_timeouts(policy="testapp.ticket.answer"), at=at("Mon 10:00"))
+    assert dq.extend_timeouts(dq.pending_timeouts(policy="testapp.ticket.answer"), after=span) == 2
+    assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
+    assert dq.reschedule_timeouts(dq.pending_timeouts(policy="testapp.ticket.answer"), after=span) == 2
+    assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
+
+
+def test_an_extension_counts_open_time_from_the_deadline(declare: Declare, team: Team) -> None:
+    declare(Ticket, name="answer", after=Working(hours=6, calendar=OFFICE), **OPEN)
+    row = dq.extend_timeout(opened(team), "answer", after=Working(hours=2, calendar=OFFICE))
+    assert row is not None
+    assert row.due_at == at("Tue 11:00")
+
+
+def test_a_total_in_a_span_limits_what_the_application_grants(declare: Declare, team: Team) -> None:
+    total = Limits(total=Working(hours=2, calendar="team__calendar"))
+    declare(Ticket, name="answer", after=Working(hours=6, calendar="team__calendar"), limits=total, **OPEN)
+    ticket = opened(team)
+    dq.extend_timeout(ticket, "answer", after=Working(hours=1.5, calendar="team__calendar"))
+    with pytest.raises(dq.ExtensionLimit, match="2 working hours"):
+        dq.extend_timeout(ticket, "answer", after=Working(hours=1, calendar="team__calendar"))
+    assert dq.extend_timeouts(dq.pending_timeouts(ticket), after=Working(hours=1, calendar="team__calendar")) == 0
+    with pytest.raises(dq.ExtensionLimit):
+        dq.schedule_timeouts([ticket], "answer", after=Working(hours=20, calendar="team__calendar"))
+    assert only_row().due_at == at("Tue 09:30")
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_handler_snoozes_until_the_next_opening(declare: Declare, team: Team, atomic: bool) -> None:
+    def answer(_ticket: Ticket, _timeout: Timeout) -> None:
+        raise Snooze(after=Working(hours=1, calendar="team__calendar"))
+
+    declare(Ticket, answer, name="answer", atomic=atomic)
+    with clock.set_to(at("Mon 16:30")):
+        dq.schedule_timeout(opened(team), "answer", seconds=0)
+        fire_due()
+        assert only_row().run_at == at("Tue 09:30")
+
+
+def test_an_object_without_the_calendar_is_exempt(declare: Declare, team: Team) -> None:
+    declare(Ticket, name="answer", after=Working(hours=6, calendar="team__calendar"), **OPEN)
+    opened(None)
+    with_none = opened(Team.objects.create(hours=""))
+    assert not Timeout.objects.exists()
+    with pytest.raises(InvalidDelay, match="no deadline of its own"):
+        dq.schedule_timeout(with_none, "answer")
+    with pytest.raises(InvalidDelay, match="has no end"):
+        dq.schedule_timeout(with_none, "answer", after=Working(hours=6, calendar="team__calendar"))
+
+
+def test_a_calendar_that_never_opens_is_an_error_and_changes_nothing(declare: Declare, ticket: Ticket) -> None:
+    closed = dq.WorkingHours("UTC", {"mon-sun": "09:00-17:00"}, holidays=lambda _day: True)
+    declare(Ticket, name="answer")
+    with pytest.raises(InvalidDelay, match="closed"):
+        dq.schedule_timeout(ticket, "answer", after=Working(hours=1, calendar=closed))
+    assert not Timeout.objects.exists()
+
+
+@pytest.mark.parametrize("span", [Working(hours=-1, calendar=OFFICE), Wall(days=-1), timedelta(hours=-1)])
+def test_a_deadline_before_now_is_refused_where_the_delay_counts_from_now(
+    declare: Declare, ticket: Ticket, span: Any
+) -> None:
+    declare(Ticket, name="answer")
+    with pytest.raises(InvalidDelay, match="must not be negative"):
+        dq.schedule_timeout(ticket, "answer", after=span)
+    with pytest.raises(PolicyError, match="must not be negative without since"):
+        declare(Ticket, name="wrong", after=span)
+
+
+def test_a_negative_span_is_due_before_since(declare: Declare, team: Team) -> None:
+    declare(Ticket, name="prepare", after=Working(hours=-4, calendar=OFFICE), **OPEN)
+    opened(team, "Wed 11:00")
+    assert only_row().due_at == at("Tue 15:00")
+
+
+DATES: list[tuple[str, Any, str]] = [
+    ("promised_on", Wall(at="18:00", zone="Europe/Berlin"), "Wed 18:00"),
+    ("promised_on", Wall(days=-1, at="08:00", zone="Europe/Berlin"), "Tue 08:00"),
+    ("promised_on", Working(days=1, at="09:00", calendar=OFFICE), "Thu 09:00"),
+    ("team__opens_on", Wall(at="18:00", zone="team__zone"), "Wed 18:00"),
+    ("team__opens_at", timedelta(hours=1), "Wed 11:00"),
+    ("team__opens_at", Working(hours=1, calendar="team__calendar"), "Wed 11:00"),
+]
+
+
+@pytest.mark.parametrize(("since", "after", "due"), DATES, ids=name_of)
+def test_since_may_be_a_date_or_a_path(declare: Declare, since: str, after: Any, due: str) -> None:
+    """Each way to arm, move and cancel; the sync leaves alone what fits, without a lock."""
+    policy = declare(Ticket, name="deliver", after=after, since=since, when=Q(status="open"))
+    team = Team.objects.create(zone="Europe/Berlin", opens_on=date(2026, 6, 3), opens_at=at("Wed 10:00"))
+    values = {"team": team, "promised_on": date(2026, 6, 3)}
+    tickets = [Ticket.objects.create(**values)]
+    Ticket.objects.bulk_create([Ticket(**values) for _ in range(3)])
+    tickets = list(Ticket.objects.order_by("pk"))
+    sync_timeouts(tickets[1:2])
+    dq.schedule_timeout(tickets[2], "deliver")
+    dq.schedule_timeouts(tickets[3:], "deliver")
+    rows = list(Timeout.objects.order_by("id"))
+    assert [row.due_at for row in rows] == [at(due)] * 4
+    assert len({row.since_at for row in rows}) == 1
+    tickets[0].save()
+    with CaptureQueriesContext(connection) as queries:
+        done = sync_policy(policy, "default")
+    assert (done.armed, done.moved, done.cancelled) == (0, 0, 0)
+    assert not [query for query in queries if "FOR UPDATE" in query["sql"] and "testapp_ticket" in query["sql"]]
+    assert list(Timeout.objects.order_by("id")) == rows
+    # Another value moves the round, by a save and by the sync; a closed round stays closed.
+    if since.startswith("team"):
+        tickets[0].team = Team.objects.create(zone="Europe/Berlin", opens_on=date(2026, 6, 4), opens_at=at("Thu 10:00"))
+        Ticket.objects.filter(pk=tickets[1].pk).update(team=tickets[0].team)
+    else:
+        tickets[0].promised_on = date(2026, 6, 4)
+        Ticket.objects.filter(pk=tickets[1].pk).update(promised_on=date(2026, 6, 4))
+    tickets[0].save()
+    sync_policy(policy, "default")
+    moved = [row.since_at for row in Timeout.objects.order_by("id")]
+    assert moved[0] == moved[1] == rows[2].since_at + timedelta(days=1)
+    assert moved[2:] == [rows[2].since_at] * 2
+    assert dq.cancel_timeout(tickets[2], "deliver")
+    tickets[2].save()
+    sync_policy(policy, "default")
+    assert Timeout.objects.filter(object_id=tickets[2].pk).count() == 1
+    Ticket.objects.filter(pk=tickets[3].pk).update(status="closed")
+    sync_policy(policy, "default")
+    assert Timeout.objects.get(object_id=tickets[3].pk).state == Timeout.State.CANCELLED
+
+
+def test_a_round_whose_date_fires_once(declare: Declare, ticket: Ticket) -> None:
+    fired = list[datetime]()
+    declare(
+        Ticket,
+        lambda _ticket, timeout: fired.append(timeout.due_at),
+        name="deliver",
+        after=Wall(at="18:00", zone="Europe/Berlin"),
+        since="promised_on",
+        when=Q(status="open"),
+    )
+    ticket.promised_on = date(2026, 6, 1)
+    ticket.save()
+    with clock.set_to(at("Mon 18:00")):
+        assert fire_due() == 1
+        ticket.save()
+        assert fire_due() == 0
+    assert fired == [at("Mon 18:00")]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"since": "promised_on", "after": timedelta(hours=1)}, "needs a time of day"),
+    ({"since": "promised_on", "after": Wall(days=1)}, "needs a time of day"),
+    ({"since": "team__nothing", "after": Wall(days=1)}, "is not a DateTimeField or DateField"),
+    ({"since": "opened_at", "after": Working(hours=1, calendar="team__nothing")}, "neither an attribute"),
+    ({"since": "opened_at", "after": Wall(days=1, zone="status__zone")}, "neither an attribute"),
+    ({"since": "opened_at", "after": "30 minutes"}, "must be a timedelta, a span"),
+    ({"since": "opened_at", "after": Working}, "is a class"),
+    ({"within": "team__nothing"}, "neither an attribute"),
+    ({"within": 5}, "must be a calendar"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG, ids=name_of)
+def test_a_wrong_declaration_is_refused(declare: Declare, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        declare(Ticket, name="wrong", when=Q(), **options)
+
+
+def test_a_save_of_a_policy_with_a_constant_calendar_reads_no_object(declare: Declare, team: Team) -> None:
+    counts = []
+    for number, after in enumerate((timedelta(hours=4), Working(hours=4, calendar=OFFICE))):
+        policy = declare(Ticket, name=f"answer{number}", after=after, **OPEN)
+        with CaptureQueriesContext(connection) as queries:
+            opened(team)
+        counts.append(len(queries))
+        registry.remove(policy)
+    assert counts[0] == counts[1]

@@ -1,0 +1,116 @@
+"""`within=`: what is due outside of opening hours waits for the next opening; the deadline that people see stays."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Q
+
+import django_delayq as dq
+from django_delayq import Late, Retry, Working, clock
+from django_delayq.models import Timeout
+from django_delayq.operations import fire_now
+from django_delayq.testing import fire_due
+from tests.integration.firing.conftest import MODES
+from tests.integration.spans.conftest import HOUR, OFFICE, Declare, at, only_row, opened
+from tests.testapp.desk import Team, Ticket
+
+pytestmark = pytest.mark.django_db(transaction=True)
+OPEN: dict[str, Any] = {"since": "opened_at", "when": Q(status="open")}
+CALENDARS: dict[str, Any] = {"value": OFFICE, "path": "team__calendar", "function": lambda ticket: ticket.team.calendar}
+
+
+class Calls(list[Any]):
+    def __call__(self, _target: Any, timeouts: Any) -> None:
+        self += timeouts if isinstance(timeouts, list) else [timeouts]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", CALENDARS)
+def test_what_is_due_at_night_fires_at_the_next_opening_and_is_not_late(
+    declare: Declare, team: Team, mode: str, kind: str
+) -> None:
+    calls, within = Calls(), CALENDARS[kind]
+    late = Late(timedelta(minutes=5))
+    declare(Ticket, calls, name="text", after=10 * HOUR, within=within, late=late, **OPEN, **MODES[mode])
+    opened(team)
+    assert only_row().due_at == at("Mon 20:00")
+    with clock.set_to(at("Mon 20:00")):
+        assert fire_due() == 0
+    with clock.set_to(at("Tue 08:59")):
+        assert fire_due() == 0
+    row = only_row()
+    assert (row.due_at, row.run_at, row.attempts) == (at("Mon 20:00"), at("Tue 09:00"), 0)
+    with clock.set_to(at("Tue 09:01")):
+        assert fire_due() == 1
+        assert (only_row().state, only_row().due_at) == (Timeout.State.FIRED, at("Mon 20:00"))
+    assert len(calls) == 1
+    assert only_row().lateness() == pytest.approx(60)
+
+
+def test_each_way_to_arm_shows_the_opening_before_it_is_due(declare: Declare, team: Team) -> None:
+    declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    opened(team)
+    Ticket.objects.bulk_create([Ticket(opened_at=at("Mon 10:00")), Ticket(opened_at=at("Mon 11:00"))])
+    first, second, third = Ticket.objects.order_by("pk")
+    dq.schedule_timeout(second, "text")
+    dq.schedule_timeouts([third], "text")
+    assert [row.run_at for row in Timeout.objects.order_by("id")] == [at("Tue 09:00")] * 3
+    dq.schedule_timeouts([first, second], "text", hours=13)
+    dq.extend_timeout(third, "text", days=1)
+    assert [row.run_at for row in Timeout.objects.order_by("id")] == [at("Tue 09:00")] * 2 + [at("Wed 09:00")]
+    dq.reschedule_timeout(third, "text", hours=1)
+    assert Timeout.objects.get(object_id=third.pk).run_at == at("Mon 11:00")
+
+
+def test_a_retry_at_night_waits_too(declare: Declare, team: Team) -> None:
+    calls = Calls()
+
+    def text(ticket: Ticket, timeout: Timeout) -> None:
+        calls(ticket, timeout)
+        if len(calls) == 1:
+            raise ValueError("no connection")
+
+    declare(Ticket, text, name="text", after=HOUR, within=OFFICE, retry=Retry([timedelta(hours=8)]), **OPEN)
+    opened(team)
+    with clock.set_to(at("Mon 11:00")):
+        assert fire_due(raises=False) == 0
+    with clock.set_to(at("Mon 19:00")):
+        assert fire_due() == 0
+    assert only_row().run_at == at("Tue 09:00")
+    with clock.set_to(at("Tue 09:00")):
+        assert fire_due() == 1
+
+
+def test_an_operator_who_fires_it_now_does_not_wait(declare: Declare, team: Team) -> None:
+    calls = Calls()
+    declare(Ticket, calls, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    opened(team)
+    with clock.set_to(at("Mon 20:00")):
+        fire_now(only_row(), by="test:operator")
+        assert fire_due() == 1
+    assert len(calls) == 1
+
+
+def test_a_payment_while_it_waits_wins(declare: Declare, team: Team) -> None:
+    declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    ticket = opened(team)
+    with clock.set_to(at("Mon 23:00")):
+        fire_due()
+        with dq.before_deadline(ticket, "text"):
+            Ticket.objects.filter(pk=ticket.pk).update(status="closed")
+    with clock.set_to(at("Tue 09:00")):
+        assert fire_due() == 0
+
+
+def test_lateness_may_be_counted_in_working_hours(declare: Declare, team: Team) -> None:
+    late = Late(Working(hours=2, calendar="team__calendar"))
+    declare(Ticket, name="call", after=HOUR, late=late, **OPEN)
+    for when in ("Mon 15:30", "Mon 14:00"):
+        opened(team, when)
+    with clock.set_to(at("Tue 09:30")):  # an hour of working time after the first deadline, and two and a half
+        fire_due()
+    assert [row.state for row in Timeout.objects.order_by("id")] == [Timeout.State.FIRED, Timeout.State.SKIPPED]
+    assert "2 working hours" in Timeout.objects.get(state="skipped").reason
