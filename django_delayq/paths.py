@@ -41,15 +41,31 @@ def leads_to_attribute(model: type[Model], path: str) -> bool:
 
 
 def value_at(obj: Any, path: str) -> Any:
-    """Return the value at the end of `path` from `obj`; None if a relation on the way is empty."""
+    """Return the value at the end of `path` from `obj`; None if a relation on the way is empty.
+
+    Related objects that were not read yet come from the database of `obj`: a router might send Django to a replica.
+    """
     for step in path.split("__"):
         try:
+            _read_related(obj, step)
             obj = getattr(obj, step)
         except ObjectDoesNotExist:  # the other side of a one-to-one relation
             return None
         if obj is None:
             return None
     return obj
+
+
+def _read_related(obj: Any, step: str) -> None:
+    try:
+        field = obj._meta.get_field(step)
+    except (AttributeError, FieldDoesNotExist):  # not a model, or a property
+        return
+    if not is_reference(field) or field.is_cached(obj):
+        return
+    values = {related.attname: getattr(obj, own.attname) for own, related in field.related_fields}
+    if None not in values.values():
+        field.set_cached_value(obj, field.related_model._base_manager.using(obj._state.db).get(**values))
 
 
 def found_at(source: Source, obj: Any) -> Any:

@@ -358,13 +358,18 @@ def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: da
     return forward(length, end, elapsed(length, begin, due_at, obj), obj)
 
 
-def resized(length: Length, to: timedelta) -> Length:
-    """Return the delay of `to` for a policy that declares `length`: in its calendar and zone, if it has one.
+def resized(length: Length, to: timedelta, *, strict: bool = False) -> Length:
+    """Return the delay `to` for a policy that declares `length`: in its calendar and zone, if it has one.
 
-    Raises:
-        InvalidDelay: `length` counts days, and `to` is not a number of whole days.
+    If `length` counts days, and `to` is not a number of whole days: `to` as real time, so that no save fails after the
+    declaration was changed. With `strict`, that raises InvalidDelay.
     """
-    return length.resized(to) if isinstance(length, _BuiltIn) else to
+    try:
+        return length.resized(to) if isinstance(length, _BuiltIn) else to
+    except InvalidDelay:
+        if strict:
+            raise
+        return to
 
 
 def needs_object(length: Length) -> bool:

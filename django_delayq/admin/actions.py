@@ -353,7 +353,7 @@ class PolicyOperationView(OperationView):
         """Return what a change of the delay would do."""
         preview = operations.preview_delay(self.state.policy, **form.arguments)
         delays, overdue = (preview.before, preview.after), preview.overdue
-        before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
+        before, after = (_("depends on the object") if value is None else render.length(value) for value in delays)
         pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
         sentences = [_("Delay in force: {delay}.").format(delay=before), _("New delay: {delay}.").format(delay=after)]
         if preview.mode == "keep":

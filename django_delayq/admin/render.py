@@ -267,10 +267,11 @@ def in_force(state: PolicyState) -> dict[str, Any]:
     else:
         declared = _("depends on the object") if policy.fixed_length is None else length(policy.fixed_length)
     changed = _("{delay} (declared: {declared})")  # by an operator
+    present = declared if state.length is None else length(state.length)
     since = _("the time of scheduling") if policy.since is None else policy.since
     return {
         "model_label": policy.model._meta.label,
-        "delay": declared if state.after is None else changed.format(delay=delay(state.after), declared=declared),
+        "delay": declared if state.after is None else changed.format(delay=present, declared=declared),
         "counts_from": since if isinstance(since, str) else getattr(since, "__qualname__", str(since)),
         "condition": _("none") if policy.when is None else condition_text(policy.when),
         "guards": guard_rails(state),

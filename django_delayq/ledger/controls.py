@@ -30,6 +30,7 @@ from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
 from django_delayq.policy_options import Brake, Late
+from django_delayq.spans import Length, resized
 
 CACHE_SECONDS: Final = 1.0
 """A stop is in force everywhere after it. Without a cache, each firing would read the stops once more."""
@@ -81,10 +82,17 @@ class PolicyState:
         return self.stop == Stop.PAUSED and self.by == BRAKE_ACTOR
 
     @property
+    def length(self) -> Length | None:
+        """Return the delay in force, a timedelta or a span; None if it is not the same for every object."""
+        declared = self.policy.fixed_length
+        if self.after is None:
+            return declared
+        return self.after if declared is None else resized(declared, self.after)
+
+    @property
     def delay(self) -> timedelta | None:
-        """Return the delay in force; None if it is not the same for every object."""
-        after = self.policy.after if self.after is None else self.after
-        return after if isinstance(after, timedelta) else None
+        """Return the delay in force if it is a timedelta, and the same for every object."""
+        return self.length if isinstance(self.length, timedelta) else None
 
     @property
     def late(self) -> Late | None:

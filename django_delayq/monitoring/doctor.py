@@ -6,11 +6,9 @@ operator should check. `Info`: nothing is wrong.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import django
 from django.core.checks import INFO, CheckMessage, Error, Info, Warning
@@ -22,8 +20,6 @@ import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
 from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import (
     LedgerLocked,
     how_to_migrate,
@@ -34,25 +30,17 @@ from django_delayq.ledger.db_connections import (
 )
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, count_each, in_state
-from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
+from django_delayq.monitoring.rounds import delays, matching_again, moved_models
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
-from django_delayq.policies import TimeoutPolicy, declared_queues
+from django_delayq.policies import declared_queues
 from django_delayq.worker.servers import REDIS_AWAY
 
 STUCK_SECONDS: Final = 30.0
 """A main loop passes each second, and may wait for a lock or a connection of the database for some."""
-SAMPLE: Final = 100
-"""How many pending timeouts of a policy are compared with its delay, at each end, and how many fired ones with their
-objects."""
-MIN_ALIKE: Final = 2
-"""One timeout with another delay was most likely scheduled by hand."""
-MIN_SHARE: Final = 0.1
-"""Fewer of the compared timeouts with the same other delay, or of the objects that match again, are exceptions."""
 OVERDUE_ERROR: Final = timedelta(minutes=10)
 """The backlog of a peak is gone by then. A longer one needs an operator."""
 FAILURES_WARNING: Final = 3
@@ -61,8 +49,6 @@ ALL_FAIL_ERROR: Final = timedelta(minutes=10)
 """For so long a service that handlers call may be restarted without waking an operator."""
 MAX_FAILING: Final = 20
 """How many failing and how many dead timeouts of a policy are read with their histories, which may be long."""
-MIN_ENDED: Final = 5
-"""Fewer objects that no longer match may be a coincidence: see `matching_again`."""
 STOPPED_WARNING: Final = timedelta(days=1)
 """A stop for an incident ends within hours: a longer one was most likely forgotten."""
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
@@ -320,119 +306,10 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
             yield Warning(plural(count, one, many), hint=hint, id="too_old")
 
 
-def matching_again(using: str) -> Iterator[CheckMessage]:
-    """Find objects that match a policy although their round has fired, if its handler usually ends its condition.
-
-    They never fire again: a stale `save()` has undone what the handler wrote, the handler has not saved, or a person
-    has reopened the object. No declaration states whether a handler ends its condition. It is taken to do so if, of the
-    last timeouts that fired within a day, at least `MIN_ENDED` in number, at most a tenth match: within a day, an
-    invoice of which a customer was reminded is mostly still unpaid. The last `SAMPLE` that fired are examined.
-    """
-    yesterday = database_now(using) - timedelta(days=1)
-    for policy in automatic_policies(using):
-        if not policy.when or not isinstance(policy.since, str):
-            continue
-        fired = _last_fired_rounds(policy.labels, using)
-        matching = _still_matching(policy, fired, using)
-        recent = [row for row in fired if row.settled_at and row.settled_at > yesterday]
-        still = sum(row.pk in matching for row in recent)
-        if not matching or len(recent) - still < MIN_ENDED or still > len(recent) * MIN_SHARE:
-            continue
-        row = next(row for row in fired if row.pk in matching)
-        one = f"object matches {policy.label} although its round has fired,"
-        many = f"objects match {policy.label} although their rounds have fired,"
-        text = f"{plural(len(matching), one, many)} such as object {row.object_id} (timeout {row.pk})."
-        hint = "Its handler usually ends the condition. Has it not saved the object, or has a save() of an instance "
-        hint += "that was read before undone it (see the page Races)? "
-        hint += f"Correct the object, or manage.py delayq_refire --id {row.pk}."
-        yield Warning(text, hint=hint, id="fired_again")
-
-
-def _last_fired_rounds(labels: Sequence[str], using: str) -> list[Timeout]:
-    """Return the last rounds that fired under each label, by the time at which they were to run."""
-    found: list[Timeout] = []
-    for label in labels:
-        rows: TimeoutQuerySet = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.FIRED)
-        rows = rows.order_by("policy", "state", "run_at", "id").reverse()
-        found += rows.only("object_id", "key", "since_at", "settled_at")[:SAMPLE]
-    return [row for row in found if not row.key and row.since_at is not None]
-
-
-def _still_matching(policy: TimeoutPolicy[Any], fired: Sequence[Timeout], using: str) -> set[int]:
-    """Return the ids of those of `fired` whose object matches with the `since` of that round, and has no other one."""
-    rounds: dict[Any, Timeout] = {}
-    for row in fired:
-        with suppress(ValueError):  # not a key of the model
-            rounds.setdefault(pk_of(policy.concrete_model, row.object_id), row)
-    objects = policy.model._base_manager.using(using).filter(policy.when, pk__in=list(rounds))
-    to_python = root_of_key(policy.concrete_model).to_python
-    same = [
-        rounds[to_python(pk)]
-        for pk, since in objects.values_list("pk", policy.since)
-        if to_python(pk) in rounds and rounds[to_python(pk)].since_at == since
-    ]
-    pending = Timeout.objects.using(using).pending().of_labels(policy.labels)
-    other = set(pending.filter(object_id__in=[row.object_id for row in same]).values_list("object_id", flat=True))
-    return {row.pk for row in same if row.object_id not in other}
-
-
 def names(using: str) -> Iterator[CheckMessage]:
     """Find policies whose oldest name is not the one by which the ledger has their timeouts."""
     for text, hint in wrong_names(using):
         yield Error(text, hint=hint, id="names")
-
-
-def moved_models(using: str) -> Iterator[CheckMessage]:
-    """Find pending timeouts under a former label of a policy whose objects have the content type of another model."""
-    for state in policy_states(using):
-        policy, former = state.policy, state.policy.labels[1:]
-        if not former or database_of(policy.concrete_model) != using:
-            continue
-        kind = kind_of(policy.concrete_model, using)
-        if labels := {row.policy for row in _sample(former, using) if row.content_type_id != kind}:
-            text = f"Pending timeouts of {', '.join(sorted(labels))} have the content type of another model than "
-            text += f"{policy.label}, so that saves schedule a second one, and both fire."
-            hint = "Rename the content type in the migration that moves the model: see the page Declaring, Renaming."
-            yield Warning(text, hint=hint, id="moved_models")
-
-
-def delays(using: str) -> Iterator[CheckMessage]:
-    """Find policies whose `after` was changed in the code, and whose pending deadlines still have the former one."""
-    outdated = list[CheckMessage]()
-    for state in policy_states(using):
-        policy, delay = state.policy, state.delay
-        if delay is None or policy.since is None or database_of(policy.concrete_model) != using:
-            continue
-        rows = _sample(policy.labels, using)
-        # A row that was extended or moved, or that a change of the delay has kept, has its deadline on purpose.
-        changes = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.DELAY)
-        decided_at = changes.order_by("-id").values_list("at", flat=True).first()
-        armed = [row for row in rows if row.since_at and row.due_at == row.first_due_at and not row.extensions]
-        found = (row.due_at - row.since_at for row in armed if not decided_at or row.created_at > decided_at)
-        # Without fractions of a second, which a timeout has that was scheduled with a delay of its own.
-        former = Counter(each for each in found if each != delay and not each.microseconds)
-        for distance, count in former.most_common(1):
-            if count < max(MIN_ALIKE, len(rows) * MIN_SHARE):
-                continue  # a few timeouts that were scheduled by hand, at a round time
-            text = f"Of {plural(len(rows), 'checked timeout')} of {policy.label}, "
-            text += f"{plural(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "
-            text += f"but its delay is {duration_text(delay)} now."
-            hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run. "
-            hint += "It would also move timeouts that were scheduled with a delay of their own."
-            outdated.append(Warning(text, hint=hint, id="delays"))
-    yield from outdated or [Info("Pending timeouts have the delays of their policies.", id="delays")]
-
-
-def _sample(labels: Sequence[str], using: str) -> list[Any]:
-    """Return the pending rows that are due first and last, at most `SAMPLE` each of every label, by the index."""
-    columns = ("id", "policy", "content_type_id", "due_at", "since_at", "first_due_at", "extensions", "created_at")
-    found: dict[int, Any] = {}
-    for label in labels:
-        rows = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.PENDING)
-        rows = rows.order_by("policy", "state", "run_at", "id")
-        for ordered in (rows, rows.reverse()):
-            found |= {row.id: row for row in ordered.values_list(*columns, named=True)[:SAMPLE]}
-    return list(found.values())
 
 
 def capacity(using: str) -> Iterator[CheckMessage]:

@@ -22,24 +22,28 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_delayq import clock
+from django_delayq.arming.reconcile import Failures
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
-from django_delayq.ledger.paging import newest_id
+from django_delayq.ledger.paging import Page, each_page, newest_id
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, run_move, unfinished, wake_for
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.policy_options import Brake, Late, Then
+from django_delayq.spans import Length, resized
 
 Stop, What = PolicyControl.Stop, PolicyChange.What
 Mode = Literal["keep", "recompute", "shift"]
 MODES: Final[tuple[Mode, ...]] = ("keep", "recompute", "shift")
 MAX_COUNT: Final = 100_000
 """A preview counts at most this many rows."""
+MAX_COMPUTED: Final = 10_000
+"""So many deadlines of a span are computed for a preview, in about a second: a page must not take longer."""
 DECLARED: Final = "declared"
 HOLD_ACTOR: Final = "hold"
 """The actor of the end of a hold, if the control names none: it was written by hand."""
@@ -222,8 +226,8 @@ class DelayPreview:
         is_capped: more than `MAX_COUNT` are pending.
     """
 
-    before: timedelta | None
-    after: timedelta | None
+    before: Length | None
+    after: Length | None
     mode: Mode
     pending: int
     overdue: int | None
@@ -234,8 +238,8 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
     """Return what `change_delay` would do. Writes nothing, and raises the same."""
     found = get_policy(policy)
     using = database_of(found.concrete_model)
-    before, now = policy_state(found, using).delay, clock.now()
-    new, shift = _new_delay(found, after, mode, before)
+    before, now = policy_state(found, using), clock.now()
+    new, shift = _new_delay(found, after, mode, before.delay)
     rows = Timeout.objects.using(using).filter(state=Timeout.State.PENDING).of_labels(found.labels)
     rows = rows.order_by("policy", "state", "run_at", "id")
     wanted = {"pending": rows}
@@ -248,7 +252,21 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
         wanted["overdue"] = rows.filter(Q(since_at__lte=begun) | unset)
     counts = count_each(wanted, using, MAX_COUNT)
     overdue = counts["overdue"].value if "overdue" in counts else None
-    return DelayPreview(before, new, mode, counts["pending"].value, overdue, counts["pending"].is_capped)
+    length = PolicyState(found, after=after).length
+    if overdue is None and length is not None and counts["pending"].value <= MAX_COMPUTED:  # a span
+        overdue = sum(each_page(rows, lambda page: _count_overdue(page, found, after, now), dry_run=True))
+    return DelayPreview(before.length, length, mode, counts["pending"].value, overdue, counts["pending"].is_capped)
+
+
+def _count_overdue(page: Page, policy: TimeoutPolicy[Any], after: timedelta | None, now: datetime) -> int:
+    """Return how many of the rows of `page` would be due by now if their deadlines were computed again."""
+    count, failures = 0, Failures(policy)
+    for row in page.rows:
+        with failures.counting(row.object_id):  # `change_delay` leaves these as they are
+            obj = page.object_of(row) if policy.needs_object else None
+            due_at = policy.due_of(obj, row.since_at or row.created_at, after)
+            count += due_at is not None and due_at <= now
+    return count
 
 
 def change_delay(
@@ -312,6 +330,8 @@ def _new_delay(
         raise InvalidDelay(words.format(policy=policy.label))
     if after is not None:
         shifted(clock.now(), check_length(after, "after", may_be_negative=policy.since is not None))
+        if policy.fixed_length is not None:
+            resized(policy.fixed_length, after, strict=True)
     new = PolicyState(policy, after=after).delay
     if mode != "shift":
         return new, timedelta(0)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final, TypeVar
 
 from django.db import connections
 from django.db.models import Q, QuerySet
 
-from django_delayq.clock import database_now
+from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.ledger import statements
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.paging import Page, newest_id, read_page
@@ -36,17 +36,20 @@ def may_continue(target: object) -> bool:
 
 
 def begin_or_continue(rows: QuerySet[Timeout], verb: str, arguments: object, by: str) -> UnfinishedRun:
-    """Return the run of this operation that was interrupted, or a new one. Raises the database's errors."""
+    """Return the run of this operation that was interrupted, or a new one, which is not saved yet.
+
+    Raises the database's errors.
+    """
     using = rows.db
     sql, parameters = rows.order_by().values("pk").query.get_compiler(using).as_sql()
     digest = hashlib.blake2b(repr((verb, arguments, sql, parameters)).encode(), digest_size=32).hexdigest()
-    runs, now = UnfinishedRun.objects.using(using), database_now(using)
-    runs.filter(touched_at__lt=now - FORGOTTEN_AFTER).delete()
+    recent = Q(touched_at__gt=DatabaseNow() - FORGOTTEN_AFTER)
+    found = UnfinishedRun.objects.using(using).filter(recent, digest=digest).first()
+    if found is not None:
+        return found
     newest = newest_id(using)
-    values = {"verb": verb, "by": by, "at": now, "touched_at": now, "newest_id": newest}
-    values["cursor"] = newest + 1 if _is_descending(rows) else 0
-    run, _ = runs.get_or_create(digest=digest, defaults=values)
-    return run
+    cursor = newest + 1 if _is_descending(rows) else 0
+    return UnfinishedRun(verb=verb, digest=digest, by=by, cursor=cursor, newest_id=newest)
 
 
 def _is_descending(rows: QuerySet[Timeout]) -> bool:
@@ -58,29 +61,36 @@ def each_page(
 ) -> Iterator[R]:
     """Call `change` for each page of `rows`, ordered by id, behind the place of `run`; yield its results.
 
-    Each page is a transaction of its own, which also stores the place, and how many rows were `changed`. At the end the
-    run is deleted.
+    Each page is a transaction of its own, which also stores the place, and how many rows were `changed`; the last one
+    deletes the run. One page alone stores nothing.
     """
-    using, beyond = rows.db, "pk__lt" if _is_descending(rows) else "pk__gt"
-    runs = UnfinishedRun.objects.using(using).filter(pk=run.pk)
-    while True:
+    using, beyond, is_last = rows.db, "pk__lt" if _is_descending(rows) else "pk__gt", False
+    while not is_last:
         with transaction_of(using):
-            place = next(iter(for_update(runs, using)), None)
-            if place is None:  # another call has completed it
-                return
-            page: list[int] = list(
-                rows.filter(pk__lte=place.newest_id, **{beyond: place.cursor}).values_list("pk", flat=True)[
-                    : statements.CHUNK
-                ]
-            )
-            if not page:
-                runs.delete()
-                return
+            if run.pk is not None:
+                place = next(iter(for_update(UnfinishedRun.objects.using(using).filter(pk=run.pk), using)), None)
+                if place is None:  # another call has completed it
+                    return
+                run = place
+            behind = rows.filter(pk__lte=run.newest_id, **{beyond: run.cursor})
+            page: list[int] = list(behind.values_list("pk", flat=True)[: statements.CHUNK])
             result = change(read_page(list(dict.fromkeys(page)), using, only=Q()))
-            _advance(place, page[-1], changed(result), database_now(using))
+            is_last = len(page) < statements.CHUNK
+            if not is_last:
+                run.cursor, run.changed = page[-1], run.changed + changed(result)
+                _save(run, using)
+            elif run.pk is not None:
+                run.delete(using=using)
         yield result
 
 
-def _advance(run: UnfinishedRun, cursor: int, changed: int, now: datetime) -> None:
-    run.cursor, run.changed, run.touched_at = cursor, run.changed + changed, now
-    run.save(update_fields=["cursor", "changed", "touched_at"])
+def _save(run: UnfinishedRun, using: str) -> None:
+    """Store the place of `run`; the first time, forget those that nobody has continued."""
+    run.touched_at = database_now(using)
+    runs = UnfinishedRun.objects.using(using)
+    if run.pk is not None:
+        run.save(using=using, update_fields=["cursor", "changed", "touched_at"])
+        return
+    runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()
+    run.at = run.touched_at
+    run.save(using=using)

@@ -26,6 +26,7 @@ from django_delayq.operations import Refusal
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Then
 from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import explain_timeout
+from django_delayq.spans import length_text
 
 STOPS: Final = PolicyControl.Stop.choices[1:]
 """How a policy is stopped; null: it is not."""
@@ -185,6 +186,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     seconds = SecondsField(
         source="delay", allow_null=True, help_text=_("The delay in force, if every object has the same.")
     )
+    delay = serializers.SerializerMethodField(
+        help_text=_("The delay in force, such as `4 working hours, Europe/Berlin`; null: it differs, or there is none.")
+    )
     since = serializers.SerializerMethodField(
         help_text=_("The field that it counts from; null: a function, or nothing.")
     )
@@ -223,6 +227,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
 
     def get_declared_seconds(self, state: PolicyState) -> float | None:
         return state.policy.after.total_seconds() if isinstance(state.policy.after, timedelta) else None
+
+    def get_delay(self, state: PolicyState) -> str | None:
+        return None if state.length is None else length_text(state.length)
 
     def get_since(self, state: PolicyState) -> str | None:
         return state.policy.since if isinstance(state.policy.since, str) else None

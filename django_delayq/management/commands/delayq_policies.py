@@ -41,9 +41,9 @@ def _row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
 
 def _delay(state: PolicyState) -> str:
     """Return the delay in force, with a star if an operator has changed it."""
-    if state.delay is None:
+    if state.length is None:
         return "by hand" if state.policy.after is None else "computed"
-    return f"{duration_text(state.delay)}{'*' if state.after is not None else ''}"
+    return f"{length_text(state.length)}{'*' if state.after is not None else ''}"
 
 
 def _guards(state: PolicyState) -> str:

@@ -1,16 +1,16 @@
 """`manage.py delayq_replan`: change the delay of a policy, and choose what happens to pending timeouts."""
 
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_delayq.clock import duration_text, plural
+from django_delayq.clock import plural
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.operations import preview_delay
+from django_delayq.spans import Length, length_text
 
 
 class Command(PolicyCommand):
@@ -48,5 +48,5 @@ class Command(PolicyCommand):
         self.stdout.write(f"changed; {done.moved} moved, {done.unmoved} left unchanged")
 
 
-def _shown(delay: timedelta | None) -> str:
-    return "computed" if delay is None else duration_text(delay)
+def _shown(delay: Length | None) -> str:
+    return "computed" if delay is None else length_text(delay)

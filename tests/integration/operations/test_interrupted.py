@@ -96,7 +96,7 @@ def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeyp
         raise ValueError("broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr(runs, "_advance", fail)
+        broken.setattr(runs, "_save", fail)
         with pytest.raises(ValueError, match="broken"):
             later()
     assert deadlines() == {deadline: 1200}

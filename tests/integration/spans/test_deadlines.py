@@ -43,12 +43,12 @@ def name_of(value: Any) -> str:
 SPANS: list[tuple[Any, str]] = [
     (Working(hours=4, calendar=OFFICE), "Mon 15:00"),
     (Working(hours=8, calendar="team__calendar"), "Tue 10:00"),
-    (Working(hours=8, calendar=lambda ticket: ticket.team.calendar), "Tue 10:00"),
+    (Working(hours=4, calendar=lambda ticket: OFFICE if ticket.status == "open" else None), "Mon 15:00"),
     (Working(days=3, at="09:00", calendar=OFFICE), "Thu 09:00"),
     (Wall(days=1, at="08:00", zone="team__zone"), "Tue 08:00"),
     (relativedelta(days=2), "Wed 10:00"),
     (Custom(), "Mon 11:00"),
-    (lambda ticket: Working(minutes=30, calendar=ticket.team.calendar), "Mon 10:30"),
+    (lambda ticket: Working(minutes=30 * len(ticket.status), calendar=OFFICE), "Mon 12:00"),
 ]
 
 
@@ -173,7 +173,7 @@ def test_since_may_be_a_date_or_a_path(declare: Declare, since: str, after: Any,
     sync_timeouts(tickets[1:2])
     dq.schedule_timeout(tickets[2], "deliver")
     dq.schedule_timeouts(tickets[3:], "deliver")
-    rows = list(Timeout.objects.order_by("id"))
+    rows: Any = list(Timeout.objects.order_by("id"))
     assert [row.due_at for row in rows] == [at(due)] * 4
     assert len({row.since_at for row in rows}) == 1
     tickets[0].save()

@@ -19,7 +19,11 @@ from tests.testapp.desk import Team, Ticket
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OPEN: dict[str, Any] = {"since": "opened_at", "when": Q(status="open")}
-CALENDARS: dict[str, Any] = {"value": OFFICE, "path": "team__calendar", "function": lambda ticket: ticket.team.calendar}
+CALENDARS: dict[str, Any] = {
+    "value": OFFICE,
+    "path": "team__calendar",
+    "function": lambda ticket: OFFICE if ticket.status == "open" else None,
+}
 
 
 class Calls(list[Any]):

@@ -21,7 +21,7 @@ from django_delayq.clock import database_now
 from django_delayq.ledger import claiming, settling
 from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
-from django_delayq.monitoring import doctor
+from django_delayq.monitoring import rounds
 from django_delayq.worker.background import forgotten
 from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
 
@@ -192,5 +192,5 @@ def test_a_page_of_the_pruning() -> None:
 
 
 def test_the_comparison_of_pending_deadlines_with_the_delay() -> None:
-    plan = plans_of(lambda: doctor._sample(["testapp.order.remind", "testapp.order.linger"], "default"))
+    plan = plans_of(lambda: rounds._sample(["testapp.order.remind", "testapp.order.linger"], "default"))
     check(plan, "delayq_policy")
