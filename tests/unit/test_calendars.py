@@ -284,6 +284,14 @@ def test_beyond_the_years_of_python_is_an_overflow() -> None:
         OFFICE.add(datetime(9999, 12, 30, 12, tzinfo=UTC), 10**6)
 
 
+def test_a_search_ends_after_140_years() -> None:
+    rare = WorkingHours("UTC", {"mon": "09:00-09:01"})
+    for hours in (200, -200):
+        with pytest.raises(OverflowError, match="are more than 140 years"):
+            rare.add(datetime(2026, 1, 1, tzinfo=UTC), hours * HOUR)
+    assert rare.add(datetime(2026, 1, 1, tzinfo=UTC), 100 * HOUR).year == 2140
+
+
 # Errors
 
 
