@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard
 from zoneinfo import ZoneInfo
 
 from django_delayq.exceptions import InvalidDelay, suggestion
 
 MAX_CLOSED_DAYS: Final = 366
 """A calendar that is closed for longer is a mistake: without a limit, a search in it would not end."""
+MAX_SEARCHED_DAYS: Final = 140 * 366
+"""No two supported datetimes are further apart. Without a limit, a minute a week is searched for up to year 9999."""
 MAX_CACHED_DAYS: Final = 4096
 """Days of eleven calendars for a year, some 0.5 kB each. The cache must not grow with the age of a process."""
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -65,7 +67,7 @@ class Calendar(Protocol):
         """
 
 
-def is_calendar(value: object) -> bool:
+def is_calendar(value: object) -> TypeGuard[Calendar]:
     """Return whether `value` has the methods of a `Calendar`. A class is not a calendar."""
     methods = ("add", "between", "next_open", "nth_day")
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
@@ -111,31 +113,29 @@ class WorkingHours:
 
         Raises:
             InvalidDelay: the calendar is closed for a year.
-            OverflowError: the end is not within the years 1 to 9999.
+            OverflowError: the end is more than 140 years away, or not within the years 1 to 9999.
         """
         start, left = _in_utc(start), timedelta(seconds=abs(seconds))
-        if seconds < 0:
-            for opening, closing in self._pieces(start, -1):
-                if opening < start:
-                    end = min(closing, start)
-                    if left <= end - opening:
-                        return end - left
-                    left -= end - opening
-        for opening, closing in self._pieces(start, 1):
-            if closing > start:
+        for opening, closing in self._pieces(start, 1 if seconds >= 0 else -1):
+            if seconds >= 0 and closing > start:
                 begin = max(opening, start)
                 if left <= closing - begin:
                     return begin + left
                 left -= closing - begin
-        raise AssertionError("unreachable: the pieces end with an error")
+            elif seconds < 0 and opening < start:
+                end = min(closing, start)
+                if left <= end - opening:
+                    return end - left
+                left -= end - opening
+        raise OverflowError(f"{seconds} s of open time from {start} are more than 140 years.")
 
     def between(self, a: datetime, b: datetime) -> float:
         """Return the open seconds from `a` to `b`, negative if `b` is before `a`."""
         a, b = _in_utc(a), _in_utc(b)
         if b < a:
             return -self.between(b, a)
-        last = b.astimezone(self.zone).date() + _DAY
-        parts = (min(closing, b) - max(opening, a) for opening, closing in self._pieces(a, 1, last))
+        days = (b - a).days + 4  # the parts of two, and one before and after them
+        parts = (min(closing, b) - max(opening, a) for opening, closing in self._pieces(a, 1, days))
         return sum((part for part in parts if part > timedelta(0)), timedelta(0)).total_seconds()
 
     def next_open(self, moment: datetime) -> datetime:
@@ -165,15 +165,16 @@ class WorkingHours:
     def _is_working(self, day: date) -> bool:
         return bool(self.week[day.weekday()]) and not self._is_holiday(day)
 
-    def _pieces(self, start: datetime, step: int, last: date | None = None) -> Iterator[Piece]:
+    def _pieces(self, start: datetime, step: int, days: int | None = None) -> Iterator[Piece]:
         """Yield the pieces around and after `start` in order; with step -1: before it, the latest first.
 
-        With `last`, those of windows that begin on that day at the latest; otherwise without end.
+        Those of windows that begin on one of so many `days`, the first one being the day before that of `start`. By
+        default, search: as long as any end is supported, and until the calendar is closed for a year.
         """
         day, stride = start.astimezone(self.zone).date() - step * _DAY, step * _DAY
         held: tuple[Piece, ...] = ()  # until it is certain that none of the next day is before them
         closed = 0
-        while last is None or day <= last:
+        for _ in range(MAX_SEARCHED_DAYS if days is None else days):
             windows = self.week[day.weekday()]
             found = _pieces_of(self.zone, windows, day) if windows and not self._is_holiday(day) else ()
             if held and found and held[0][0] < found[-1][1] and found[0][0] < held[-1][1]:
@@ -182,7 +183,7 @@ class WorkingHours:
                 yield from held[::step]
                 held = found
             closed = 0 if found else closed + 1
-            if closed > MAX_CLOSED_DAYS and last is None:
+            if closed > MAX_CLOSED_DAYS and days is None:
                 raise self._never_open(day)
             day += stride
         yield from held

@@ -110,17 +110,18 @@ class Working(_BuiltIn):
         if calendar is None:
             return None
         if self.days is None:
-            start = clock.aware(since) if isinstance(since, datetime) else _midnight(since, _zone_of(calendar))
-            return _fitting(calendar.add(start, self._open_time.total_seconds()))
+            # A date begins at its first midnight, if it has two.
+            start = since if isinstance(since, datetime) else datetime.combine(since, time(), _zone_of(calendar))
+            return _fitting(calendar.add(_in_utc(start), self._open_time.total_seconds()))
         zone = _zone_of(calendar)
         wall = _wall(since, zone, self.at, self)
         return _fitting(instant_of(datetime.combine(calendar.nth_day(wall.date(), self.days), wall.time()), zone))
 
     def calendar_of(self, obj: Any) -> Calendar | None:
         """Return the calendar for `obj`; None if it has none. Raises InvalidDelay for an object of another kind."""
-        if not isinstance(self.calendar, str) and is_calendar(self.calendar):
-            return self.calendar  # type: ignore[return-value] # as is_calendar found
-        found: Calendar | None = found_at(self.calendar, obj)  # type: ignore[arg-type]
+        found: Any = self.calendar
+        if not is_calendar(found):
+            found = found_at(found, obj)
         if found is not None and not is_calendar(found):
             raise InvalidDelay(f"The calendar of '{self}' is {found!r}, which lacks the methods of a Calendar.")
         return found
@@ -145,8 +146,8 @@ class Working(_BuiltIn):
         return (self.days or 0) < 0 or self._open_time < timedelta(0)
 
     def __str__(self) -> str:
-        units = [(self.days, "working day"), (self.hours, "working hour")]
-        units.append((self.minutes, "working minute" if self.hours is None else "minute"))
+        minutes = (self.minutes, "working minute" if self.hours is None else "minute")
+        units = ((self.days, "working day"), (self.hours, "working hour"), minutes)
         length = _units_text(units) or f"0 working {'hours' if self.days is None else 'days'}"
         at = f"{',' if self.is_negative else ''} {_time_text(self.at)}" if self.at is not None else ""
         where = _source_text(self.source) if self.source is not None else str(_zone_of(self.calendar))
@@ -185,15 +186,11 @@ class Wall(_BuiltIn):
         object.__setattr__(self, "at", _parse_time(self.at))
         if self.at is None and not any(getattr(self, name) for name in units):
             raise ValueError('Wall() needs years, months, weeks, days or at, such as Wall(days=1, at="08:00").')
-        if isinstance(self.zone, str):
+        if self.zone is not None:
             try:
                 object.__setattr__(self, "zone", parse_zone(self.zone))
-            except ValueError:
-                _check_source(self.zone, "zone", "an IANA name")
-        elif isinstance(self.zone, tzinfo):
-            parse_zone(self.zone)
-        elif self.zone is not None:
-            _check_source(self.zone, "zone", "an IANA name, a tzinfo")
+            except (TypeError, ValueError):
+                _check_source(self.zone, "zone", "an IANA name, a zoneinfo.ZoneInfo")
         if self.years or self.months:
             _relativedelta(self.years, self.months, self.weeks, self.days)
 
@@ -244,8 +241,8 @@ class _Relative(_BuiltIn):
 
     def end(self, since: datetime | date, obj: Any) -> datetime:
         zone = timezone.get_default_timezone()
-        at = time() if self.has_wall_time else None
-        wall = _wall(since, zone, None if isinstance(since, datetime) else at, self)
+        at = time() if self.has_wall_time and not isinstance(since, datetime) else None
+        wall = _wall(since, zone, at, self)
         return _fitting(instant_of(_plus(wall, self.value), zone))
 
     @property
@@ -412,13 +409,12 @@ def delay_text(length: Length, since: str) -> str:
         return f"{clock.duration_text(abs(length))} {'before' if length < timedelta(0) else 'after'} {since}"
     amount, rest = _LENGTH_TEXT.fullmatch(length_text(length)).groups("")  # type: ignore[union-attr] # matches anything
     if not amount:
-        return f"{since}{rest}"
+        return f"{since} {rest}"
     return f"{amount}{'' if amount.endswith('before') else ' after'} {since}{rest}"
 
 
 def _calendar_of(length: Length, obj: Any) -> Calendar | None:
-    find = getattr(length, "calendar_of", None)
-    return None if find is None else find(obj)
+    return length.calendar_of(obj) if hasattr(length, "calendar_of") else None
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -432,11 +428,6 @@ def _fitting(moment: datetime) -> datetime:
 def _zone_of(calendar: Any) -> tzinfo:
     zone = getattr(calendar, "zone", None)
     return timezone.get_default_timezone() if zone is None else parse_zone(zone)
-
-
-def _midnight(day: date, zone: tzinfo) -> datetime:
-    """Return the first instant of `day`: the earlier midnight, if the clocks show it twice."""
-    return datetime(day.year, day.month, day.day, tzinfo=zone)
 
 
 def _wall(since: datetime | date, zone: tzinfo, at: Any, span: object) -> datetime:

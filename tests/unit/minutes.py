@@ -39,6 +39,8 @@ MIDDLES = [
     ("America/St_Johns", datetime(2010, 11, 7, 2, 31, tzinfo=UTC)),  # from a minute after midnight to the day before
     ("Asia/Kathmandu", datetime(2028, 2, 29, 12, tzinfo=UTC)),  # a leap day, 5:45 ahead of UTC
 ]
+CHANGES = (0, 1, 30, 60, 90, 120, 150, 180, 240, 1380, 1381, 1410, 1440)
+"""Minutes of the day at which clocks change, and between the two times that they show one."""
 
 
 def window_text(begin: int, end: int) -> str:
@@ -136,7 +138,8 @@ class Count:
 @st.composite
 def windows(draw: st.DrawFn, dawn: int) -> tuple[tuple[int, int], ...]:
     """Draw windows of a day that begin after `dawn`, with pauses, or none between two that touch."""
-    cuts = draw(st.lists(st.integers(dawn // 5, 288).map(lambda fives: 5 * fives), min_size=2, max_size=4))
+    minutes = st.one_of(st.integers(dawn // 5, 288).map(lambda fives: 5 * fives), st.sampled_from(CHANGES))
+    cuts = draw(st.lists(minutes.filter(lambda minute: minute >= dawn), min_size=2, max_size=4))
     cuts = sorted(set(cuts))
     found = tuple((begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=False))
     if len(cuts) == 3 and draw(st.booleans()):

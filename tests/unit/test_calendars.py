@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import holidays
 import pytest
 from dateutil import tz
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_delayq.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of, is_calendar
@@ -163,7 +163,20 @@ def test_a_calendar_of_another_package_needs_four_methods() -> None:
 # The same answers as a count minute by minute
 
 
+def after_midnight(zone: str, hours: Any, middle: datetime, minutes: int) -> Case:
+    """Clocks that go back over midnight: what is open on a day is before, and after, what is open on the next."""
+    return Case(zone, middle, (hours,) * 7, frozenset(), False, middle + minutes * MINUTE)
+
+
+HAVANA = ("America/Havana", ((30, 360), (1320, 30)), datetime(2026, 11, 1, 5, tzinfo=UTC))
+ST_JOHNS = ("America/St_Johns", ((0, 1), (1400, 1430)), datetime(2010, 11, 7, 2, 31, tzinfo=UTC))
+
+
 @settings(many, max_examples=1500)
+@example(case=after_midnight(*HAVANA, -90), seconds=7200, unit=1)
+@example(case=after_midnight(*HAVANA, 90), seconds=-7200, unit=1)
+@example(case=after_midnight(*ST_JOHNS, -90), seconds=3600, unit=1)
+@example(case=after_midnight(*ST_JOHNS, 50), seconds=-3300, unit=1)
 @given(case=cases(), seconds=st.integers(-250_000, 250_000), unit=st.sampled_from((1, 300)))
 def test_a_calendar_answers_as_a_count_minute_by_minute(case: Case, seconds: int, unit: int) -> None:
     """What the count does not reach, in a calendar with few hours, is not compared."""
@@ -219,6 +232,24 @@ def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
     assert instant_of(wall, zone) == expected
 
 
+@pytest.mark.parametrize(
+    ("wall", "instant"),
+    [
+        ("2026-03-29 01:59:59.999999", "2026-03-29 00:59:59.999999"),
+        ("2026-03-29 02:00", "2026-03-29 01:00"),  # the first one after the gap
+        ("2026-03-29 02:30:15.000007", "2026-03-29 01:00"),
+        ("2026-03-29 02:59:59.999999", "2026-03-29 01:00"),
+        ("2026-03-29 03:00", "2026-03-29 01:00"),
+        ("2026-10-25 01:59:59.999999", "2026-10-24 23:59:59.999999"),
+        ("2026-10-25 02:00", "2026-10-25 01:00"),  # the later one
+        ("2026-10-25 02:59:59.999999", "2026-10-25 01:59:59.999999"),
+        ("2026-10-25 03:00", "2026-10-25 02:00"),
+    ],
+)
+def test_the_instant_of_a_wall_time_in_berlin(wall: str, instant: str) -> None:
+    assert instant_of(datetime.fromisoformat(wall), BERLIN) == datetime.fromisoformat(f"{instant}+00:00")
+
+
 # Never open
 
 
@@ -251,6 +282,14 @@ def test_a_calendar_may_be_closed_for_almost_a_year_again_and_again() -> None:
 def test_beyond_the_years_of_python_is_an_overflow() -> None:
     with pytest.raises(OverflowError):
         OFFICE.add(datetime(9999, 12, 30, 12, tzinfo=UTC), 10**6)
+
+
+def test_a_search_ends_after_140_years() -> None:
+    rare = WorkingHours("UTC", {"mon": "09:00-09:01"})
+    for hours in (200, -200):
+        with pytest.raises(OverflowError, match="are more than 140 years"):
+            rare.add(datetime(2026, 1, 1, tzinfo=UTC), hours * HOUR)
+    assert rare.add(datetime(2026, 1, 1, tzinfo=UTC), 100 * HOUR).year == 2140
 
 
 # Errors
