@@ -90,7 +90,7 @@ def _read_iterators(when: Any, policy: str) -> None:
 
 
 def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
-    model, after, since = policy.model, policy.after, policy.since
+    model = policy.model
     yield from _faults_of_callables(policy)
     is_model = isinstance(model, type) and issubclass(model, Model)
     is_label = isinstance(model, str) and MODEL_LABEL.match(model) is not None
@@ -104,18 +104,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     unknown = [str(each) for each in policy.silenced_checks if check_id(each) not in SILENCED_BY_POLICY]
     yield bool(unknown), f"silenced_checks has {', '.join(unknown)}; it may have {', '.join(SILENCED_BY_POLICY)}."
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
-    length = policy.fixed_length
-    is_fitting = after is None or length is not None or callable(after)
-    yield not is_fitting, f"after must be {LENGTHS} or a callable, not {after!r}."
-    yield not (since is None or isinstance(since, str) or callable(since)), f"since must be {SINCE}, not {since!r}."
-    negative = length_text(length) if length is not None and is_negative(length) else ""
-    yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
-    within: Any = policy.within
-    is_fitting = within is None or isinstance(within, str) or is_calendar(within) or callable(within)
-    yield not is_fitting, f"within must be a calendar, a path to one or a callable, not {within!r}."
-    too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
-    yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
-    yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
+    yield from _faults_of_time(policy)
     # The type and not the repr, which would evaluate a queryset in it.
     kind = type(policy.when).__name__
     yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
@@ -131,6 +120,21 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
         f"queue must be a string of 1 to 100 characters, not {policy.queue!r}.",
     )
+
+
+def _faults_of_time(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    after, since, length = policy.after, policy.since, policy.fixed_length
+    is_fitting = after is None or length is not None or callable(after)
+    yield not is_fitting, f"after must be {LENGTHS} or a callable, not {after!r}."
+    yield not (since is None or isinstance(since, str) or callable(since)), f"since must be {SINCE}, not {since!r}."
+    negative = length_text(length) if length is not None and is_negative(length) else ""
+    yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
+    within: Any = policy.within
+    is_fitting = within is None or isinstance(within, str) or is_calendar(within) or callable(within)
+    yield not is_fitting, f"within must be a calendar, a path to one or a callable, not {within!r}."
+    too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
+    yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
+    yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
 
 
 def _faults_of_sharing(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
@@ -336,7 +340,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
         silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
         within: a calendar, a path to one or a callable `obj -> calendar`, outside of whose opening hours nothing fires:
-            what is due then waits for the next opening. The deadline that people see stays.
+            a due timeout waits for the next opening. The deadline that people see stays.
         **options: another option is refused, with a suggestion.
 
     Returns:

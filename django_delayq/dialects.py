@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
+from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
@@ -132,6 +133,10 @@ class Dialect:
         """Return the SQL of a datetime parameter so that a selected one comes back as a datetime."""
         return sql
 
+    def midnight(self, date: str) -> str:
+        """Return the SQL of the midnight of a date, in UTC if `USE_TZ`, as this database has `DateTimeField`s."""
+        raise NotImplementedError
+
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the settings ask for REPEATABLE READ or stricter, under which reads see a snapshot."""
         return False
@@ -242,6 +247,11 @@ class PostgreSQL(Dialect):
     _LOCAL_CONFIG = re.compile(r"\bset_config\s*\([^;]*,\s*true\s*\)", re.IGNORECASE)
     _STATUSES = ("idle", "open", "open", "failed", "closed")  # of libpq: IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN
 
+    def midnight(self, date: str) -> str:
+        """Without `USE_TZ` in the zone of the session, to which Django sets `TIME_ZONE`."""
+        zone = " AT TIME ZONE 'UTC'" if settings.USE_TZ else ""
+        return f"(CAST({date} AS TIMESTAMP){zone})"
+
     def transaction_status(self, driver: Any) -> str:
         libpq = getattr(driver, "pgconn", None)  # of psycopg 3
         return self._STATUSES[driver.get_transaction_status() if libpq is None else libpq.transaction_status]
@@ -339,6 +349,9 @@ class MySQL(Dialect):
         """Cast the parameter: a bare one is selected as a string."""
         return f"CAST({sql} AS DATETIME(6))"
 
+    def midnight(self, date: str) -> str:
+        return f"CAST({date} AS DATETIME(6))"
+
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level", "read committed")
         return level is None or level.lower() not in {"read committed", "read uncommitted"}  # None: the server's own
@@ -405,6 +418,9 @@ class SQLite(Dialect):
         r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
     )
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
+
+    def midnight(self, date: str) -> str:
+        return f"(DATE({date}) || ' 00:00:00')"
 
     def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
         """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote.

@@ -9,7 +9,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, cast
 
-from django.conf import settings
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import (
     DateTimeField,
@@ -29,6 +28,7 @@ from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 
+from django_delayq.dialects import dialect_of
 from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
 
@@ -49,17 +49,13 @@ def unindexed(policy: TimeoutPolicy[Any]) -> list[str]:
 
 
 class _Midnight(Func):
-    """The midnight of a column with dates as `TimeoutPolicy.checked_since` returns it: in UTC if `USE_TZ`."""
+    """The midnight of a column with dates, as `TimeoutPolicy.checked_since` returns it."""
 
     output_field = DateTimeField()
-    template = "CAST(%(expressions)s AS DATETIME(6))"  # of MySQL and MariaDB
 
-    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> Any:
-        zone = " AT TIME ZONE 'UTC'" if settings.USE_TZ else ""  # else in the zone of the session, as Django sets it
-        return self.as_sql(compiler, connection, template=f"(CAST(%(expressions)s AS TIMESTAMP){zone})")
-
-    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> Any:
-        return self.as_sql(compiler, connection, template="(DATE(%(expressions)s) || ' 00:00:00')")
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> Any:
+        template = dialect_of(connection).midnight("%(expressions)s")
+        return super().as_sql(compiler, connection, template=template)
 
 
 def since_name(policy: TimeoutPolicy[Any], number: int = 0) -> str | None:

@@ -343,7 +343,7 @@ def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetim
 
 
 def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: datetime, obj: Any) -> datetime:
-    """Return the deadline `due_at` after its clock stood still from `begin` to `end`.
+    """Return the deadline `due_at` if its clock was stopped from `begin` to `end`.
 
     The rest counts on from `end` in the own time of `length`, so that a night adds nothing to working hours. None: real
     time, as for a deadline that had passed at `begin`. Raises InvalidDelay, see `forward`.

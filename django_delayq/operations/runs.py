@@ -85,7 +85,7 @@ def each_page(
 
 
 def _save(run: UnfinishedRun, using: str) -> None:
-    """Store the place of `run`; the first time, forget those that nobody has continued."""
+    """Store the place of `run`; the first time, forget those that no call has continued."""
     run.touched_at = database_now(using)
     runs = UnfinishedRun.objects.using(using)
     if run.pk is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 RAILS: Final[Sequence[Rail]] = (QuietRail(), LateRail(), ShadowRail(), BrakeRail())
-"""In the order in which they settle rows: what waits for opening hours is not late, what is late not in shadow mode."""
+"""In this order: a timeout that must wait for opening hours is not late, and a late one is not in shadow mode."""
 
 
 def room(policy: TimeoutPolicy[Any], guards: Guards) -> int:

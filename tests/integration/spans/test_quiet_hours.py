@@ -1,4 +1,4 @@
-"""`within=`: what is due outside of opening hours waits for the next opening; the deadline that people see stays."""
+"""`within=`: outside of opening hours a due timeout waits for the next opening; its deadline stays."""
 
 from __future__ import annotations
 
