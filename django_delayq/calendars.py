@@ -30,8 +30,7 @@ MAX_CACHED_DAYS: Final = 4096
 """Days of eleven calendars for a year, some 0.5 kB each. The cache must not grow with the age of a process."""
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WINDOW: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\s*-\s*(?:([01]\d|2[0-3]):([0-5]\d)|24:00)")
-_DAY, _SECOND = timedelta(days=1), timedelta(seconds=1)
-_MIDNIGHT = 24 * 60  # a window that crosses it ends later, in minutes of the day on which it begins
+_DAY, _SECOND, _MIDNIGHT = timedelta(days=1), timedelta(seconds=1), 24 * 60  # the last in minutes, as windows are
 
 Window = tuple[int, int]
 """Beginning and end of a window, in minutes since the midnight before its beginning. The end is not part of it."""

@@ -27,19 +27,19 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines.
 SOURCES = {
-    "code lines of the core": (12_650, 9_500),
+    "code lines of the core": (13_200, 9_500),
     "code lines of the edges": (6_800, 4_900),
-    "modules": (164, 120),
+    "modules": (166, 120),
     "longest chain of imports": (17, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (221, 90),
+    "numeric constants": (224, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (24, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (2_950, 2_280),
+    ("root",): (3_450, 2_280),
     ("scheduling",): (900, 740),
     ("arming",): (1_050, 830),
     ("ledger",): (2_600, 1_900),

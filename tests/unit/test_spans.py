@@ -1,12 +1,11 @@
-"""Spans: what each of them ends at, how they are read, moved and displayed, and what they refuse."""
+"""Spans: what each of them ends at, how they are read, moved and displayed."""
 
 from __future__ import annotations
 
 import calendar as months
 import copy
 import pickle
-import sys
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -26,7 +25,6 @@ from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
 
 BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")  # the latter is TIME_ZONE of the tests
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
-NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
 many = settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -487,156 +485,3 @@ def test_without_use_tz_datetimes_are_naive_in_the_setting_time_zone(settings: S
     assert end_of(Wall(at="18:00"), date(2026, 11, 5), None) == datetime(2026, 11, 5, 18)  # noqa: DTZ001
     with pytest.raises(InvalidDelay, match="The end of 'until New Year' is an aware datetime"):
         end_of(UntilNewYear(), since, None)
-
-
-# What has no end
-
-
-@pytest.mark.parametrize(
-    "length",
-    [Working(hours=1, calendar=NEVER), Working(days=1, calendar=NEVER), Working(hours=0, calendar=NEVER)],
-    ids=str,
-)
-def test_a_calendar_that_never_opens_is_refused_at_use(length: Length) -> None:
-    with pytest.raises(InvalidDelay, match="mon 09:00-17:00, UTC is closed for 366 days"):
-        end_of(length, THURSDAY, None)
-
-
-@pytest.mark.parametrize(
-    "length",
-    [
-        timedelta(days=40_000),
-        Wall(years=100),
-        Wall(years=-138, months=-1600, weeks=-7000, days=-50_000),
-        Wall(days=50_000),
-        Working(days=40_000, calendar=OFFICE),
-        Working(hours=300_000, calendar=OFFICE),
-        as_length(relativedelta(years=7999), "after"),
-        as_length(relativedelta(years=-1999), "after"),
-    ],
-    ids=str,
-)
-def test_an_end_beyond_the_supported_years_is_none(length: Length) -> None:
-    since = datetime(2020, 6, 1, tzinfo=UTC)
-    found = end_of(length, since, None)
-    assert found is None or found.year < 1970
-    if not spans.is_negative(length):
-        assert found is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (datetime(2027, 1, 1), "The end of 'a broken span' is a naive datetime"),  # noqa: DTZ001
-        (date(2027, 1, 1), "The end of 'a broken span' must be a datetime, not date"),
-        (5, "The end of 'a broken span' must be a datetime, not int"),
-    ],
-)
-def test_a_span_that_returns_something_else_is_refused(answer: Any, message: str) -> None:
-    with pytest.raises(InvalidDelay, match=message):
-        end_of(Answers(answer), THURSDAY, None)
-
-
-@pytest.mark.parametrize(
-    "length", [Wall(days=1), Working(days=1, calendar=OFFICE), as_length(relativedelta(days=1), "x")]
-)
-def test_a_length_without_a_time_of_day_does_not_count_from_a_date(length: Length) -> None:
-    with pytest.raises(InvalidDelay, match='2026-11-05 is a date: add at="HH:MM"'):
-        end_of(length, date(2026, 11, 5), None)
-
-
-def test_an_object_with_something_else_than_a_calendar_or_zone_is_refused() -> None:
-    with pytest.raises(
-        InvalidDelay, match="The calendar of '1 working hour, team__calendar' is 'mon-fri', which lacks"
-    ):
-        end_of(Working(hours=1, calendar="team__calendar"), THURSDAY, ticket(calendar="mon-fri"))
-    for zone in ("Mars/Olympus", 5, timedelta(1)):
-        with pytest.raises(InvalidDelay, match="The zone of 'at 08:00, team__zone' is wrong:"):
-            end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket(zone=zone))
-    with pytest.raises(AttributeError, match="'types.SimpleNamespace' object has no attribute 'zone'"):
-        end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket())
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "takes hours and minutes, or days"),
-        ({"hours": 1, "days": 1}, "24 open hours are three working days"),
-        ({"minutes": 0, "days": 1}, "takes hours and minutes, or days, and not both"),
-        ({"at": "09:00"}, "takes hours and minutes, or days"),
-        ({"hours": 1, "at": "09:00"}, "only together with days"),
-        ({"hours": "1"}, "hours must be a number, not '1'"),
-        ({"hours": True}, "hours must be a number, not True"),
-        ({"minutes": timedelta(1)}, "minutes must be a number"),
-        ({"days": 1.5}, r"days must be an int, not 1\.5"),
-        ({"days": 1, "at": 9}, 'at must be "HH:MM" or a datetime.time, not 9'),
-        ({"hours": 1, "calendar": None}, "calendar must be a Calendar, such as WorkingHours"),
-        ({"hours": 1, "calendar": WorkingHours}, "calendar must be a Calendar"),
-        ({"hours": 1, "calendar": 5}, "calendar must be a Calendar"),
-    ],
-)
-def test_working_refuses_other_types_and_mixtures(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        Working(**{"calendar": OFFICE, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"hours": float("nan")}, "hours=nan leads beyond the supported years"),
-        ({"hours": float("inf")}, "hours=inf leads beyond the supported years"),
-        ({"minutes": 1e9}, "leads beyond the supported years"),
-        ({"days": -60_000}, "days=-60000 leads beyond the supported years"),
-        ({"days": 10**400}, "leads beyond the supported years"),
-        ({"days": 1, "at": "25:00"}, "at='25:00' is not a time of day"),
-        ({"days": 1, "at": ""}, "at='' is not a time of day"),
-        ({"days": 1, "at": time(9, tzinfo=UTC)}, "has a time zone: it is local"),
-        ({"hours": 1, "calendar": ""}, "calendar='' is neither a Calendar"),
-        ({"hours": 1, "calendar": "team.calendar"}, 'nor a path such as "team__calendar"'),
-    ],
-)
-def test_working_refuses_values_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Working(**{"calendar": OFFICE, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({}, ValueError, "needs years, months, weeks, days or at"),
-        ({"days": 0, "zone": "UTC"}, ValueError, "needs years, months, weeks, days or at"),
-        ({"days": 1.5}, TypeError, r"days must be an int, not 1\.5"),
-        ({"months": "1"}, TypeError, "months must be an int"),
-        ({"months": True}, TypeError, "months must be an int"),
-        ({"years": 200}, ValueError, "years=200 leads beyond the supported years"),
-        ({"months": 10**6}, ValueError, "leads beyond the supported years"),
-        ({"days": 1, "at": "8 o'clock"}, ValueError, "is not a time of day"),
-        ({"days": 1, "zone": "Europe/Berln"}, ValueError, "zone='Europe/Berln' is neither an IANA name"),
-        ({"days": 1, "zone": ""}, ValueError, "zone='' is neither an IANA name"),
-        ({"days": 1, "zone": 5}, TypeError, "zone must be an IANA name, a zoneinfo.ZoneInfo, a path, or"),
-        ({"days": 1, "zone": ZoneInfo}, TypeError, "zone must be an IANA name"),
-    ],
-)
-def test_wall_refuses_what_makes_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Wall(**arguments)
-
-
-def test_a_fixed_offset_is_a_zone() -> None:
-    length = Wall(at="08:00", zone=timezone(timedelta(hours=2)))
-    assert end_of(length, date(2026, 11, 5), None) == datetime(2026, 11, 5, 6, tzinfo=UTC)
-
-
-def test_months_and_years_need_dateutil_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dateutil.relativedelta", None)
-    spans._relativedelta.cache_clear()
-    for call in (lambda: Wall(months=1), lambda: Wall(years=-1)):
-        with pytest.raises(ImportError, match=r"needs python-dateutil: pip install django-delayq\[calendars\]"):
-            call()
-    assert read(end_of(Wall(weeks=1, days=1, zone=BERLIN), THURSDAY, None)) == "Fri 13 Nov 2026 15:00"
-    assert read(end_of(Working(hours=1, calendar=OFFICE), THURSDAY, None)) == "Thu 05 Nov 2026 16:00"
-    with pytest.raises(InvalidDelay, match="after must be a timedelta"):
-        as_length(relativedelta(months=1), "after")
