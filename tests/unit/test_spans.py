@@ -142,6 +142,11 @@ def test_months_are_counted_from_the_same_day_each_time() -> None:
     assert read(end_of(Wall(months=1, zone=BERLIN), datetime(2028, 1, 31, 10, tzinfo=BERLIN), None))[4:10] == "29 Feb"
 
 
+def test_a_relativedelta_keeps_the_parts_of_a_datetime_that_it_does_not_set() -> None:
+    length = as_length(relativedelta(days=1, hour=9), "after")  # in TIME_ZONE, four hours behind
+    assert read(end_of(length, datetime(2026, 11, 5, 15, 20, tzinfo=BERLIN), None)) == "Fri 06 Nov 2026 13:20"
+
+
 def test_a_day_of_wall_time_may_have_another_length() -> None:
     saturday, friday = datetime(2026, 10, 24, 12, tzinfo=BERLIN), datetime(2026, 3, 28, 12, tzinfo=BERLIN)
     for since, hours in ((saturday, 25), (friday, 23)):
