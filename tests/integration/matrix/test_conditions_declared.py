@@ -118,7 +118,7 @@ def test_since_may_be_a_generated_field_and_follows_the_columns_that_it_is_made_
 
 
 def test_since_that_is_generated_but_no_datetime_is_refused(declare: Declare) -> None:
-    with pytest.raises(dq.PolicyError, match="'doubled' is not a DateTimeField of Task"):
+    with pytest.raises(dq.PolicyError, match="'doubled' is not a DateTimeField or DateField of Task"):
         declare(Task, name="generated", after=HOUR, since="doubled", when=Q())
 
 
@@ -395,6 +395,7 @@ def test_the_options_can_be_inspected() -> None:
     assert list(parameters) == [
         *("model", "name", "after", "since", "when", "retry", "batch", "together", "atomic", "queue"),
         *("max_extensions", "aliases", "limits", "late", "brake", "shadow", "search", "owner", "silenced_checks"),
+        "within",
     ]
     assert parameters["atomic"].default is True
 
