@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.errors import ExtensionLimit as ExtensionLimit
     from django_delayq.scheduling.errors import TimeoutConflict as TimeoutConflict
     from django_delayq.scheduling.guards import before_deadline as before_deadline
+    from django_delayq.scheduling.holding import ahold_timeout as ahold_timeout
+    from django_delayq.scheduling.holding import aresume_timeout as aresume_timeout
+    from django_delayq.scheduling.holding import hold_timeout as hold_timeout
+    from django_delayq.scheduling.holding import resume_timeout as resume_timeout
     from django_delayq.scheduling.queries import Deadline as Deadline
     from django_delayq.scheduling.queries import aget_deadline as aget_deadline
     from django_delayq.scheduling.queries import get_deadline as get_deadline
@@ -63,7 +67,9 @@ if TYPE_CHECKING:
     from django_delayq.signals import timeout_dead as timeout_dead
     from django_delayq.signals import timeout_failed as timeout_failed
     from django_delayq.signals import timeout_fired as timeout_fired
+    from django_delayq.signals import timeout_held as timeout_held
     from django_delayq.signals import timeout_rescheduled as timeout_rescheduled
+    from django_delayq.signals import timeout_resumed as timeout_resumed
     from django_delayq.signals import timeout_scheduled as timeout_scheduled
     from django_delayq.signals import timeout_skipped as timeout_skipped
     from django_delayq.spans import Wall as Wall
@@ -85,10 +91,11 @@ _NAMES = {
     ),
     "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
     "scheduling.errors": "DeadlinePassed ExtensionLimit TimeoutConflict",
+    "scheduling.holding": "ahold_timeout aresume_timeout hold_timeout resume_timeout",
     "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
     "signals": (
-        "policy_paused timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_rescheduled "
-        "timeout_scheduled timeout_skipped"
+        "policy_paused timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_held timeout_rescheduled "
+        "timeout_resumed timeout_scheduled timeout_skipped"
     ),
     "scheduling.story": "Story explain_timeout",
     "arming.receivers": "ArmingManager ArmingQuerySet",

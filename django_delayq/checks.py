@@ -117,7 +117,8 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     if reads_other_rows(policy):
         yield Warning(
-            "when reads other rows: saving those schedules and cancels nothing.",
+            f"{'when or hold_when' if policy.hold_when else 'when'} reads other rows: "
+            "saving those schedules and cancels nothing.",
             hint="Copy the values to the object; or call sync_timeouts() where they change, and add "
             'silenced_checks="W001".',
             id="django_delayq.W001",

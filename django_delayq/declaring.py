@@ -65,10 +65,11 @@ def check_declaration(policy: TimeoutPolicy[Any]) -> None:
     for wrong, message in _faults(policy):
         if wrong:
             raise PolicyError(f"Timeout policy {policy.name!r}: {message}")
-    _read_iterators(policy.when, policy.name)
+    for option in ("when", "hold_when"):
+        _read_iterators(getattr(policy, option), policy.name, option)
 
 
-def _read_iterators(when: Any, policy: str) -> None:
+def _read_iterators(when: Any, policy: str, option: str) -> None:
     """Replace iterators in a condition, such as `map()` or a generator, by lists.
 
     Each query would read them again, so that the condition would hold for the first query alone. Raises PolicyError for
@@ -77,16 +78,16 @@ def _read_iterators(when: Any, policy: str) -> None:
     for place, child in enumerate(when.children if isinstance(when, Q) else ()):
         name, value = child if isinstance(child, tuple) else ("", child)
         if not isinstance(value, Iterator):
-            _read_iterators(value, policy)
+            _read_iterators(value, policy, option)
             continue
         items = list(value)
         if not items:
-            words = f"{name} in its when is an iterator without items, which matches nothing. Give a list."
+            words = f"{name} in its {option} is an iterator without items, which matches nothing. Give a list."
             raise PolicyError(f"Timeout policy {policy!r}: {words}")
         when.children[place] = (name, items)
     if isinstance(when, BaseExpression) and not isinstance(when, Query):
         for part in when.get_source_expressions():
-            _read_iterators(part, policy)
+            _read_iterators(part, policy, option)
 
 
 def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
@@ -105,9 +106,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     yield bool(unknown), f"silenced_checks has {', '.join(unknown)}; it may have {', '.join(SILENCED_BY_POLICY)}."
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
     yield from _faults_of_time(policy)
-    # The type and not the repr, which would evaluate a queryset in it.
-    kind = type(policy.when).__name__
-    yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
+    yield from _faults_of_conditions(policy)
     yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry: Retry([60, 600])."
     yield from _faults_of_sharing(policy)
     yield not _is_count(policy.max_extensions, 0, MAX_STORED), "max_extensions must be an int, 0 or more, or None."
@@ -120,6 +119,18 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
         f"queue must be a string of 1 to 100 characters, not {policy.queue!r}.",
     )
+
+
+def _faults_of_conditions(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    # The type and not the repr, which would evaluate a queryset in it.
+    for option in ("when", "hold_when"):
+        given = getattr(policy, option)
+        kind = type(given).__name__
+        yield given is not None and not isinstance(given, Q), f"{option} must be a Q, not of type {kind}."
+    yield policy.hold_when is not None and not policy.hold_when, "hold_when=Q() would hold every timeout for good."
+    is_automatic = policy.when is not None and policy.since is not None
+    words = "hold_when needs when and since. The clock of a timeout scheduled by hand is stopped by hold_timeout()."
+    yield policy.hold_when is not None and not is_automatic, words
 
 
 def _faults_of_time(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
@@ -192,7 +203,7 @@ def _is_count(value: Any, least: int, most: int) -> bool:
 
 
 def check_against_model(policy: TimeoutPolicy[Any]) -> None:
-    """Raise `PolicyError` if `since`, `when`, `search` or `owner` does not fit the fields of the model."""
+    """Raise `PolicyError` if `since`, `when`, `hold_when`, `search` or `owner` does not fit the fields of the model."""
     model: Any = policy.model
     if isinstance(model, str):
         try:
@@ -205,12 +216,12 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     if isinstance(policy.since, str):
         _check_field(policy, "since", policy.since, "a DateTimeField or DateField", _is_date)
     _check_time(policy)
-    if policy.when is not None:
+    for option, condition in (("when", policy.when), ("hold_when", policy.hold_when)):
         try:
-            model._base_manager.filter(policy.when)
+            model._base_manager.filter(condition or Q())
         except (FieldError, ValidationError, ValueError, TypeError) as error:
             # Without the value, whose text would evaluate a queryset in it.
-            raise PolicyError(f"Timeout policy {policy.label}: its when does not fit: {error}") from error
+            raise PolicyError(f"Timeout policy {policy.label}: its {option} does not fit: {error}") from error
     for path in policy.search:
         _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
     if policy.owner is not None:
@@ -277,6 +288,7 @@ class _Options(TypedDict, Generic[M], total=False):
     after: Length | relativedelta | Callable[[M], Length | None] | None
     since: str | Callable[[M], datetime | None] | None
     when: Q | None
+    hold_when: Q | None
     retry: Retry | None
     together: int | None
     atomic: bool
@@ -323,6 +335,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
             keys, such as `"event__starts_at"`, or a callable `obj -> datetime | None` (None: not yet). Write
             `since=None` for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
         when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
+        hold_when: a `Q` like `when`, for an automatic policy: while it holds, the clock of the timeout is stopped, and
+            nothing fires. What is left of its time is kept, and counts from when it stops holding.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
         together: up to this many timeouts share a transaction, for speed: the handler is called for each in due order.

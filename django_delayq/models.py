@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
@@ -20,7 +20,19 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, HexField, KindField, PartialIndex
+from django_delayq.key_types import (
+    HAS_END_OF_HOLD,
+    HAS_FAILED,
+    HAS_KEY,
+    HAS_OWN_QUEUE,
+    HexField,
+    KindField,
+    PartialIndex,
+)
+from django_delayq.policy_models import PolicyChange, PolicyControl, PolicyMeter, PolicySync, UnfinishedRun
+
+__all__ = ["Installation", "PolicyChange", "PolicyControl", "PolicyMeter", "PolicySync", "Timeout", "WorkerSeen"]
+__all__ += ["UnfinishedRun"]
 
 SLOT_BYTES = 16
 """With fewer, two slots could be made alike: see `slot_of`."""
@@ -47,6 +59,14 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
 
     def pending(self) -> TimeoutQuerySet:
         return self.filter(state=Timeout.State.PENDING, settled_at__isnull=True)
+
+    def held(self) -> TimeoutQuerySet:
+        """Return the rows whose clock is stopped."""
+        return self.filter(state=Timeout.State.HELD, settled_at__isnull=True)
+
+    def waiting(self) -> TimeoutQuerySet:
+        """Return what still waits for its deadline: pending rows, and those whose clock is stopped."""
+        return self.filter(state__in=WAITING, settled_at__isnull=True)
 
     def unsettled(self) -> TimeoutQuerySet:
         return self.filter(settled_at__isnull=True)
@@ -91,6 +111,7 @@ class Timeout(models.Model):
 
     class State(models.TextChoices):
         PENDING = "pending", _("pending")
+        HELD = "held", _("on hold")
         FIRING = "firing", _("firing")
         FIRED = "fired", _("fired")
         SKIPPED = "skipped", _("skipped")
@@ -99,7 +120,7 @@ class Timeout(models.Model):
 
         @property
         def is_settled(self) -> bool:
-            return self not in {Timeout.State.PENDING, Timeout.State.FIRING}
+            return self not in {Timeout.State.PENDING, Timeout.State.HELD, Timeout.State.FIRING}
 
     class Cause(models.TextChoices):
         """Why a row was settled."""
@@ -143,6 +164,21 @@ class Timeout(models.Model):
         _("idempotency key"), max_length=32, default=new_idempotency_key, editable=False
     )
 
+    # Of a stopped clock: see `arming.holding`. Mostly NULL, which takes no space.
+    remaining: Field[timedelta | None, timedelta | None] = models.DurationField(
+        _("rest of its time"), null=True, blank=True, default=None
+    )
+    """Of a row that is held, or was when it was cancelled: how long it waits when its clock runs again."""
+    held_at: Field[datetime | None, datetime | None] = models.DateTimeField(
+        _("on hold since"), null=True, blank=True, default=None
+    )
+    held_until: Field[datetime | None, datetime | None] = models.DateTimeField(
+        _("on hold until"), null=True, blank=True, default=None
+    )
+    """When a hold by hand ends by itself."""
+    held_by_hand = models.BooleanField(_("on hold by hand"), default=False)
+    """Only `resume_timeout` or `held_until` ends it, also if the condition `hold_when` does not hold."""
+
     # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
     ready_at = models.DateTimeField(null=True, default=None, editable=False)  # its last move, or the end of a snooze
     slot = HexField(max_length=32, editable=False)  # see `slot_of`
@@ -185,6 +221,7 @@ class Timeout(models.Model):
             ("cancel_timeout", _("Can cancel timeouts")),
             ("fire_timeout", _("Can have timeouts fired now")),
             ("postpone_timeout", _("Can postpone timeouts")),
+            ("hold_timeout", _("Can stop and resume the clocks of timeouts")),
             ("retry_timeout", _("Can retry dead timeouts")),
             ("refire_timeout", _("Can fire settled timeouts again")),
         )
@@ -193,7 +230,22 @@ class Timeout(models.Model):
             models.UniqueConstraint(fields=["slot", "slot_taken"], name="delayq_one_pending_per_slot"),
             models.CheckConstraint(
                 condition=(
-                    Q(state="pending", settled_at__isnull=True, cause="", slot_taken=1, slot_taken__isnull=False)
+                    Q(
+                        state="pending",
+                        settled_at__isnull=True,
+                        cause="",
+                        slot_taken=1,
+                        slot_taken__isnull=False,
+                        remaining__isnull=True,
+                    )
+                    | Q(
+                        state="held",
+                        settled_at__isnull=True,
+                        cause="",
+                        slot_taken=1,
+                        slot_taken__isnull=False,
+                        remaining__isnull=False,
+                    )
                     | Q(state="firing", settled_at__isnull=True, cause="", slot_taken__isnull=True)
                     | Q(
                         ~Q(cause=""),
@@ -224,6 +276,8 @@ class Timeout(models.Model):
             ),
             PartialIndex(fields=["key", "id"], name="delayq_key", rows=HAS_KEY),
             PartialIndex(fields=["queue", "state", "run_at", "id"], name="delayq_queue", rows=HAS_OWN_QUEUE),
+            # For workers: the holds by hand that end by themselves.
+            PartialIndex(fields=["held_until", "id"], name="delayq_held_until", rows=HAS_END_OF_HOLD),
         ]
 
     def __str__(self) -> str:
@@ -254,6 +308,11 @@ class Timeout(models.Model):
         return self.settled_at is not None
 
     @property
+    def is_waiting(self) -> bool:
+        """Return whether the row waits for its deadline: it is pending, or its clock is stopped."""
+        return self.state in WAITING
+
+    @property
     def is_failing(self) -> bool:
         """Return whether an attempt of the pending row has failed, and it is tried again: see `failing`."""
         return self.state == self.State.PENDING and self.attempts > 0
@@ -279,178 +338,15 @@ class Timeout(models.Model):
         return could_fire_at(self.due_at, self.created_at, self.ready_at, run_at, self.attempts)
 
 
+WAITING = (Timeout.State.PENDING, Timeout.State.HELD)
+"""The states of rows that wait for their deadline, and have their slot."""
+
+
 def could_fire_at(
     due_at: datetime, created_at: datetime, ready_at: datetime | None, run_at: datetime, attempts: int
 ) -> datetime:
     """Return since when a row with these columns could fire: see `Timeout.could_fire_at`."""
     return max(due_at, created_at, ready_at or due_at, run_at if attempts <= 1 else due_at)
-
-
-class PolicyControl(models.Model):
-    """What operators have changed for one policy: whether it is stopped, its delay and its guard rails.
-
-    One row for each label; none if no operator ever changed it. `PolicyChange` has the history.
-    """
-
-    class Stop(models.TextChoices):
-        NONE = "", _("not stopped")
-        PAUSED = "paused", _("paused")
-        HELD = "held", _("held")
-        RELEASING = "releasing", _("being released")
-
-    id = models.BigAutoField(primary_key=True)
-    policy = models.CharField(_("policy"), max_length=200, unique=True)
-    stop = models.CharField(_("stop"), max_length=10, choices=Stop.choices, default=Stop.NONE, blank=True)
-    stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
-    until = models.DateTimeField(_("until"), null=True, blank=True)
-    after = models.DurationField(_("delay in force"), null=True, blank=True)
-    guards = models.JSONField(_("guard rails in force"), default=dict, blank=True)
-    """What operators have set instead of the declared guard rails: see `ledger.controls.PolicyState`."""
-    changed_at = models.DateTimeField(_("changed at"))
-    by = models.CharField(_("by"), max_length=150, default="", blank=True)
-    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
-
-    class Meta:
-        verbose_name = _("policy")
-        verbose_name_plural = _("Policies")  # a title, as on its page
-        default_permissions = ("view",)
-        permissions = (
-            ("pause_policy", _("Can pause, hold and resume policies")),
-            ("change_policy_delay", _("Can change the delay of policies")),
-            ("change_policy_guards", _("Can change the guard rails of policies")),
-        )
-
-    def __str__(self) -> str:
-        return f"{self.policy}: {self.get_stop_display()}"
-
-
-class PolicyChange(models.Model):
-    """One change of a policy by an operator: who, when, what and why.
-
-    A change that moves pending rows stores its progress here, in the transaction that moves them. So a process that
-    continues it after a crash moves no row twice.
-    """
-
-    class What(models.TextChoices):
-        PAUSED = "paused", _("paused")
-        HELD = "held", _("held")
-        RESUMED = "resumed", _("resumed")
-        DELAY = "delay", _("delay changed")
-        LATE = "late", _("limit of lateness changed")
-        BRAKE = "brake", _("brake changed")
-        SHADOW = "shadow", _("shadow mode changed")
-        RETIRED = "retired", _("retired")
-
-    id = models.BigAutoField(primary_key=True)
-    policy = models.CharField(_("policy"), max_length=200)
-    what = models.CharField(_("what"), max_length=10, choices=What.choices)
-    at = models.DateTimeField(_("at"))
-    by = models.CharField(_("by"), max_length=150, default="", blank=True)
-    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
-    details = models.JSONField(_("details"), default=dict, blank=True)  # for people: no decision reads it
-    moved = models.PositiveIntegerField(_("rows moved"), default=0)
-    unmoved = models.PositiveIntegerField(_("rows left as they were"), default=0)
-    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
-    # Internal: the ids of the last row that was processed, and of the last row to process.
-    cursor = models.BigIntegerField(default=0, editable=False)
-    last_id = models.BigIntegerField(default=0, editable=False)
-    touched_at = models.DateTimeField(editable=False)
-    # Internal, of a change that moves rows: the hold, or the difference, by which it moves their deadlines. With
-    # neither it computes them again.
-    held_from: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
-    held_until: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
-    shift = models.DurationField(null=True, default=None, editable=False)
-    former_delay = models.DurationField(null=True, default=None, editable=False)  # NULL: it differed between objects
-
-    class Meta:
-        verbose_name = _("policy change")
-        verbose_name_plural = _("policy changes")
-        default_permissions = ("view",)
-        indexes: ClassVar[list[models.Index]] = [models.Index(fields=["policy", "id"], name="delayq_changes")]
-
-    def __str__(self) -> str:
-        return f"{self.policy}: {self.get_what_display()}"
-
-
-class PolicySync(models.Model):
-    """How far the sync of one automatic policy has come. One worker at a time claims all rows and continues."""
-
-    id = models.BigAutoField(primary_key=True)
-    policy = models.CharField(max_length=200, unique=True)
-    oldest_label = models.CharField(max_length=200)
-    """That of the policy when a worker first met this label: see `ledger.declarations.wrong_names`."""
-    place = models.CharField(max_length=255, default="", blank=True)
-    """The key, as text, of the last object that the present pass has checked; empty: none yet."""
-    checked = models.PositiveBigIntegerField(default=0)
-    total = models.PositiveBigIntegerField(null=True, default=None)
-    """How many objects the present and the last complete pass have checked; None: there was none."""
-    failed = models.PositiveBigIntegerField(default=0)
-    failed_total = models.PositiveBigIntegerField(default=0)
-    """For how many objects `since` or `after` raised, in the present and in the last complete pass."""
-    before_at = models.DateTimeField(null=True, default=None)
-    """The start of the last complete pass without failures before; later after an absence, or of a new policy."""
-    began_at = models.DateTimeField(null=True, default=None)
-    finished_at = models.DateTimeField(null=True, default=None)
-    """The start of the present or last pass, and the end of the last complete one."""
-    claimed_until = models.DateTimeField(null=True, default=None)
-    declarations: Field[Any, Any] = models.JSONField(default=list)
-    """The fingerprints of the declarations that workers had, the newest first: see `ledger.declarations`."""
-    confirmed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None)
-    """When a worker has last confirmed that the first of them is its own."""
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.policy
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether a pass has begun and is not complete."""
-        return self.began_at is not None and (self.finished_at is None or self.finished_at < self.began_at)
-
-
-class PolicyMeter(models.Model):
-    """A counter of one policy that all workers share: its rate, or its brake."""
-
-    id = models.BigAutoField(primary_key=True)
-    policy = models.CharField(max_length=200)
-    name = models.CharField(max_length=10)
-    state = models.JSONField(default=dict)
-
-    class Meta:
-        default_permissions = ()
-        constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["policy", "name"], name="delayq_one_meter"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.policy}: {self.name}"
-
-
-class UnfinishedRun(models.Model):
-    """How far an operation has come that would change rows a second time if it were repeated. Deleted at its end.
-
-    Each page of rows advances it in the transaction that changes them: see `operations.runs`.
-    """
-
-    id = models.BigAutoField(primary_key=True)
-    verb = models.CharField(max_length=20)
-    digest = models.CharField(max_length=64, unique=True)
-    """Of the operation, its arguments and the statement that selects its rows."""
-    by = models.CharField(max_length=150)
-    at = models.DateTimeField()
-    touched_at = models.DateTimeField()
-    cursor = models.BigIntegerField()
-    newest_id = models.BigIntegerField()
-    """The ids of the last row that was examined, and of the newest row at the beginning."""
-    changed = models.PositiveBigIntegerField(default=0)
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{self.verb} by {self.by}"
 
 
 class Installation(models.Model):

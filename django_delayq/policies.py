@@ -48,6 +48,7 @@ class TimeoutPolicy(Generic[M]):
     after: Length | Callable[[M], Length | None] | None = None
     since: str | Callable[[M], datetime | None] | None = None
     when: Q | None = None
+    hold_when: Q | None = None
     retry: Retry | None = None
     batch: int | None = None
     together: int | None = None

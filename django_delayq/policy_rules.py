@@ -125,7 +125,10 @@ def policies_by_table(
 
 
 def condition_columns(policy: TimeoutPolicy[Any]) -> set[Any] | None:
-    """Return the fields that `when` reads, with the sources of generated ones; None if raw SQL hides them."""
+    """Return the fields that `when` and `hold_when` read, with the sources of generated ones.
+
+    None: raw SQL hides them.
+    """
     nodes = list(_walk(_condition(policy).where))
     if any(isinstance(node, RawSQL) for node in nodes):
         return None
@@ -143,7 +146,7 @@ def _sources(field: Any) -> set[Any]:
 
 @lru_cache(maxsize=1000)  # each firing asks, and Django takes as long to resolve a condition as to send a statement
 def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
-    """Return whether `when` depends on rows other than the object's own, also of the same table.
+    """Return whether `when` or `hold_when` depends on rows other than the object's own, also of the same table.
 
     Not all joins: the base manager may have added some that the condition does not read. The object's own row is in its
     table and those of its parents. They are found by joins and not by the names of tables, because a relation to the
@@ -178,8 +181,8 @@ def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
 
 
 def _condition(policy: TimeoutPolicy[Any]) -> Any:
-    """Return the query of the condition, by the policy's base manager."""
-    return policy.model._base_manager.filter(policy.when or Q()).query
+    """Return the query of the conditions, by the policy's base manager."""
+    return policy.model._base_manager.filter(policy.when or Q()).filter(policy.hold_when or Q()).query
 
 
 def _walk(node: Any) -> Iterator[Any]:

@@ -28,6 +28,10 @@ timeout_scheduled = Signal()
 """A timeout was scheduled."""
 timeout_rescheduled = Signal()
 """A pending timeout got another deadline."""
+timeout_held = Signal()
+"""The clock of a timeout was stopped, by hand or by its condition `hold_when`; or the end of a hold was changed."""
+timeout_resumed = Signal()
+"""The clock of a timeout runs again; the timeout has another deadline."""
 timeout_cancelled = Signal()
 """A timeout was cancelled, by hand or because its condition stopped holding."""
 timeout_fired = Signal()

@@ -18,6 +18,7 @@ from django.db.models import Model, QuerySet
 from django.dispatch import Signal
 
 from django_delayq import clock
+from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.delays import Duration, added
 from django_delayq.firing.failures import TransientFailure, WorkerDied, settle_expired
 from django_delayq.firing.running import run
@@ -177,6 +178,7 @@ def fire_due(
     stop_cache.forget()  # it may have the guard rails of the test before, which were rolled back
     firing_state.forget_policies()  # a brake would count the firings of that test
     settle_expired(using)
+    end_holds_by_hand(using)
     fired, signals = 0, list[tuple[Any, Timeout]]()
     stuck: dict[int, str] = {}
     while limit is None or fired < limit:

@@ -7,6 +7,8 @@ a save that was missed.
 | --- | --- | --- |
 | `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_settled_rounds` |
 | `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
+| also `hold_when` holds | a round whose clock runs | stop it; a round that is armed or moved is held, too |
+| `hold_when` does not hold | a round that is held, but not by hand | let its clock run |
 | `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if closed, too old or exempt |
 | `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
 """
@@ -26,6 +28,7 @@ from django.db import Error as DatabaseError
 from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from django_delayq import clock
+from django_delayq.arming import holding
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
@@ -36,18 +39,26 @@ from django_delayq.arming.row_state import (
     row_states,
     slots_by_object,
 )
-from django_delayq.clock import plural
+from django_delayq.clock import database_now, plural
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
+from django_delayq.ledger.columns import far
 from django_delayq.ledger.controls import holds_ended
-from django_delayq.ledger.history import message_of
+from django_delayq.ledger.history import message_of, record
+from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import lock_in_slot_order, lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Installation, Timeout
-from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
+from django_delayq.signals import (
+    timeout_cancelled,
+    timeout_held,
+    timeout_rescheduled,
+    timeout_resumed,
+    timeout_scheduled,
+)
 from django_delayq.spans import after_stop
 
 if TYPE_CHECKING:
@@ -57,7 +68,9 @@ if TYPE_CHECKING:
 
     from django_delayq.policies import TimeoutPolicy
 
-Cause = Timeout.Cause
+State, Cause = Timeout.State, Timeout.Cause
+HELD_BY_CONDITION = 1
+"""What `held_how` returns for a row that is not also held by hand."""
 RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
@@ -89,6 +102,10 @@ class RoundMemory(NamedTuple):
     """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
+    rest: timedelta | None = None
+    """What was left of its time, if it was held; it continues with that. None: its clock was running."""
+    resumes_at: Any = None
+    """The time of the database from which that counts."""
 
     def against_policy(self, due_at: datetime) -> RoundMemory:
         """Return what it keeps if its policy gives it the deadline `due_at` now.
@@ -106,6 +123,8 @@ class Round(NamedTuple):
     since_at: datetime
     due_at: datetime
     kept: RoundMemory | None
+    rest: timedelta | None
+    """What is left of its time, if its clock is stopped; None: it runs."""
 
 
 @dataclass(slots=True)
@@ -117,19 +136,33 @@ class Changes:
     """By the id of the pending row."""
     cancel: dict[int, tuple[RowState, Timeout.Cause]] = field(default_factory=dict)
     """By the id of the pending row."""
+    hold: dict[int, RowState] = field(default_factory=dict)
+    resume: dict[int, RowState] = field(default_factory=dict)
+    """By the ids of the rows whose clock must be stopped, and of those whose clock must run."""
     too_old: int = 0
 
     def add(self, other: Changes) -> None:
         self.insert += other.insert
         self.move |= other.move
         self.cancel |= other.cancel
+        self.hold |= other.hold
+        self.resume |= other.resume
         self.too_old += other.too_old
 
     @property
     def pks(self) -> list[Any]:
         """Return the sorted keys of the objects of these changes, one for each change."""
         states = [each.state for each in (*self.insert, *self.move.values())]
+        states += [*self.hold.values(), *self.resume.values()]
         return sorted(state.pk for state in (*states, *(state for state, _ in self.cancel.values())))
+
+    def set_clock(self, state: RowState) -> None:
+        """Stop the clock of the pending round, or let it run, if it must be otherwise than it is."""
+        assert state.pending_id is not None
+        if state.on_hold and not state.held:
+            self.hold[state.pending_id] = state
+        elif state.held == HELD_BY_CONDITION and not state.on_hold:
+            self.resume[state.pending_id] = state
 
 
 @dataclass(slots=True)
@@ -273,6 +306,8 @@ def diff(
                     since_at = None if obj is None else state.policy.since_of(obj)
                 if state.pending_id is None or state.pending_since != since_at:
                     unfit.append((state, since_at))
+                elif state.policy.hold_when is not None:
+                    changes.set_clock(state)
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
     # Read by the first round that needs it. None does if all objects are exempt, or their policies have no deadline.
@@ -326,21 +361,42 @@ def _diff_round(
             changes.cancel[pending_id] = (state, Cause.CONDITION)
         return
     kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
-    if kept is not None:
+    if kept is not None and kept.rest is None:
         kept = kept.against_policy(due_at)
         due_at = kept.due_at or due_at
+    due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)
     is_too_old = _is_too_old(policy, due_at, oldest, has_row=pending_id is not None or kept is not None)
+    is_too_old = is_too_old and (kept is None or kept.rest is None)  # it continues, however long ago it was held
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
         else:
-            changes.insert.append(Round(state, since_at, due_at, kept))
+            changes.insert.append(Round(state, since_at, due_at, kept, rest))
     elif is_closed:
         changes.cancel[pending_id] = (state, Cause.SUPERSEDED)
     elif is_too_old:
         changes.cancel[pending_id] = (state, Cause.LATE)
     else:
-        changes.move[pending_id] = Round(state, since_at, due_at, kept)
+        changes.move[pending_id] = Round(state, since_at, due_at, kept, rest)
+
+
+def _with_clock(
+    state: RowState,
+    since_at: datetime,
+    due_at: datetime,
+    kept: RoundMemory | None,
+    object_of: Callable[[RowState], Any],
+) -> tuple[datetime, timedelta | None]:
+    """Return the deadline of a round that begins, or continues, and what is left of its time if it is held."""
+    kept_rest = None if kept is None else kept.rest
+    if not state.on_hold and kept_rest is None:
+        return due_at, None
+    time = holding.OwnTime.of(state.policy, lambda: state.after, lambda: object_of(state))
+    if kept is None or kept_rest is None:
+        return due_at, time.whole(since_at, due_at, clock.now())
+    if state.on_hold:
+        return kept.due_at or due_at, kept_rest
+    return time.forward(kept.resumes_at, kept_rest), None
 
 
 def _is_too_old(policy: TimeoutPolicy[Any], due_at: datetime, oldest: timedelta | None, *, has_row: bool) -> bool:
@@ -378,6 +434,7 @@ def _settled_rounds(
     rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
     columns = (
         *("id", "due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "is_due_by_request", "own_key"),
+        "remaining",
     )
     if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
         found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
@@ -386,13 +443,16 @@ def _settled_rounds(
         rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
         found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
     for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        row_id, due_at, first_due_at, extensions, created_at, hold_ended_at, is_due_by_request, key = values
+        row_id, due_at, first_due_at, extensions, created_at, hold_ended_at, is_due_by_request, key, rest = values
         place = (*slots[slot], since_at)
         if row_id is None:
             closed.add(place)
         elif not is_new:
             due_at = None if is_due_by_request else due_at
-            kept[place] = RoundMemory(due_at, first_due_at, extensions, hold_ended_at or created_at, key)
+            kept[place] = RoundMemory(due_at, first_due_at, extensions, hold_ended_at or created_at, key, rest)
+    if any(each.rest is not None for each in kept.values()):
+        now = database_now(using)
+        kept = {place: each._replace(resumes_at=now) for place, each in kept.items()}
     return closed, kept and _after_holds(kept, [state for state, _ in asked], using, object_of)
 
 
@@ -408,7 +468,7 @@ def _after_holds(
         state = by_place[tuple(of)]
         spans = [(begin, end) for begin, end in held[state.policy] if end > each.held_until]
         due_at = each.due_at
-        if due_at is None or since_at is None or not spans:
+        if due_at is None or since_at is None or each.rest is not None or not spans:
             continue
         obj = object_of(state) if state.policy.needs_object else None
         length = state.policy.length_in_use(obj, state.after)
@@ -422,11 +482,13 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
     moved, cancelled = list[Timeout](), list[Timeout]()
-    armed = [_new_row(each, using) for each in changes.insert if signals or each.kept]  # few
+    alone = [each for each in changes.insert if signals or each.kept or each.rest is not None]  # few
+    armed = [_new_row(each, using) for each in alone]
     writing.insert(armed, using)
     if not signals:
-        for policy in {each.state.policy for each in changes.insert}:
-            rounds = {each.state.pk: each for each in changes.insert if each.state.policy is policy and not each.kept}
+        plain = [each for each in changes.insert if not each.kept and each.rest is None]
+        for policy in {each.state.policy for each in plain}:
+            rounds = {each.state.pk: each for each in plain if each.state.policy is policy}
             slots = slots_of(policy, rounds, "", using)
             given = [(slot, text, rounds[pk].since_at, rounds[pk].due_at) for pk, text, slot in slots]
             paging.insert_rounds(policy, given, using)
@@ -434,13 +496,16 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         restarted = [(row, changes.move[row.pk]) for row in moved]
         writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], using)
+        if stopped := [(row, each.rest) for row, each in restarted if each.rest is not None]:
+            hold_rows(stopped, using, at=clock.now(), by="save")
+    held, resumed = _set_clocks(changes, using)
     if changes.cancel:
         _cancel(changes.cancel, using)
         if signals and timeout_cancelled.receivers:  # not has_listeners(), which ignores those of one sender
             cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
     if signals:
         sent = ((timeout_scheduled, armed), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
-        for signal, changed in sent:
+        for signal, changed in (*sent, (timeout_held, held), (timeout_resumed, resumed)):
             for row in changed:
                 announce(signal, row, using)
 
@@ -450,7 +515,26 @@ def _new_row(each: Round, using: str) -> Timeout:
     if each.kept is not None:
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
+        if each.kept.rest is not None:
+            row.restarted_at = each.kept.resumes_at
+    if each.rest is not None:
+        row.state, row.run_at, row.remaining, row.held_at = State.HELD.value, far(), each.rest, row.created_at
+        record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())
     return row
+
+
+def _set_clocks(changes: Changes, using: str) -> tuple[list[Timeout], list[Timeout]]:
+    """Stop clocks, and let others run; return the rows of both."""
+    if not changes.hold and not changes.resume:
+        return [], []
+    ids, rows = [*changes.hold, *changes.resume], Timeout.objects.using(using)
+    locked = [
+        row for chunk in chunks(ids) for row in lock_in_slot_order(rows.filter(pk__in=chunk, slot_taken=1), using)
+    ]
+    now = database_now(using)
+    running = [row for row in locked if row.pk in changes.hold and row.state == State.PENDING]
+    stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]
+    return holding.hold(running, using, now, by="save"), holding.resume(stopped, using, now, by="save")
 
 
 def _cancel(cancel: dict[int, tuple[RowState, Timeout.Cause]], using: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db import connections
 from django.db.models import Case, Exists, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
+from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, IsNull
 
 from django_delayq.clock import column_within_calendar, in_own_zone, latest_start
@@ -43,6 +44,8 @@ CLOSING = (
 )
 COLUMNS = 6
 """The number of columns of each policy in the query: the fields of `RowState` that it reads."""
+HOLD_COLUMNS = 2
+"""The number of those that follow if the policy has `hold_when`."""
 MAX_SINCE = 400
 """More values are compared as a range: with the slots of a page, older SQLite accepts 999 parameters."""
 
@@ -62,6 +65,10 @@ class RowState:
     pending_since: datetime | None = None
     closed: bool | None = None
     """Whether the round of `since_at` is closed; None: SQL cannot read or compare the value, or was not asked."""
+    on_hold: bool = False
+    """Whether `hold_when` holds. The last two are read only if the policy has it."""
+    held: int = 0
+    """How the pending round is held: see `held_how`."""
 
 
 def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lock: bool) -> list[RowState]:
@@ -71,12 +78,13 @@ def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lo
     """
     if lock:
         lock_parents(policies[0].concrete_model, [pk], using)
-    rows = _read(_row, policies, pk, using, lock)
-    return [
-        RowState(pk, policy, *values[COLUMNS * number : COLUMNS * (number + 1)])
-        for pk, *values in rows
-        for number, policy in enumerate(policies)
-    ]
+    rows, states = _read(_row, policies, pk, using, lock), list[RowState]()
+    for key, *values in rows:
+        for policy in policies:
+            width = COLUMNS if policy.hold_when is None else COLUMNS + HOLD_COLUMNS
+            states.append(RowState(key, policy, *values[:width]))
+            del values[:width]
+    return states
 
 
 def _read(
@@ -93,7 +101,7 @@ def _read(
 
 
 def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> QuerySet[Any, Any]:
-    """Build the query for one row: the key, then `COLUMNS` per policy, in the order of `RowState`.
+    """Build the query for one row: the key, then `COLUMNS` per policy, in the order of `RowState`, and `HOLD_COLUMNS`.
 
     It joins only the tables of parents, whatever the managers of the model add, so that it can lock.
     """
@@ -113,6 +121,12 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
             f"delayq{number}_round": Subquery(pending.values("since_at")[:1], output_field=DateTimeField()),
             f"delayq{number}_closed": closed,
         }
+        if policy.hold_when is not None:
+            held = Subquery(pending.values(held=held_how())[:1], output_field=IntegerField())
+            columns |= {
+                f"delayq{number}_on_hold": condition_value(policy, policy.hold_when, using),
+                f"delayq{number}_held": Coalesce(held, 0),
+            }
     rows = _by_key(policies, using).annotate(**columns).values_list("pk", *columns)
     return for_update(rows, using) if lock else rows
 
@@ -137,9 +151,10 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
     for number, (policy, rounds, pending) in enumerate(_rounds_of(policies, using)):
         since = since_name(policy, number)
         of_since = Q(since_at=OuterRef(str(since)))
-        is_needed = Q(Exact(_holds(policy, using), 1), (f"{since}__lt", latest_start()))
+        is_needed = Q(Exact(condition_value(policy, policy.when, using), 1), (f"{since}__lt", latest_start()))
         is_there = Case(  # in this order: an object may have very many closed rounds
             When(has_some(pending.exclude(of_since)), then=Value(False)),
+            *(When(wrong, then=Value(False)) for wrong in _wrongly_held(policy, pending, using)),
             When(has_some(pending.filter(of_since)), then=Value(True)),
             default=Exists(rounds.filter(CLOSING, of_since)),
             output_field=BooleanField(),
@@ -147,6 +162,20 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
         fits = Case(When(is_needed, then=is_there), default=has_none(pending), output_field=BooleanField())
         rows = rows.filter(fits)
     return rows.values_list("pk")
+
+
+def _wrongly_held(policy: TimeoutPolicy[Any], pending: QuerySet[Timeout, Any], using: str) -> Iterator[Q]:
+    """Yield the conditions under which the clock of a pending round must be stopped, or must run."""
+    if policy.hold_when is not None:
+        on_hold = condition_value(policy, policy.hold_when, using)
+        yield Q(Exact(on_hold, 1), has_some(pending.filter(state=State.PENDING)))
+        yield Q(Exact(on_hold, 0), has_some(pending.filter(state=State.HELD, held_by_hand=False)))
+
+
+def held_how() -> Case:
+    """Return an expression for a ledger row: 2 if it is held by hand, 1 if by its condition alone, otherwise 0."""
+    by_hand, by_condition = When(held_by_hand=True, then=Value(2)), When(state=State.HELD, then=Value(1))
+    return Case(by_hand, by_condition, default=Value(0), output_field=IntegerField())
 
 
 def has_none(rows: QuerySet[Any, Any]) -> IsNull:
@@ -188,31 +217,37 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     model, columns = policies[0].concrete_model, dict[str, Any]()
     for number, policy in enumerate(policies):
         columns |= _columns(number, policy, using)
+        if policy.hold_when is not None:
+            columns[f"delayq{number}_on_hold"] = condition_value(policy, policy.hold_when, using)
     rows = with_since(rows_of(model, using).filter(pk__in=pks), *policies).annotate(**columns)
     rows = read_committed(rows, using).order_by("pk")
     with in_own_zone():
         found, to_python = list(rows.values_list("pk", *columns)), root_of_key(model).to_python
     pending, states = pending_rounds(policies, pks, using), []
-    for row in found:
-        pk = to_python(row[0])
-        for number, policy in enumerate(policies):
-            read = row[1 + 3 * number : 4 + 3 * number]
-            states.append(RowState(pk, policy, *read, *pending.get((policy.label, pk), ())))
+    for key, *values in found:
+        pk = to_python(key)
+        for policy in policies:
+            row_id, since_at, held = pending.get((policy.label, pk), (None, None, 0))
+            holds, since, after, *on_hold = values[: 3 + (policy.hold_when is not None)]
+            del values[: 3 + len(on_hold)]
+            state = RowState(pk, policy, holds, since, after, row_id, since_at, on_hold=any(on_hold), held=held)
+            states.append(state)
     return states
 
 
 def pending_rounds(
-    policies: Iterable[TimeoutPolicy[Any]], pks: Collection[Any], using: str
-) -> dict[tuple[str, Any], tuple[int, datetime | None]]:
-    """Return id and `since_at` of the pending rounds of the objects `pks`, by label and key, in one query.
+    policies: Collection[TimeoutPolicy[Any]], pks: Collection[Any], using: str
+) -> dict[tuple[str, Any], tuple[int, datetime | None, int]]:
+    """Return id, `since_at` and `held_how` of the pending rounds of the objects `pks`, by label and key, in one query.
 
     Subqueries for each object would take a plan each, and without statistics PostgreSQL reads whole tables for one.
     """
     slots = slots_by_object(policies, pks, using)
     # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
     rows = read_committed(Timeout.objects.using(using).filter(slot__in=list(slots), slot_taken=1), using)
-    found = rows.values_list("id", "slot", "since_at")
-    return {slots[slot]: (row_id, since_at) for row_id, slot, since_at in found}
+    is_read = any(policy.hold_when is not None for policy in policies)
+    found = rows.values_list("id", "slot", "since_at", held_how() if is_read else Value(0))
+    return {slots[slot]: (row_id, since_at, held) for row_id, slot, since_at, held in found}
 
 
 def slots_by_object(
@@ -257,25 +292,48 @@ def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any,
     return read_committed(rows, using).values_list("pk")[:1]
 
 
+def is_on_hold(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
+    """Return whether `hold_when` holds on the row `pk` as this transaction sees it; False if the policy has none."""
+    return policy.hold_when is not None and bool(_read(_hold_condition, [policy], pk, using))
+
+
+def on_hold_among(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> list[Any]:
+    """Return those keys of `pks` for whose rows `hold_when` holds; none if the policy has none."""
+    if policy.hold_when is None or not pks:
+        return []
+    rows = policy.model._base_manager.using(using).filter(policy.hold_when, pk__in=pks)
+    with in_own_zone():
+        return list(dict.fromkeys(read_committed(rows, using).values_list("pk", flat=True)))
+
+
+def _hold_condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:
+    model = policies[0].model
+    rows = model._base_manager.using(using).filter(policies[0].hold_when, pk=Param(cast("Any", model._meta.pk), "pk"))
+    return read_committed(rows, using).values_list("pk")[:1]
+
+
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:
     """Return the columns of `when`, of `since` (NULL for a callable) and of the delay in force."""
     empty = Value(None, output_field=DateTimeField())
     name = since_name(policy, number)
     since = empty if name is None else column_within_calendar(name)
-    columns = {"holds": _holds(policy, using), "since": since, "after": delay_in_force(policy, using)}
+    columns = {
+        "holds": condition_value(policy, policy.when, using),
+        "since": since,
+        "after": delay_in_force(policy, using),
+    }
     return {f"delayq{number}_{name}": column for name, column in columns.items()}
 
 
-def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:
-    """Return `when` as 1 or 0; NULL is 0.
+def condition_value(policy: TimeoutPolicy[Any], condition: Q | None, using: str) -> Any:
+    """Return a condition of `policy` as 1 or 0; NULL is 0.
 
     A condition on other rows, or on what the policy's base manager adds, becomes a subquery: PostgreSQL locks
     neither the nullable side of a join nor groups. A row that the base manager hides does not match.
     """
-    when = policy.when
     if has_own_manager(policy.model) or reads_other_rows(policy):
         rows = policy.model._base_manager.using(using).filter(pk=OuterRef("pk"))
-        when = Q(Exists(rows.filter(when) if when else rows))
-    elif not when:
+        condition = Q(Exists(rows.filter(condition) if condition else rows))
+    elif not condition:
         return Value(1, output_field=IntegerField())
-    return Case(When(when, then=Value(1)), default=Value(0), output_field=IntegerField())
+    return Case(When(condition, then=Value(1)), default=Value(0), output_field=IntegerField())

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db.models import F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Concat
-from django.db.models.lookups import In
+from django.db.models.lookups import Exact, In
 
 from django_delayq import clock
 from django_delayq.arming.reconcile import Failures, diff, is_of_one_object
-from django_delayq.arming.row_state import CLOSING, RowState, has_none, has_some, pending_rounds
+from django_delayq.arming.row_state import CLOSING, RowState, condition_value, has_none, has_some, pending_rounds
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import holds_ended, read_delay
@@ -81,7 +81,7 @@ def _checked(
         states = []
         for pk, obj in objects.items():
             since_at = None if callable(policy.since) else policy.since_of(obj)
-            states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())))
+            states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())[:2]))
         changes = diff(states, using, oldest, objects={policy.model: objects}, failures=failures)
         place = keys[-1] if len(keys) == PAGE else None
         yield Step(changes.pks, place, len(set(keys)), changes.too_old)
@@ -193,28 +193,48 @@ def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: tim
 def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     """Yield pages of keys of rows that no longer fit their pending round."""
     model = policy.concrete_model
-    pending = Timeout.objects.using(using).pending().of_labels(policy.labels).filter(key="").order_by("id")
     key = key_of(OuterRef("object_id"), model, using)
-    if key is not None:  # the database finds them, mostly none, in one query
-        rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=key)
-        since = since_name(policy)
-        fitting = rows if since is None else with_since(rows, policy).filter(**{since: OuterRef("since_at")})
-        pending = pending.filter(has_none(fitting))
-    last = 0
-    while page := list(pending.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
-        last = page[-1][0]
-        rounds: dict[Any, Any] = {}
-        for _, object_id_, since_at in page:
-            with suppress(ValueError):  # unreadable: firing settles it as gone
-                rounds[pk_of(model, object_id_)] = since_at
-        wrong = list(rounds) if key is not None else _without_fit(policy, rounds, using)
-        if wrong:
-            yield wrong
+    since = since_name(policy)
+    for waiting, on_hold in _by_clock(policy, using):
+        rows = _matching(policy, on_hold, using)
+        if since is not None:
+            rows = with_since(rows, policy).filter(**{since: OuterRef("since_at")})
+        # The database finds them, mostly none, in one query, if it can compare the keys.
+        wrongly = waiting if key is None else waiting.filter(has_none(rows.filter(pk=key)))
+        last = 0
+        while page := list(wrongly.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
+            last = page[-1][0]
+            rounds: dict[Any, Any] = {}
+            for _, object_id_, since_at in page:
+                with suppress(ValueError):  # unreadable: firing settles it as gone
+                    rounds[pk_of(model, object_id_)] = since_at
+            wrong = list(rounds) if key is not None else _without_fit(policy, rounds, on_hold, using)
+            if wrong:
+                yield wrong
 
 
-def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], using: str) -> list[Any]:
+def _matching(policy: TimeoutPolicy[Any], on_hold: bool | None, using: str) -> QuerySet[Any]:
+    """Return the rows that match `policy`, of which `hold_when` is as given; None: either."""
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q())
+    if on_hold is None:
+        return rows
+    return rows.filter(Exact(condition_value(policy, policy.hold_when, using), int(on_hold)))
+
+
+def _by_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[tuple[QuerySet[Any], bool | None]]:
+    """Yield the waiting rounds of `policy`, by id, and what `hold_when` must be for their objects; None: either."""
+    rows = Timeout.objects.using(using).of_labels(policy.labels).filter(key="").order_by("id")
+    if policy.hold_when is None:
+        yield rows.waiting(), None
+        return
+    yield rows.pending(), False
+    yield rows.held().filter(held_by_hand=False), True
+    yield rows.held().filter(held_by_hand=True), None
+
+
+def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], on_hold: bool | None, using: str) -> list[Any]:
     """Return the keys of rows that do not fit their round; `rounds` has the `since_at` of each key's round."""
-    rows = policy.model._base_manager.using(using).filter(pk__in=list(rounds)).filter(policy.when or Q())
+    rows = _matching(policy, on_hold, using).filter(pk__in=list(rounds))
     since = since_name(policy)
     to_python = root_of_key(policy.concrete_model).to_python
     try:

@@ -67,6 +67,8 @@ class Synced(NamedTuple):
     moved: int = 0
     cancelled: int = 0
     too_old: int = 0
+    held: int = 0
+    resumed: int = 0
 
     def __add__(self, other: tuple[int, ...]) -> Synced:  # type: ignore[override]
         """Return the sums, not a longer tuple."""
@@ -152,9 +154,10 @@ def repair(
     done, policy = Synced(too_old=step.too_old), failures.policy
     for pks in chunks(step.wrong, LOCKED):
         changes = arm_readable(failures, pks, using, oldest, wait=wait, dry_run=dry_run)
-        done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
+        found = (changes.insert, changes.move, changes.cancel)
+        done += (*map(len, found), changes.too_old, len(changes.hold), len(changes.resume))
         if step.may_be_gone:
-            done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0)
+            done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0, 0, 0)
     return done
 
 

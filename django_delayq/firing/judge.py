@@ -4,7 +4,8 @@ Two judges give the same answers. `judge_of` chooses one for each policy and dat
 in one statement, or one that does so step by step. The first one asks the second about what it has left alone.
 
 A timeout may fire if it is pending, due by the database clock, not stopped and not withheld by a guard rail, and if its
-object exists and matches `when`; both are locked, without waiting for a lock.
+object exists, matches `when`, and does not match `hold_when`; both are locked, without waiting for a lock. While
+`hold_when` holds, its clock is stopped, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -94,14 +95,18 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
         report.release_stopped([row.pk for row in due])
         due = []
     found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
-    matching = matching_of(policy, [member.obj for member in found], using)
+    matching, on_hold = matching_of(policy, [member.obj for member in found], using)
     gone = [row for row in due if row.pk not in objects]
-    unmet = [member.row for member in found if member.obj.pk not in matching]
     members = [member for member in found if member.obj.pk in matching]
-    for skipped, cause in ((gone, Cause.GONE), (_decided(case, unmet, now, report), Cause.CONDITION)):
+    decided = _decided(case, [member for member in found if member.obj.pk not in matching], now, report)
+    unmet = [member.row for member in decided if member.obj.pk not in on_hold]
+    for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
         if skipped:
             settling.mark_settled(skipped, cause, now, using)
             report.add_outcomes(skipped)
+    if held := [member.row for member in decided if member.obj.pk in on_hold]:
+        settling.mark_held(held, now, using)
+        report.add_outcomes(held)
     stopped = rails.settle(members, case.guards, now, using)
     report.add_outcomes([row for row in stopped if row.is_settled])
     report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
@@ -126,8 +131,8 @@ def _due(
         row = rows.get(candidate.id)
         if row is None:  # locked by another transaction, or deleted by hand: the next plan shows which
             continue
-        if row.is_settled:
-            log_waiting([row.pk], "it is settled already")
+        if row.is_settled or row.state == State.HELD:
+            log_waiting([row.pk], "it is settled already" if row.is_settled else "its clock is stopped")
             report.done.append(row.pk)
             report.before.append(row.pk)
         elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
@@ -140,12 +145,12 @@ def _due(
     return due
 
 
-def _decided(case: Case, unmet: list[Timeout], now: datetime, report: ReportBuilder) -> list[Timeout]:
-    """Return the rows `unmet`, or release them, if workers with a newer condition for the policy are running."""
+def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:
+    """Return the members `unmet`, or release them, if workers with a newer condition for the policy are running."""
     if not unmet or not is_outdated(case.policy, case.using, now):
         return unmet
     why = "a newer declaration of its policy decides about its condition"
-    report.release([row.pk for row in unmet], case.using, why)
+    report.release([member.row.pk for member in unmet], case.using, why)
     return []
 
 

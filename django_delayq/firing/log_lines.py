@@ -34,7 +34,7 @@ _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "
 
 
 def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
-    """Log at INFO those of the settled `rows` that fired or were skipped. `calls`: of their handlers."""
+    """Log at INFO those of the `rows` that fired, were skipped or are held. `calls`: of their handlers."""
     if not logger.isEnabledFor(logging.INFO):
         return
     call_of = {timeout_id: call for call in calls for timeout_id in call.timeout_ids}
@@ -49,6 +49,9 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
             why = _SKIPPED.get(Cause(row.cause), row.reason)
             name = _name(row, call_of.get(row.pk))
             logger.info("%s is skipped: %s", name, why, extra=_extra(row, "timeout_skipped", cause=row.cause))
+        elif row.state == State.HELD:
+            words = "%s is held: hold_when of its policy holds"
+            logger.info(words, _name(row, call_of.get(row.pk)), extra=_extra(row, "timeout_held"))
         elif row.cause == Cause.SHADOW:
             words = "%s would have fired: its policy is in shadow mode"
             logger.info(words, _name(row), extra=_extra(row, "timeout_shadow"))

@@ -109,37 +109,46 @@ def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: s
 @compiled
 def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
     rows = rows_of(policy.model, using).filter(has_key(policy.model, "pk", count, using)).order_by("pk")
-    if policy.when and not reads_other_rows(policy):
+    if (policy.when or policy.hold_when) and not reads_other_rows(policy):
         rows = rows.annotate(delayq_matches=settling.matches(policy))
     return for_update(rows, using, wait=False)
 
 
-def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str) -> set[Any]:
-    """Return the keys of those of the locked `objects` for which `when` holds now.
+def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str) -> tuple[set[Any], set[Any]]:
+    """Return the keys of those of the locked `objects` for which `when` holds now: without, and with `hold_when`.
 
-    A set, because to-many look-ups find a row several times. They, and outer joins, need a statement of their own:
+    Sets, because to-many look-ups find a row several times. They, and outer joins, need a statement of their own:
     PostgreSQL refuses to lock their rows.
     """
     pks = [obj.pk for obj in objects]
-    if not policy.when or not objects:
-        return set(pks)
+    if not objects or not (policy.when or policy.hold_when):
+        return set(pks), set()
     if "delayq_matches" in vars(objects[0]):
-        return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
+        found = {obj.pk: vars(obj).pop("delayq_matches") for obj in objects}
+        matching = {pk for pk, value in found.items() if value == settling.MATCHES}
+        return matching, {pk for pk, value in found.items() if value == settling.ON_HOLD}
+    matching = set(pks) if not policy.when else _fulfilling(policy, "when", pks, using)
+    on_hold = matching & _fulfilling(policy, "hold_when", pks, using) if policy.hold_when else set[Any]()
+    return matching - on_hold, on_hold
+
+
+def _fulfilling(policy: TimeoutPolicy[Any], option: str, pks: Sequence[Any], using: str) -> set[Any]:
+    """Return those of `pks` for which a condition of `policy`, `when` or `hold_when`, holds."""
     if not is_compilable(policy.model):
         with in_own_zone():
-            return set(_matching(using, policy, Q(pk__in=pks)).values_list("pk", flat=True))
+            return set(_matching(using, policy, option, Q(pk__in=pks)).values_list("pk", flat=True))
     wanted, count = key_list(policy.model, pks, using)
-    return {pk for (pk,) in _matching_compiled.rows(using, policy, count, pk=wanted)}
+    return {pk for (pk,) in _matching_compiled.rows(using, policy, option, count, pk=wanted)}
 
 
-def _matching(using: str, policy: TimeoutPolicy[Any], named: Any) -> QuerySet[Any]:
+def _matching(using: str, policy: TimeoutPolicy[Any], option: str, named: Any) -> QuerySet[Any]:
     rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(named)
-    return rows.filter(policy.when).order_by()
+    return rows.filter(getattr(policy, option)).order_by()
 
 
 @compiled
-def _matching_compiled(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any, Any]:
-    return _matching(using, policy, has_key(policy.model, "pk", count, using)).values_list("pk")
+def _matching_compiled(using: str, policy: TimeoutPolicy[Any], option: str, count: int) -> QuerySet[Any, Any]:
+    return _matching(using, policy, option, has_key(policy.model, "pk", count, using)).values_list("pk")
 
 
 def is_compilable(model: type[Model]) -> bool:

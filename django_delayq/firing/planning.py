@@ -82,7 +82,7 @@ def plan(
     early, begins = dict[int, datetime](), dict[tuple[str, str], datetime]()
     for row in found:
         policy, now = policies[row.policy], row.database_now
-        if Timeout.State(row.state).is_settled:
+        if Timeout.State(row.state).is_settled or row.state == Timeout.State.HELD:
             log_waiting([row.id], f"it is {row.state} already")
             report.done.append(row.id)
         elif row.run_at > now + ahead:

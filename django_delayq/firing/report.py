@@ -30,6 +30,7 @@ logger = logging.getLogger("django_delayq.firing")
 
 _SIGNALS: Final[dict[str, Signal]] = {
     Timeout.State.PENDING: signals.timeout_failed,
+    Timeout.State.HELD: signals.timeout_held,
     Timeout.State.FIRED: signals.timeout_fired,
     Timeout.State.SKIPPED: signals.timeout_skipped,
     Timeout.State.CANCELLED: signals.timeout_cancelled,
@@ -73,8 +74,8 @@ class ReportBuilder:
         return self.now or firing_state.database_now()
 
     def add_row(self, row: Timeout) -> None:
-        """Report `row` as done if it is settled, else have it checked again when it is due."""
-        if row.is_settled:
+        """Report `row` as done if it is settled or its clock is stopped, else have it checked again when it is due."""
+        if row.is_settled or row.state == Timeout.State.HELD:  # when its clock runs, it gets a new entry
             self.done.append(row.pk)
         else:
             self.again[row.pk] = row.run_at

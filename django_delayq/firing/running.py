@@ -243,13 +243,15 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
         # It may be pending again, because it expired although this process was running. Its work is done, so it need
         # not be done again. If it has begun once more since then, that was noted.
         is_same_attempt = row.state == State.FIRING and row.suspected_at == fired.suspected_at
-        if is_same_attempt or row.state == State.PENDING:
+        if is_same_attempt or row.is_waiting:
             attempts = fired.attempts if is_same_attempt else fired.attempts - 1
             is_same_round = (row.idempotency_key, row.due_at) == (fired.idempotency_key, fired.due_at)
             is_same_attempt = row.attempts == attempts and is_same_round
         # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
         values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
         values["attempts"] = fired.attempts
+        if row.state == State.HELD:  # its clock was stopped meanwhile
+            values |= {name: value for name, value in columns.RUNNING_CLOCK.items() if name != "state"}
         if is_same_attempt and settling.compare_and_set(row, using, **values):
             report.add_outcomes([row])
         else:

@@ -5,15 +5,13 @@ Statements of schedulers and of workers write them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import Q
 
-from django_delayq.clock import DatabaseNow
+from django_delayq.clock import DatabaseNow, latest_start
 from django_delayq.models import Timeout
-
-if TYPE_CHECKING:
-    from datetime import datetime, timedelta
 
 
 def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
@@ -26,6 +24,14 @@ def waiting(run_at: datetime) -> dict[str, Any]:
     return {"state": Timeout.State.PENDING, "slot_taken": 1, "run_at": run_at}
 
 
+def far() -> datetime:
+    """Return the `run_at` of a row whose clock is stopped: the last supported datetime, so that no worker finds it."""
+    return latest_start(timedelta.resolution)
+
+
+RUNNING_CLOCK: dict[str, Any] = {"state": Timeout.State.PENDING.value, "remaining": None, "held_at": None}
+RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False}
+"""The columns of a pending row by which it differs from one that is held."""
 # The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
 # extend a cart three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")

@@ -54,8 +54,12 @@ _outdated = set[tuple[str, str]]()
 
 @functools.lru_cache(maxsize=1000)
 def fingerprint(policy: TimeoutPolicy[Any]) -> str:
-    """Return a digest of what decides whether an object has a timeout: the same in each process with the same code."""
-    text = json.dumps([_described(value) for value in (policy.when, policy.since, policy.after)])
+    """Return a digest of what decides whether an object has a timeout, and whether its clock runs.
+
+    It is the same in each process with the same code.
+    """
+    parts = (policy.when, policy.since, policy.after, policy.hold_when)
+    text = json.dumps([_described(value) for value in parts])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

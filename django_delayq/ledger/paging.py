@@ -22,7 +22,7 @@ from django.db.models import Model, Q, QuerySet, TextField
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger import statements
-from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES
+from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     lock_in_slot_order,
@@ -304,7 +304,8 @@ def insert_statement(
     source = source.format(values=", ".join(sqls.values()))
     end = dialect.on_conflict_keep
     if replace:
-        end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], [names[name] for name in ROUND_FIELDS])
+        replaced = [names[name] for name in (*ROUND_FIELDS, *RUNNING_CLOCK)]
+        end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], replaced)
     sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(names.values())}) {source} {end}"
     fields: list[Any] = [Timeout._meta.get_field(name) for name in returning]
     returned = ", ".join(selected(quoted(field.column), field, connection) for field in fields)

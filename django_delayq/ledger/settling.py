@@ -22,8 +22,9 @@ from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of
-from django_delayq.ledger.columns import attempt_expired, settled
+from django_delayq.ledger.columns import RUNNING_CLOCK, attempt_expired, settled
 from django_delayq.ledger.history import clipped
+from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import (
     can_lock_and_write,
     for_update,
@@ -51,9 +52,14 @@ from django_delayq.policy_rules import reads_other_rows
 from django_delayq.spans import Length, end_of
 
 State, Cause = Timeout.State, Timeout.Cause
+MATCHES: Final = 1
+ON_HOLD: Final = 2
+"""What `matches` returns for an object that matches, and for one on hold. Otherwise it is 0."""
 PRUNED_PAGE: Final = 500
 """Rows deleted in one transaction: a larger one would hold locks, and bloat the log of the database."""
-_ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name != "history"]
+_UNREAD: Final = ("history", *(name for name in RUNNING_CLOCK if name != "state"))
+"""The columns that a firing does not read: the history may be large, and the clock of a row that is due runs."""
+_ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name not in _UNREAD]
 _COLUMNS: Final = dict.fromkeys(field.attname for field in _ROW)  # a dict, because Django searches it for each field
 
 
@@ -62,9 +68,9 @@ def lock_rows(
 ) -> tuple[dict[int, Timeout], datetime]:
     """Lock the rows `ids`, except those that are locked already; return them fresh, by id, and the database's time.
 
-    The history, which may be large, is loaded only on demand, or here with `history`. With `policy` each row has an
-    attribute `is_stopped`: whether that policy is stopped. The statement reads it after its time, so nothing that was
-    committed before that time is missed.
+    The history, which may be large, and the columns of the clock are loaded only on demand, or here with `history`.
+    With `policy` each row has an attribute `is_stopped`: whether that policy is stopped. The statement reads it after
+    its time, so nothing that was committed before that time is missed.
     """
     wanted, count = key_list(Timeout, ids, using)
     found = _locked.objects(using, count, history, policy, id=wanted) if ids else []
@@ -77,7 +83,7 @@ def _locked(using: str, count: int, history: bool, policy: TimeoutPolicy[Any] | 
     rows = rows.annotate(database_now=DatabaseNow())
     if policy is not None:
         rows = rows.annotate(is_stopped=stop_in_force(policy))
-    return for_update(rows if history else rows.defer("history"), using, wait=False)
+    return for_update(rows if history else rows.defer(*_UNREAD), using, wait=False)
 
 
 def lock_free(rows: TimeoutQuerySet, using: str) -> list[int]:
@@ -128,7 +134,7 @@ def mark_at_once(
 
     Return the rows that were marked, without their history, each with its object. The others are as they were, and
     the answer does not say why: not due, too late, stopped, locked by another transaction, or the object is gone,
-    locked by another transaction, or does not match.
+    locked by another transaction, on hold, or does not match.
 
     It is one statement with one snapshot, and waits for no lock. Where a row has changed since the snapshot and its
     lock is free, PostgreSQL (EvalPlanQual) evaluates conditions and columns again on the latest version, which it
@@ -174,7 +180,7 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
         f"WITH due AS MATERIALIZED (SELECT delayq_given.id, locked.* FROM unnest({given}) AS delayq_given (id, pk)"
         f" CROSS JOIN LATERAL ({locked}) AS locked ({', '.join(own)}, object_id, matches)"
         f" CROSS JOIN LATERAL ({checked}) AS checked)"
-        f" {marked} FROM due WHERE {ledger}.id = due.id AND due.matches = 1 RETURNING {', '.join(returned)}"
+        f" {marked} FROM due WHERE {ledger}.id = due.id AND due.matches = {MATCHES} RETURNING {', '.join(returned)}"
     )
     parameters = [Param(CharField(), "id"), Param(CharField(), "pk"), *(each for _, given in parts for each in given)]
     return Raw(sql, parameters, fields)
@@ -199,8 +205,22 @@ def defer(row: Timeout, run_at: datetime, using: str) -> None:
 
 
 def matches(policy: TimeoutPolicy[Any]) -> Any:
-    """Return an expression for whether the condition of `policy`, on columns of the object, holds: 1 or 0."""
-    return Case(When(policy.when, then=Value(1)), default=Value(0)) if policy.when else Value(1)
+    """Return an expression for whether the condition of `policy`, on columns of the object, holds: `MATCHES` or 0.
+
+    `ON_HOLD` if `hold_when` holds, too.
+    """
+    cases = [When(policy.hold_when & (policy.when or Q()), then=Value(ON_HOLD))] if policy.hold_when else []
+    if policy.when:
+        return Case(*cases, When(policy.when, then=Value(MATCHES)), default=Value(0))
+    return Case(*cases, default=Value(MATCHES)) if cases else Value(MATCHES)
+
+
+def mark_held(rows: Sequence[Timeout], now: datetime, using: str) -> None:
+    """Stop the clocks of the pending, due, locked `rows`: nothing is left of their time, and no attempt is counted."""
+    for row in rows:
+        vars(row).update(RUNNING_CLOCK)  # which `lock_rows` does not read
+    with raising_instead_of_waiting(using):
+        hold_rows([(row, timedelta(0)) for row in rows], using, at=now)
 
 
 def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: datetime | None = None) -> bool:

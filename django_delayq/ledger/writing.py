@@ -14,14 +14,23 @@ from django.db import connections
 from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
-from django_delayq.ledger.columns import DEFAULTS, MOVED_FIELDS, ROUND_FIELDS, TIMES, settled, waiting
+from django_delayq.ledger.columns import (
+    DEFAULTS,
+    MOVED_FIELDS,
+    ROUND_FIELDS,
+    RUNNING_CLOCK,
+    TIMES,
+    far,
+    settled,
+    waiting,
+)
 from django_delayq.ledger.history import BY_APPLICATION, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
-from django_delayq.models import Timeout, new_idempotency_key
+from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.policies import registry
 from django_delayq.policy_options import MAX_STORED
 from django_delayq.signals import timeout_cancelled
@@ -40,6 +49,8 @@ State, Cause = Timeout.State, Timeout.Cause
 
 _OWN: Final = [each for each in DEFAULTS.items() if each[0] not in {"policy", "content_type_id"}]
 """The defaults of the columns that rows of one policy and model do not have in common."""
+_READ_BACK: Final = tuple(each.name for each in Timeout._meta.concrete_fields if each.name not in RUNNING_CLOCK)
+"""The columns of a replaced row that are not known."""
 
 
 def new_row(
@@ -93,6 +104,8 @@ def replace_at_once(new: Timeout, subject: Subject) -> Timeout | None:
     """
     policy: Any = subject.policy
     rows: list[Timeout] = _replaced.objects(subject.using, policy.model, **{**vars(new), "pk": subject.pk})
+    for row in rows:
+        vars(row).update(RUNNING_CLOCK)
     push_rows(rows, subject.using)
     return rows[0] if rows else None
 
@@ -172,7 +185,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
 
 
 def upsert(new: Timeout, subject: Subject) -> Timeout:
-    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row.
+    """Insert `new`, or begin a new round with its values in the waiting row of `subject`; return the row.
 
     The transaction has locked the object. The row gets the present label of its policy.
     """
@@ -183,9 +196,11 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     if row is None:
         insert([new], using)
         return new
-    for name in ROUND_FIELDS:
+    # The columns of the clock only where they differ: nearly always neither is held.
+    names = (*ROUND_FIELDS, *RUNNING_CLOCK) if State.HELD in {row.state, new.state} else ROUND_FIELDS
+    for name in names:
         setattr(row, name, getattr(new, name))
-    update_each([row], ROUND_FIELDS, using)
+    update_each([row], names, using, WAITING)
     push_rows([row], using)
     return row
 
@@ -198,7 +213,9 @@ def move_rows(
     columns: Sequence[str] = (),
     **event: Any,
 ) -> list[Timeout]:
-    """Move pending, locked rows to other deadlines, in one statement; return the rows.
+    """Move waiting, locked rows to other deadlines, in one statement; return the rows.
+
+    A held row keeps its `run_at`. The caller has set what is left of its time: see `arming.holding.retarget`.
 
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`. `within=` may let it run later.
@@ -212,12 +229,16 @@ def move_rows(
     for row, due_at, run_at in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
-        policy = None if row.is_requested else registry.get(row.policy)
+        policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
+        if row.state == State.HELD:
+            row.run_at = far()
         row.extensions = min(row.extensions + extended, MAX_STORED)
         row.ready_at, row.claims, row.claimed_until = event["at"], 0, None
         rows.append(row)
-    update_each(rows, (*MOVED_FIELDS, *columns), using)
+    if any(row.state == State.HELD for row in rows):
+        columns = (*columns, "remaining")
+    update_each(rows, (*MOVED_FIELDS, *columns), using, WAITING)
     push_rows(rows, using)
     return rows
 
@@ -237,18 +258,34 @@ def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bo
 
 
 def run_at_of(row: Timeout, due_at: datetime) -> datetime:
-    """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait."""
+    """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait.
+
+    Also one whose clock is stopped: it is not due.
+    """
     return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
 
 
 def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: str) -> list[Timeout]:
-    """Begin new rounds in pending, locked rows: each with the `since_at` and `due_at` of its round; return the rows."""
-    moves = []
+    """Begin new rounds in waiting, locked rows: each with the `since_at` and `due_at` of its round; return the rows.
+
+    Their clocks run, also of those that were held.
+    """
+    moves, was_held = [], False
     for row, since_at, due_at in rounds:
+        if row.state == State.HELD:
+            vars(row).update(RUNNING_CLOCK)
+            was_held = True
         row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
         row.idempotency_key = new_idempotency_key()
         moves.append((row, due_at, due_at))
-    columns = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
+    columns = (
+        "since_at",
+        "first_due_at",
+        "attempts",
+        "snoozes",
+        "idempotency_key",
+        *(RUNNING_CLOCK if was_held else ()),
+    )
     at = clock.now()
     return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
 
@@ -324,7 +361,8 @@ def _cancelled(using: str, locked: tuple[type[Model] | None, str | None], column
 @compiled
 def _replaced(using: str, model: type[Model]) -> Raw:
     pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
-    return locking_update(update(pending, **{name: param(name) for name in ROUND_FIELDS}), model, (), using)
+    changed = update(pending, **{name: param(name) for name in ROUND_FIELDS}, **RUNNING_CLOCK)
+    return locking_update(changed, model, _READ_BACK, using)
 
 
 def cancel_rows(
@@ -334,7 +372,7 @@ def cancel_rows(
     now: datetime,
     *,
     cause: Timeout.Cause = Cause.HAND,
-    states: Sequence[Timeout.State] = (State.PENDING, State.DEAD),
+    states: Sequence[Timeout.State] = (*WAITING, State.DEAD),
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
     _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
@@ -359,7 +397,7 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
     """Give the locked `rows`, which may be attempted again, new idempotency keys, and write their histories."""
     for row in rows:
         row.idempotency_key = new_idempotency_key()
-    update_each(rows, ("idempotency_key", "history"), using, (State.PENDING, State.FIRING, State.DEAD))
+    update_each(rows, ("idempotency_key", "history"), using, (*WAITING, State.FIRING, State.DEAD))
 
 
 def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datetime, by: str = "hand") -> None:

@@ -20,7 +20,7 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_delayq.arming.reconcile import Failures
+from django_delayq.arming.holding import counts_from
 from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
@@ -216,10 +216,10 @@ def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[
 
 
 def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> int:
-    """Move the pending rows of `page`; return how many got another deadline."""
+    """Move the pending rows of `page`; return how many got another deadline. A row that is held keeps its rest."""
     moves, failed = [], list[str]()
     in_force = read_delay(policy, page.using)
-    for row in page.rows:
+    for row in [each for each in page.rows if each.state == Timeout.State.PENDING]:
         try:
             due_at, run_at = _replanned(row, change, policy, page, in_force)
         except InvalidDelay:
@@ -246,7 +246,7 @@ def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None
 ) -> tuple[datetime, datetime]:
     if change.held_from is not None and change.held_until is not None:
-        begin = max(change.held_from, _counts_from(row, policy, page, in_force))
+        begin = max(change.held_from, counts_from(row, policy, in_force, lambda: page.object_of(row)))
         obj = page.object_of(row)
         due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
         return due_at, shifted(row.run_at, due_at - row.due_at)  # a retry or a snooze waits as much longer
@@ -259,23 +259,6 @@ def _replanned(
         # A row without `since` counts from when it was scheduled, and is never due before.
         due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
     return due_at, run_at_of(row, due_at)
-
-
-def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None) -> datetime:
-    """Return since when the deadline counts. A row that was scheduled during a hold moves only by the rest of it.
-
-    A row that was armed counts from its `since`, also if it was armed later: its object matched again, or the sync
-    found it. Such a row may have a moved deadline, which its round had before.
-    """
-    counts_from = row.restarted_at or row.created_at
-    obj = page.object_of(row)
-    if row.since_at is None or row.since_at >= counts_from or (obj is None and policy.needs_object):
-        return counts_from
-    is_armed = False
-    with Failures(policy).counting(row.object_id):  # if `after` raises, it does not show that the row was armed
-        natural = policy.due_of(obj, row.since_at, in_force)
-        is_armed = natural == row.due_at or (natural == row.first_due_at and row.restarted_at is None)
-    return row.since_at if is_armed else counts_from
 
 
 def wake_for(policy: TimeoutPolicy[Any], using: str) -> None:

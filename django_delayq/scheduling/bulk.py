@@ -8,6 +8,7 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 
 from django_delayq import clock
+from django_delayq.arming import holding
 from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.delays import added, parse_delay
 from django_delayq.key_types import pk_of, root_of_key
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from django_delayq.delays import Delay, DelayArgs, Duration
     from django_delayq.ledger.paging import Rows
     from django_delayq.scheduling.single import Moved, OnConflict
+    from django_delayq.spans import Length
 
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
-COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at")
+COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at", "remaining", "held_until")
 """What moving a row reads and writes."""
 
 
@@ -79,14 +81,19 @@ def schedule_timeouts(
             rounds = _without_fired(resolved, rounds, key, using, reason)
         # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
         is_limited = replace and resolved.total is not None
-        if on_conflict == "error" or is_limited:
+        taken: list[Any] = []
+        if on_conflict == "error" or is_limited or resolved.hold_when is not None:
             taken = _taken(resolved, pks, key, using)
             if taken and on_conflict == "error":
                 row = Timeout.objects.using(using).get(pk=taken[0].pk)
                 raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
             if is_limited:
                 _check_totals(resolved, rounds, taken, key, using)
-        return paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        count = paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        if resolved.hold_when is not None:
+            kept = [] if replace else [row.pk for row in taken]
+            holding.hold_scheduled(resolved, pks, key, using, is_computed=given is None, kept=kept)
+        return count
 
 
 def _places(
@@ -192,7 +199,7 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     """
 
     def change(page: Page) -> int:
-        pending = {row.pk: line_of(row) for row in page.rows if row.state == Timeout.State.PENDING}
+        pending = {row.pk: line_of(row) for row in page.rows if row.is_waiting}
         writing.forbid_attempts(page.rows, page.using, reason, clock.now())
         return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
@@ -222,7 +229,7 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Duration]) -
     def later(row: Timeout, obj: Any) -> datetime | None:
         return added(by, row.due_at, obj) if single.may_extend(row, registry.get(row.policy)) else None
 
-    return _move(rows, "extended", reason, later, by_object=needs_object(by))
+    return _move(rows, "extended", reason, later, by_object=needs_object(by), by=by)
 
 
 def _move(
@@ -232,6 +239,7 @@ def _move(
     deadline_of: Callable[[Timeout, Any], datetime | None],
     *,
     by_object: bool = False,
+    by: Length | None = None,
 ) -> int:
     """Move those of `rows` that are pending and have a `deadline_of`, by row and object; return how many.
 
@@ -240,12 +248,13 @@ def _move(
     by_object = by_object or any(policy.total and needs_object(policy.total) for policy in registry)
 
     def change(page: Page) -> int:
+        holding.end_passed(page.rows, page.using)
         found = ((row, page.object_of(row) if by_object else None) for row in page.rows)
         deadlines = []
         for row, obj in found:
             due_at = deadline_of(row, obj)
             if due_at is not None and not single.is_beyond_total(row, due_at, registry.get(row.policy), obj):
                 deadlines.append((row, due_at))
-        return len(single.move_by_hand(deadlines, page.using, what, reason))
+        return len(single.move_by_hand(deadlines, page.using, what, reason, by))
 
     return sum(each_page(rows, change, columns=() if by_object else COLUMNS))

@@ -16,8 +16,9 @@ from asgiref.sync import sync_to_async
 from django.db.models import Q
 
 from django_delayq import clock
+from django_delayq.arming import holding
 from django_delayq.arming.reconcile import Failures
-from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
+from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
@@ -29,7 +30,7 @@ from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.rounds import lock_newest, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
-from django_delayq.models import Timeout
+from django_delayq.models import WAITING, Timeout
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 from django_delayq.spans import end_of, length_text
@@ -93,7 +94,8 @@ def schedule_timeout(
     values = {"payload": check_payload(payload), "reason": reason}
     check_conflict(on_conflict)
     # A deadline that depends neither on the object nor on a pending timeout needs one statement, or two.
-    due_at = None if on_conflict == "once" or not writing.writes_at_once(subject) else _due_at(subject, given)
+    in_steps = on_conflict == "once" or resolved.hold_when is not None or not writing.writes_at_once(subject)
+    due_at = None if in_steps else _due_at(subject, given)
     if due_at is None:
         return _put_in_steps(subject, given, on_conflict, **values)
     new = writing.new_row(subject, due_at, None, **values)
@@ -137,7 +139,10 @@ def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict
         if policy.total is not None:
             check_total(lock_newest(subject, pending=True), due_at, subject, fresh)
         new = writing.new_row(subject, due_at, since_at, **values)
-        return _announced(writing.upsert(new, subject), new, subject.using)
+        row = writing.upsert(new, subject)
+        if is_on_hold(policy, subject.pk, subject.using):
+            holding.hold_new([row], subject.using, database_now(subject.using), is_computed=given is None, by="hand")
+        return _announced(row, new, subject.using)
 
 
 def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
@@ -304,7 +309,7 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     rows = [newest]
     # An operator may have retried an older one. A newest row that is pending, the most frequent case, needs no query:
     # it replaces what is firing.
-    if subject.row_id is None and newest.state not in (State.PENDING, State.FIRED, State.FIRING):
+    if subject.row_id is None and newest.state not in (*WAITING, State.FIRED, State.FIRING):
         older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
         rows += sorted(older, key=lambda row: -row.pk)
     now = clock.now()
@@ -315,7 +320,7 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
         return True, None, []
     if decisive.state in (State.FIRED, State.FIRING):
         return False, decisive, []
-    rows = [row for row in rows if row.state in (State.PENDING, State.DEAD)]
+    rows = [row for row in rows if row.state in (*WAITING, State.DEAD)]
     for row in rows:
         if strict and _is_late(subject, row):
             return False, row, []
@@ -341,9 +346,15 @@ def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:
-    """Return whether the deadline of `row` has passed. The clock of a policy on hold does not advance."""
-    if row.due_at > database_now(subject.using):
+    """Return whether the deadline of `row` has passed. Not if its clock is stopped, also by a hold of its policy."""
+    if row.state == State.HELD or row.due_at > database_now(subject.using):
         return False
+    if (
+        subject.policy is not None
+        and row.state == State.PENDING
+        and is_on_hold(subject.policy, subject.pk, subject.using)
+    ):
+        return False  # not noticed yet
     state = policy_state(subject.policy, subject.using) if subject.policy else None
     if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
         return True
@@ -359,6 +370,8 @@ def reschedule_timeout(
     **delay: Unpack[DelayArgs],
 ) -> Timeout | None:
     """Move the pending timeout to `delay`, counted from now; return its row. None: nothing is pending.
+
+    If its clock is stopped, it stays stopped, and the time from now to the deadline is what is left.
 
     Raises:
         InvalidDelay: no delay, or a wrong one.
@@ -380,6 +393,8 @@ def extend_timeout(
 ) -> Timeout | None:
     """Move the deadline of the pending timeout later by `span`; return its row. None: nothing is pending.
 
+    If its clock is stopped, `span` is added to what is left.
+
     Raises:
         ExtensionLimit: the policy's `max_extensions` or `Limits(total=...)` is used up.
         InvalidDelay, UnknownPolicy, ValueError: as for `schedule_timeout`.
@@ -393,29 +408,44 @@ def extend_timeout(
             raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", row)
         return added(by, row.due_at, of)
 
-    return _move(subject, "extended", reason, later)
+    return _move(subject, "extended", reason, later, by)
 
 
 def _move(
-    subject: Subject, what: Moved, reason: str, deadline_of: Callable[[Timeout, Model | None], datetime]
+    subject: Subject,
+    what: Moved,
+    reason: str,
+    deadline_of: Callable[[Timeout, Model | None], datetime],
+    by: Length | None = None,
 ) -> Timeout | None:
-    """Move the pending row to its `deadline_of`, by the row and its object; return it. None: nothing is pending."""
+    """Move the waiting row to its `deadline_of`, by the row and its object; return it. None: nothing is pending.
+
+    `by`: see `move_by_hand`.
+    """
     with transaction_of(subject.using):
         obj = lock_subject(subject)
         row = lock_newest(subject, pending=True)
         if row is None:
             return None
+        holding.end_passed([row], subject.using)
         due_at = deadline_of(row, obj)
         check_total(row, due_at, subject, obj)
-        move_by_hand([(row, due_at)], subject.using, what, reason)
+        move_by_hand([(row, due_at)], subject.using, what, reason, by)
         announce(timeout_rescheduled, row, subject.using)
         return row
 
 
-def move_by_hand(deadlines: Iterable[tuple[Timeout, datetime]], using: str, what: Moved, reason: str) -> list[Timeout]:
-    """Move pending, locked rows to these deadlines; return the rows. A row that is extended waits for its retry."""
-    extended = what == "extended"
-    moves = [(row, due_at, writing.run_at_of(row, due_at) if extended else due_at) for row, due_at in deadlines]
+def move_by_hand(
+    deadlines: Iterable[tuple[Timeout, datetime]], using: str, what: Moved, reason: str, by: Length | None = None
+) -> list[Timeout]:
+    """Move waiting, locked rows to these deadlines; return the rows. A row that is extended waits for its retry.
+
+    `by`: the duration by which they are moved, or None if the deadlines are given: for rows whose clock is stopped.
+    """
+    extended, moves = what == "extended", []
+    for row, due_at in deadlines:
+        holding.retarget(row, due_at, using, by)
+        moves.append((row, due_at, writing.run_at_of(row, due_at) if extended else due_at))
     return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended)
 
 

@@ -23,6 +23,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 import django_delayq
+from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.arming.sync import TableSync
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
@@ -342,8 +343,8 @@ class Background:
             settle_all_expired(self._using)
 
     def end_holds(self) -> None:
-        """Resume policies whose holds have reached their end. Raises the database's errors."""
-        if end_holds(self._using):
+        """Resume the policies and the timeouts whose holds have reached their end. Raises the database's errors."""
+        if end_holds(self._using) + end_holds_by_hand(self._using):
             self._worker.wake()
 
     def _find_forgotten(self) -> None:

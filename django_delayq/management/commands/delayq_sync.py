@@ -49,11 +49,17 @@ class Command(AskingCommand):
             if backfill and has_terminal() and not (options["yes"] or dry_run):
                 with self.progress(options) as add:
                     seen = sync_policy(policy, using, Failures(policy), dry_run=True, progress=add, **how)
-                self.ask("arm, move or cancel", Count(seen.armed + seen.moved + seen.cancelled), options)
+                self.ask(
+                    "arm, move or cancel",
+                    Count(seen.armed + seen.moved + seen.cancelled + seen.held + seen.resumed),
+                    options,
+                )
             failures = Failures(policy)
             with self.progress(options) as add:
                 done = sync_policy(policy, using, failures, dry_run=dry_run, progress=add, **how)
             line = f"{policy.label}: {done.armed} armed, {done.moved} moved, {done.cancelled} cancelled"
+            if policy.hold_when is not None:
+                line += f", {done.held} held, {done.resumed} resumed"
             if failures.count:
                 failed.append(one_line(failures))
                 line += f", {failures.count} failed"

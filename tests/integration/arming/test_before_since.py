@@ -14,7 +14,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock, operations
-from django_delayq.arming.sync import sync_policy
+from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
 from django_delayq.scheduling.bulk import schedule_timeouts
 from tests.testapp.models import Order
@@ -68,7 +68,7 @@ def test_it_is_due_before_the_time_it_counts_from_in_every_way_to_arm_and_to_rea
     saved.paid_at = starts_at + HOUR
     saved.save()
     assert distances() == [-HOUR] * 5
-    assert sync_policy(dq.get_policy(LABEL), "default") == (0, 0, 0, 0)
+    assert sync_policy(dq.get_policy(LABEL), "default") == Synced()
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest
     assert sync_policy(policy, "default", backfill=True, dry_run=True).armed == 1
     assert rounds(old) == []
     assert sync_policy(policy, "default", backfill=True).armed == 1
-    assert sync_all() == (0, 0, 0, 0)
+    assert sync_all() == Synced()
 
 
 def test_the_background_sync_moves_what_an_update_moved(order: Order, now: datetime) -> None:

@@ -1,0 +1,75 @@
+"""The statements that stop and resume the clocks of rows: pending ones become held, and held ones pending.
+
+A held row keeps its slot, so that every statement that finds a row by its slot finds it. Its `run_at` is `far()`, so
+that no worker and no sweep finds it. The caller has locked the objects, and then the rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django_delayq.ledger.columns import RUNNING_CLOCK, far
+from django_delayq.ledger.history import clipped, record
+from django_delayq.ledger.outbox import push_rows
+from django_delayq.ledger.paging import update_each
+from django_delayq.models import WAITING, Timeout
+from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime, timedelta
+
+_WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history")
+_RESUMED = (*_WRITTEN, "due_at", "ready_at", "restarted_at", "asked_due_at")
+
+
+def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
+    """Stop the clocks of rows, pending or held, each with the rest of its time; return the rows.
+
+    Args:
+        rests: the rows are locked. Those that are held may have another end, or another rest.
+        using: the database.
+        at: now.
+        **event: `by` and `reason`, see `history.record`.
+    """
+    rows = []
+    for row, rest in rests:
+        record(row, "held", at, until=row.held_until, rest=rest.total_seconds(), **event)
+        row.state, row.run_at, row.remaining, row.held_at = Timeout.State.HELD.value, far(), rest, row.held_at or at
+        _forget_attempt(row)
+        rows.append(row)
+    update_each(rows, _WRITTEN, using, WAITING)
+    push_rows(rows, using)  # which removes their entries
+    return rows
+
+
+def resume_rows(
+    deadlines: Iterable[tuple[Timeout, datetime, datetime]], using: str, *, at: datetime, **event: Any
+) -> list[Timeout]:
+    """Let the clocks of held, locked rows run: each gets its deadline, and since when it counts; return the rows.
+
+    The other arguments are those of `hold_rows`.
+    """
+    rows = []
+    for row, counts_from, due_at in deadlines:
+        record(row, "resumed", at, **{"from": row.due_at, "to": due_at, **event})
+        vars(row).update(RUNNING_CLOCK, asked_due_at=row.asked_due_at or row.due_at)
+        policy = registry.get(row.policy)
+        row.due_at, row.run_at = due_at, policy.opening(due_at) if policy else due_at
+        row.ready_at = row.restarted_at = counts_from
+        _forget_attempt(row)
+        rows.append(row)
+    update_each(rows, _RESUMED, using, WAITING)
+    push_rows(rows, using)
+    return rows
+
+
+def _forget_attempt(row: Timeout) -> None:
+    row.claims, row.claimed_until, row.suspected_at = 0, None, None
+
+
+def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: Any) -> None:
+    """Write by what the held, locked `rows` are held, which the caller has changed."""
+    for row in rows:
+        record(row, reason=clipped(reason), **event)
+    update_each(rows, ("held_by_hand", "held_until", "history"), using, (Timeout.State.HELD,))

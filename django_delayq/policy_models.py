@@ -1,0 +1,179 @@
+"""The models of policies: what operators have changed, how far the sync has come, counters, unfinished operations.
+
+A module of their own, so that `models` has those of timeouts and workers. Import them from `django_delayq.models`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import Field
+from django.utils.translation import gettext_lazy as _
+
+
+class PolicyControl(models.Model):
+    """What operators have changed for one policy: whether it is stopped, its delay and its guard rails.
+
+    One row for each label; none if no operator ever changed it. `PolicyChange` has the history.
+    """
+
+    class Stop(models.TextChoices):
+        NONE = "", _("not stopped")
+        PAUSED = "paused", _("paused")
+        HELD = "held", _("held")
+        RELEASING = "releasing", _("being released")
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(_("policy"), max_length=200, unique=True)
+    stop = models.CharField(_("stop"), max_length=10, choices=Stop.choices, default=Stop.NONE, blank=True)
+    stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
+    until = models.DateTimeField(_("until"), null=True, blank=True)
+    after = models.DurationField(_("delay in force"), null=True, blank=True)
+    guards = models.JSONField(_("guard rails in force"), default=dict, blank=True)
+    """What operators have set instead of the declared guard rails: see `ledger.controls.PolicyState`."""
+    changed_at = models.DateTimeField(_("changed at"))
+    by = models.CharField(_("by"), max_length=150, default="", blank=True)
+    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
+
+    class Meta:
+        verbose_name = _("policy")
+        verbose_name_plural = _("Policies")  # a title, as on its page
+        default_permissions = ("view",)
+        permissions = (
+            ("pause_policy", _("Can pause, hold and resume policies")),
+            ("change_policy_delay", _("Can change the delay of policies")),
+            ("change_policy_guards", _("Can change the guard rails of policies")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.get_stop_display()}"
+
+
+class PolicyChange(models.Model):
+    """One change of a policy by an operator: who, when, what and why.
+
+    A change that moves pending rows stores its progress here, in the transaction that moves them. So a process that
+    continues it after a crash moves no row twice.
+    """
+
+    class What(models.TextChoices):
+        PAUSED = "paused", _("paused")
+        HELD = "held", _("held")
+        RESUMED = "resumed", _("resumed")
+        DELAY = "delay", _("delay changed")
+        LATE = "late", _("limit of lateness changed")
+        BRAKE = "brake", _("brake changed")
+        SHADOW = "shadow", _("shadow mode changed")
+        RETIRED = "retired", _("retired")
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(_("policy"), max_length=200)
+    what = models.CharField(_("what"), max_length=10, choices=What.choices)
+    at = models.DateTimeField(_("at"))
+    by = models.CharField(_("by"), max_length=150, default="", blank=True)
+    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
+    details = models.JSONField(_("details"), default=dict, blank=True)  # for people: no decision reads it
+    moved = models.PositiveIntegerField(_("rows moved"), default=0)
+    unmoved = models.PositiveIntegerField(_("rows left as they were"), default=0)
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+    # Internal: the ids of the last row that was processed, and of the last row to process.
+    cursor = models.BigIntegerField(default=0, editable=False)
+    last_id = models.BigIntegerField(default=0, editable=False)
+    touched_at = models.DateTimeField(editable=False)
+    # Internal, of a change that moves rows: the hold, or the difference, by which it moves their deadlines. With
+    # neither it computes them again.
+    held_from: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+    held_until: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
+    shift = models.DurationField(null=True, default=None, editable=False)
+    former_delay = models.DurationField(null=True, default=None, editable=False)  # NULL: it differed between objects
+
+    class Meta:
+        verbose_name = _("policy change")
+        verbose_name_plural = _("policy changes")
+        default_permissions = ("view",)
+        indexes: ClassVar[list[models.Index]] = [models.Index(fields=["policy", "id"], name="delayq_changes")]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.get_what_display()}"
+
+
+class PolicySync(models.Model):
+    """How far the sync of one automatic policy has come. One worker at a time claims all rows and continues."""
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(max_length=200, unique=True)
+    oldest_label = models.CharField(max_length=200)
+    """That of the policy when a worker first met this label: see `ledger.declarations.wrong_names`."""
+    place = models.CharField(max_length=255, default="", blank=True)
+    """The key, as text, of the last object that the present pass has checked; empty: none yet."""
+    checked = models.PositiveBigIntegerField(default=0)
+    total = models.PositiveBigIntegerField(null=True, default=None)
+    """How many objects the present and the last complete pass have checked; None: there was none."""
+    failed = models.PositiveBigIntegerField(default=0)
+    failed_total = models.PositiveBigIntegerField(default=0)
+    """For how many objects `since` or `after` raised, in the present and in the last complete pass."""
+    before_at = models.DateTimeField(null=True, default=None)
+    """The start of the last complete pass without failures before; later after an absence, or of a new policy."""
+    began_at = models.DateTimeField(null=True, default=None)
+    finished_at = models.DateTimeField(null=True, default=None)
+    """The start of the present or last pass, and the end of the last complete one."""
+    claimed_until = models.DateTimeField(null=True, default=None)
+    declarations: Field[Any, Any] = models.JSONField(default=list)
+    """The fingerprints of the declarations that workers had, the newest first: see `ledger.declarations`."""
+    confirmed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None)
+    """When a worker has last confirmed that the first of them is its own."""
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.policy
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a pass has begun and is not complete."""
+        return self.began_at is not None and (self.finished_at is None or self.finished_at < self.began_at)
+
+
+class PolicyMeter(models.Model):
+    """A counter of one policy that all workers share: its rate, or its brake."""
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(max_length=200)
+    name = models.CharField(max_length=10)
+    state = models.JSONField(default=dict)
+
+    class Meta:
+        default_permissions = ()
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["policy", "name"], name="delayq_one_meter"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.name}"
+
+
+class UnfinishedRun(models.Model):
+    """How far an operation has come that would change rows a second time if it were repeated. Deleted at its end.
+
+    Each page of rows advances it in the transaction that changes them: see `operations.runs`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    verb = models.CharField(max_length=20)
+    digest = models.CharField(max_length=64, unique=True)
+    """Of the operation, its arguments and the statement that selects its rows."""
+    by = models.CharField(max_length=150)
+    at = models.DateTimeField()
+    touched_at = models.DateTimeField()
+    cursor = models.BigIntegerField()
+    newest_id = models.BigIntegerField()
+    """The ids of the last row that was examined, and of the newest row at the beginning."""
+    changed = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.verb} by {self.by}"

@@ -1,0 +1,94 @@
+"""Stop the clock of one timeout by hand, and let it run again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asgiref.sync import sync_to_async
+
+from django_delayq import clock
+from django_delayq.arming import holding
+from django_delayq.clock import check_moment, database_now
+from django_delayq.exceptions import InvalidDelay
+from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.rounds import lock_newest, lock_subject
+from django_delayq.ledger.subjects import subject_of
+from django_delayq.models import Timeout
+from django_delayq.signals import timeout_held, timeout_resumed
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from django_delayq.policies import M, TimeoutPolicy
+
+
+def hold_timeout(
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
+    *,
+    key: str = "",
+    reason: str = "",
+    until: datetime | None = None,
+) -> Timeout | None:
+    """Stop the clock of the pending timeout by hand; return its row. None: nothing is pending or held.
+
+    What is left of its time is kept, and nothing fires until `resume_timeout`, or until a worker notices that `until`
+    has passed: then the deadline counts from `until`. Holding a held timeout again replaces its end. The hold by hand
+    ends with the round: when `since` gets another value, when `when` stops holding, or when it is scheduled again.
+
+    Args:
+        obj, policy, key: as for `cancel_timeout`; `obj` may be a `Timeout`.
+        reason: kept in its history.
+        until: a datetime in the future; None: until `resume_timeout`.
+
+    Raises:
+        InvalidDelay: `until` is no datetime in the future that fits `USE_TZ`.
+        UnknownPolicy, ValueError: as for `cancel_timeout`.
+    """
+    end = checked_end(until)
+    subject = subject_of(obj, policy, key)
+    with transaction_of(subject.using):
+        lock_subject(subject)
+        row = lock_newest(subject, pending=True)
+        if row is None:
+            return None
+        holding.end_passed([row], subject.using)
+        now = database_now(subject.using)
+        holding.hold_by_hand([row], subject.using, now, end, by="hand", reason=reason)
+        announce(timeout_held, row, subject.using)
+        return row
+
+
+def resume_timeout(
+    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
+) -> Timeout | None:
+    """End the hold by hand of a timeout; return its row. None: nothing is held by hand.
+
+    The deadline is now plus what was left. While `hold_when` of its policy holds, its clock stays stopped.
+
+    Raises:
+        UnknownPolicy, ValueError: as for `cancel_timeout`.
+    """
+    subject = subject_of(obj, policy, key)
+    with transaction_of(subject.using):
+        lock_subject(subject)
+        row = lock_newest(subject, pending=True)
+        if row is None or not row.held_by_hand:
+            return None
+        now = database_now(subject.using)
+        for resumed in holding.end_hold_by_hand([row], subject.using, now, by="hand", reason=reason)[0]:
+            announce(timeout_resumed, resumed, subject.using)
+        return row
+
+
+def checked_end(until: datetime | None) -> datetime | None:
+    """Return the end of a hold. Raises InvalidDelay unless it is None, or a datetime in the future."""
+    end = None if until is None else check_moment(until, "until")
+    if end is not None and end <= clock.now():
+        raise InvalidDelay(f"until={until} is in the past: a hold ends in the future.")
+    return end
+
+
+ahold_timeout = sync_to_async(hold_timeout)
+aresume_timeout = sync_to_async(resume_timeout)

@@ -1,0 +1,1 @@
+"""Timeouts whose clock is stopped."""

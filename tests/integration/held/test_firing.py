@@ -1,0 +1,149 @@
+"""What is due while `hold_when` holds does not fire, however it is fired."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+
+import django_delayq as dq
+from django_delayq.firing import plan, run
+from django_delayq.firing.work import Work
+from django_delayq.ledger import settling
+from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
+from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+TALKS = Q(note="talks")
+KINDS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "always": {"when": Q()},
+    "together": {"together": 5},
+    "batch": {"batch": 5},
+    "outside": {"atomic": False},
+    "related": {"hold_when": TALKS & (Q(customer=None) | Q(customer__name="any"))},
+    "function": {"after": lambda order: HOUR},
+    "shadow": {"shadow": True},
+}
+
+
+def note(target: Any, timeouts: Any) -> None:
+    for timeout in timeouts if isinstance(timeouts, list) else [timeouts]:
+        Effect.objects.create(what="fired", object_id=timeout.object_id, timeout_id=timeout.pk)
+
+
+@pytest.fixture(params=KINDS)
+def policy(request: pytest.FixtureRequest, declare: Declare) -> dq.TimeoutPolicy[Any]:
+    options = {"after": HOUR, "since": "created_at", "when": Q(status="unpaid"), "hold_when": TALKS}
+    return declare(Order, note, name="talking", **{**options, **KINDS[request.param]})
+
+
+@pytest.fixture
+def orders(policy: Any) -> list[Order]:
+    """Four orders whose timeouts are due; two of them are on hold, which nothing has noticed."""
+    with at(0):
+        orders = [Order.objects.create(created_at=T0) for _ in range(4)]
+    Order.objects.filter(pk__in=[order.pk for order in orders[:2]]).update(note="talks")
+    return orders
+
+
+def states(policy: Any, orders: list[Order]) -> list[str]:
+    rows = {row.object_id: row for row in Timeout.objects.filter(policy=policy.label)}
+    return [rows[str(order.pk)].state for order in orders]
+
+
+def test_what_is_on_hold_is_held_and_the_others_fire(
+    policy: Any, orders: list[Order], caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[int] = []
+
+    def receive(timeout: Timeout, **_: Any) -> None:
+        sent.append(timeout.pk)
+
+    settled, count = ("skipped", 0) if policy.shadow else ("fired", 2)
+    dq.timeout_held.connect(receive)
+    with at(2), caplog.at_level(logging.INFO, "django_delayq.firing"):
+        fire_due(policy)
+    dq.timeout_held.disconnect(receive)
+    assert states(policy, orders) == ["held", "held", settled, settled]
+    assert Effect.objects.count() == count
+    rows = Timeout.objects.filter(policy=policy.label, state="held").order_by("pk")
+    for row in rows:
+        assert (row.remaining, row.attempts, row.held_by_hand, row.cause) == (timedelta(0), 0, False, "")
+        assert [event["what"] for event in row.history] == ["held"]
+        assert hours(row.due_at) == 1
+    assert sorted(sent) == [row.pk for row in rows]
+    assert sum("hold_when of its policy holds" in record.message for record in caplog.records) == 2
+    with at(3):
+        assert not fire_due(policy)
+        orders[0].note = ""
+        orders[0].save()
+        fire_due(policy)
+        assert states(policy, orders)[:2] == [settled, "held"]
+    assert hours(again(rows.model.objects.get(object_id=str(orders[0].pk), policy=policy.label)).due_at) == 3
+
+
+def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: list[Order]) -> None:
+    rows = list(Timeout.objects.filter(policy=policy.label).order_by("pk"))
+    work = Work(policy.label, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
+    with at(2):
+        for row in rows:
+            dq.hold_timeout(row)
+        works, report = plan({row.pk: 1 for row in rows}, "default")
+        assert works == []
+        assert sorted(report.done) == sorted(work.ids)
+        report = run(work, "default")
+    assert sorted(report.done) == sorted(work.ids)
+    assert report.again == {}
+    assert not Effect.objects.exists()
+
+
+def test_a_suspect_is_held_too(policy: Any, orders: list[Order]) -> None:
+    row = Timeout.objects.get(policy=policy.label, object_id=str(orders[0].pk))
+    with at(2):
+        report = run(Work(policy.label, (row.pk,), (row.object_id,), suspect=True), "default")
+    assert report.done == (row.pk,)
+    assert (again(row).state, again(row).suspected_at, again(row).deaths) == ("held", None, 0)
+
+
+@pytest.mark.usefixtures("orders")
+def test_a_firing_reads_nothing_of_a_clock(policy: Any) -> None:
+    if policy.batch:
+        pytest.skip("it compares its objects with the ledger")
+    Order.objects.update(note="")
+    with at(2), CaptureQueriesContext(connection) as statements:
+        fire_due(policy)
+    firing = [each["sql"] for each in statements if "UPDATE" not in each["sql"] and "held_until" not in each["sql"]]
+    assert not any("held_by_hand" in sql or '"remaining"' in sql for sql in firing)
+
+
+def test_the_statement_that_marks_knows_the_condition(policy: Any, orders: list[Order]) -> None:
+    if not settling.can_mark_at_once(policy, "default"):
+        pytest.skip("the judge in steps decides")
+    rows = Timeout.objects.filter(policy=policy.label)
+    with at(2), transaction.atomic():
+        found = settling.mark_at_once(policy, {row.pk: int(row.object_id) for row in rows}, "default", late=None)
+    assert sorted(int(row.object_id) for row, _ in found) == [orders[2].pk, orders[3].pk]
+
+
+def test_a_timeout_that_is_held_while_its_handler_runs_outside_is_settled_by_it(declare: Declare) -> None:
+    def expire_and_hold(order: Order, timeout: Timeout) -> None:
+        Timeout.objects.filter(pk=timeout.pk).update(run_at=T0 - HOUR)
+        from django_delayq.firing import settle_expired
+
+        settle_expired("default")
+        assert dq.hold_timeout(Timeout.objects.get(pk=timeout.pk)) is not None
+
+    policy = declare(Order, expire_and_hold, name="slow", atomic=False)
+    with at(0):
+        row = dq.schedule_timeout(Order.objects.create(), policy, hours=1)
+    with at(2):
+        fire_due(policy)
+    assert (again(row).state, again(row).remaining, again(row).held_by_hand) == ("fired", None, False)
