@@ -187,6 +187,12 @@ TARGETS = (
         "its own. The floor, one SELECT of the object with its pending row, has no lock, no BEGIN and no COMMIT.",
     ),
     Target(
+        "save and arm a new object, with a deadline in working hours",
+        "at most 60 us of CPU more than with a timedelta",
+        (Part("additional", "save/delayq/span_us", "at most", 60, "us"),),
+        "The span itself is computed in Python for each round.",
+    ),
+    Target(
         "one timeout alone, plan to commit",
         "at most 1.3x its floor",
         (

@@ -25,6 +25,10 @@ class Invoice(_Row):
     """Has policies with that condition that are scheduled by hand, so that saving it costs each contestant the same."""
 
 
+class Ticket(_Row):
+    """Has one automatic policy like that of `Order`, with a deadline in office hours."""
+
+
 class Task(_Row):
     """Has policies without a condition that are scheduled by hand, and do nothing."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
 
+import django_delayq
 from benchmarks.shop.jobs import record
-from benchmarks.shop.models import Invoice, Order, Task
+from benchmarks.shop.models import Invoice, Order, Task, Ticket
 from django_delayq import timeout_policy
 
 if TYPE_CHECKING:
@@ -29,6 +30,16 @@ def cancel_unpaid(order: Order, timeout: Timeout) -> None:
     order.status = "cancelled"
     order.save()
     record(0.0)
+
+
+if hasattr(django_delayq, "Working"):  # another checkout may not have it
+    OFFICE = django_delayq.WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
+
+    @timeout_policy(
+        Ticket, after=django_delayq.Working(hours=4, calendar=OFFICE), since="created_at", when=UNPAID, name="answer"
+    )
+    def answer(ticket: Ticket, timeout: Timeout) -> None:
+        record(0.0)
 
 
 @timeout_policy(Invoice, after=HALF_AN_HOUR, when=UNPAID)

@@ -49,6 +49,8 @@ def _save(run: Run, contestant: Contestant) -> Samples:
     contestant.call("prepare", run.sizes.calls, "Plain")
     contestant.call("save_unchanged", WARM_UP)
     figures: Samples = contestant.call("save_unchanged", run.sizes.calls)
+    contestant.call("save_new", WARM_UP)
+    figures |= contestant.call("save_new", run.sizes.calls)
     unit = contestant.call("unit", run.sizes.calls)["cpu_us"]
     contestant.call("clear")
     return {**figures, "unit_us": unit}
@@ -100,12 +102,15 @@ WORKS = (
         "save",
         "Save an object with one automatic policy",
         "`save()` of an object that has a pending timeout, with a change that does not matter to the policy, "
-        "against the same table without a policy. The unit is `BEGIN; SELECT 1; COMMIT` through Django.",
+        "against the same table without a policy. New objects are armed a day ahead, by a timedelta and by working "
+        "hours. The unit is `BEGIN; SELECT 1; COMMIT` through Django.",
         (
             Column("with_us", "with the policy, CPU us"),
             Column("without_us", "without, CPU us", ""),
             Column("more_us", "additional CPU us"),
             Column("statements", "statements"),
+            Column("armed_us", "save and arm a new one, CPU us"),
+            Column("span_us", "in working hours, additional CPU us"),
             Column("unit_us", "unit, CPU us", ""),
         ),
         (*OURS, *PURE, *FILES),
