@@ -60,6 +60,9 @@ class _BuiltIn:
 
     @property
     def is_negative(self) -> bool:
+        return self._moved(_SAMPLE) < _SAMPLE
+
+    def _moved(self, wall: datetime) -> datetime:
         raise NotImplementedError
 
     def resized(self, to: timedelta) -> Length:
@@ -93,9 +96,7 @@ class Working(_BuiltIn):
 
     def __post_init__(self) -> None:
         if (self.days is None) == (self.hours is None and self.minutes is None):
-            raise TypeError(
-                "Working() takes hours and minutes, or days, and not both: 24 open hours are three working days."
-            )
+            raise TypeError("Working() takes hours and minutes, or days, not both: 24 open hours are three days.")
         if self.at is not None and self.days is None:
             raise TypeError('Working() takes at="..." only together with days: hours end at a time of their own.')
         _check_numbers(self, {"hours": _HOUR, "minutes": _MINUTE}, float)
@@ -130,8 +131,8 @@ class Working(_BuiltIn):
         if self.days is not None:
             return replace(self, days=_whole_days(to, self))
         if to % _HOUR:
-            return replace(self, hours=None, minutes=_number(to, _MINUTE))
-        return replace(self, hours=_number(to, _HOUR), minutes=None)
+            return replace(self, hours=None, minutes=to / _MINUTE if to % _MINUTE else to // _MINUTE)
+        return replace(self, hours=to // _HOUR, minutes=None)
 
     @property
     def _open_time(self) -> timedelta:
@@ -200,12 +201,9 @@ class Wall(_BuiltIn):
         return None if zone is None else _fitting(instant_of(self._moved(_wall(since, zone, self.at, self)), zone))
 
     def _zone(self, obj: Any) -> tzinfo | None:
-        zone = self.zone
-        if zone is None:
+        if self.zone is None:
             return timezone.get_default_timezone()
-        if isinstance(zone, tzinfo):
-            return zone
-        found = found_at(zone, obj)
+        found = self.zone if isinstance(self.zone, tzinfo) else found_at(self.zone, obj)
         try:
             return parse_zone(found) if found is not None and found != "" else None
         except (TypeError, ValueError) as error:
@@ -223,10 +221,6 @@ class Wall(_BuiltIn):
     def source(self) -> Source | None:
         return None if isinstance(self.zone, tzinfo) else self.zone
 
-    @property
-    def is_negative(self) -> bool:
-        return self._moved(_SAMPLE) < _SAMPLE
-
     def __str__(self) -> str:
         units = _units_text([(getattr(self, f"{unit}s"), unit) for unit in ("year", "month", "week", "day")])
         zone = _source_text(self.source) if self.source is not None else str(self.zone or "")
@@ -242,16 +236,14 @@ class _Relative(_BuiltIn):
     def end(self, since: datetime | date, obj: Any) -> datetime:
         zone = timezone.get_default_timezone()
         at = time() if self.has_wall_time and not isinstance(since, datetime) else None
-        wall = _wall(since, zone, at, self)
-        return _fitting(instant_of(_plus(wall, self.value), zone))
+        return _fitting(instant_of(self._moved(_wall(since, zone, at, self)), zone))
+
+    def _moved(self, wall: datetime) -> datetime:
+        return _plus(wall, self.value)
 
     @property
     def has_wall_time(self) -> bool:
         return self.value.hour is not None
-
-    @property
-    def is_negative(self) -> bool:
-        return _plus(_SAMPLE, self.value) < _SAMPLE
 
     def __str__(self) -> str:
         units = ("year", "month", "day", "hour", "minute", "second", "microsecond")
@@ -268,9 +260,7 @@ def as_length(value: Any, name: str) -> Length:
         return wrapped(value)
     if is_span(value):
         return value  # type: ignore[no-any-return]
-    raise InvalidDelay(
-        f"{name} must be a timedelta, a span such as Working(...) or Wall(...), or a relativedelta, not {value!r}."
-    )
+    raise InvalidDelay(f"{name} must be a timedelta, a span such as Working(...) or a relativedelta, not {value!r}.")
 
 
 def is_relativedelta(value: Any) -> bool:
@@ -426,8 +416,7 @@ def _fitting(moment: datetime) -> datetime:
 
 
 def _zone_of(calendar: Any) -> tzinfo:
-    zone = getattr(calendar, "zone", None)
-    return timezone.get_default_timezone() if zone is None else parse_zone(zone)
+    return parse_zone(getattr(calendar, "zone", None) or timezone.get_default_timezone())
 
 
 def _wall(since: datetime | date, zone: tzinfo, at: Any, span: object) -> datetime:
@@ -452,9 +441,7 @@ def _relativedelta(years: int, months: int, weeks: int, days: int) -> Any:
     try:
         from dateutil.relativedelta import relativedelta
     except ImportError as error:
-        raise ImportError(
-            "Wall(years=, months=) needs python-dateutil: pip install django-delayq[calendars]"
-        ) from error
+        raise ImportError("Wall(months=) needs python-dateutil: pip install django-delayq[calendars]") from error
     return relativedelta(years=years, months=months, weeks=weeks, days=days)
 
 
@@ -485,10 +472,8 @@ def _parse_time(value: Any) -> time | None:
             value = datetime.strptime(value, "%H:%M").time()  # noqa: DTZ007 - local wall time
         except ValueError as error:
             raise ValueError(f'at={value!r} is not a time of day, such as "08:00".') from error
-    if not isinstance(value, time):
-        raise TypeError(f'at must be "HH:MM" or a datetime.time, not {value!r}.')
-    if value.tzinfo is not None:
-        raise ValueError(f"at={value!r} has a time zone: it is local, so leave the zone out.")
+    if not isinstance(value, time) or value.tzinfo is not None:
+        raise TypeError(f'at must be "HH:MM" or a datetime.time without a zone, not {value!r}.')
     return value
 
 
@@ -500,10 +485,6 @@ def _whole_days(to: timedelta, span: object) -> int:
     if to % _DAY:
         raise InvalidDelay(f"'{span}' counts days: {clock.duration_text(to)} must be a number of whole days.")
     return to // _DAY
-
-
-def _number(to: timedelta, unit: timedelta) -> float:
-    return to / unit if to % unit else to // unit
 
 
 def _units_text(units: Iterable[tuple[float | None, str]]) -> str:
