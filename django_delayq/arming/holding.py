@@ -212,6 +212,11 @@ def resume(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> 
     return resume_rows(deadlines, using, at=now, **event)
 
 
+def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
+    """Return the deadline of a held row if its clock ran from now on, or since the end of its hold."""
+    return _deadline_from(row, min(row.held_until or now, now), using)
+
+
 def _deadline_from(row: Timeout, start: datetime, using: str) -> datetime:
     rest = row.remaining or NOTHING
     return OwnTime.of_row(row, using).forward(start, rest) if rest else start

@@ -18,17 +18,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from django.db import DataError, connections
-from django.db import Error as DatabaseError
+from django.db import connections
 from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from django_delayq import clock
 from django_delayq.arming import holding
+from django_delayq.arming.changes import (
+    Changes,
+    Failures,
+    Round,
+    RoundKey,
+    RoundMemory,
+    is_of_one_object,
+)
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
@@ -39,13 +45,12 @@ from django_delayq.arming.row_state import (
     row_states,
     slots_by_object,
 )
-from django_delayq.clock import database_now, plural
+from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import far
 from django_delayq.ledger.controls import holds_ended
-from django_delayq.ledger.history import message_of, record
+from django_delayq.ledger.history import record
 from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import lock_in_slot_order, lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
@@ -69,10 +74,6 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
-HELD_BY_CONDITION = 1
-"""What `held_how` returns for a row that is not also held by hand."""
-RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
-"""A round, by the label of its policy, the key of its object, and its `since_at`."""
 
 
 _handled: ContextVar[frozenset[TimeoutPolicy[Any]]] = ContextVar("delayq_handled", default=frozenset())
@@ -90,121 +91,6 @@ def by_handler_of(policy: TimeoutPolicy[Any]) -> Iterator[None]:
         yield
     finally:
         _handled.reset(token)
-
-
-class RoundMemory(NamedTuple):
-    """What a round keeps when it is armed again. `due_at` is None if its policy decides the deadline."""
-
-    due_at: datetime | None
-    first_due_at: datetime
-    extensions: int
-    held_until: datetime
-    """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
-    key: str | None
-    """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
-    rest: timedelta | None = None
-    """What was left of its time, if it was held; it continues with that. None: its clock was running."""
-    resumes_at: Any = None
-    """The time of the database from which that counts."""
-
-    def against_policy(self, due_at: datetime) -> RoundMemory:
-        """Return what it keeps if its policy gives it the deadline `due_at` now.
-
-        A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
-        """
-        is_moved = self.due_at != self.first_due_at or self.extensions > 0
-        return self if is_moved or self.first_due_at > due_at else self._replace(due_at=None, first_due_at=due_at)
-
-
-class Round(NamedTuple):
-    """A round that must be armed, or to which the pending one must be moved."""
-
-    state: RowState
-    since_at: datetime
-    due_at: datetime
-    kept: RoundMemory | None
-    rest: timedelta | None
-    """What is left of its time, if its clock is stopped; None: it runs."""
-
-
-@dataclass(slots=True)
-class Changes:
-    """What must be written so that the ledger fits some rows of one model."""
-
-    insert: list[Round] = field(default_factory=list)
-    move: dict[int, Round] = field(default_factory=dict)
-    """By the id of the pending row."""
-    cancel: dict[int, tuple[RowState, Timeout.Cause]] = field(default_factory=dict)
-    """By the id of the pending row."""
-    hold: dict[int, RowState] = field(default_factory=dict)
-    resume: dict[int, RowState] = field(default_factory=dict)
-    """By the ids of the rows whose clock must be stopped, and of those whose clock must run."""
-    too_old: int = 0
-
-    def add(self, other: Changes) -> None:
-        self.insert += other.insert
-        self.move |= other.move
-        self.cancel |= other.cancel
-        self.hold |= other.hold
-        self.resume |= other.resume
-        self.too_old += other.too_old
-
-    @property
-    def pks(self) -> list[Any]:
-        """Return the sorted keys of the objects of these changes, one for each change."""
-        states = [each.state for each in (*self.insert, *self.move.values())]
-        states += [*self.hold.values(), *self.resume.values()]
-        return sorted(state.pk for state in (*states, *(state for state, _ in self.cancel.values())))
-
-    def set_clock(self, state: RowState) -> None:
-        """Stop the clock of the pending round, or let it run, if it must be otherwise than it is."""
-        assert state.pending_id is not None
-        if state.on_hold and not state.held:
-            self.hold[state.pending_id] = state
-        elif state.held == HELD_BY_CONDITION and not state.on_hold:
-            self.resume[state.pending_id] = state
-
-
-@dataclass(slots=True)
-class Failures:
-    """The objects of a policy for which `since` or `after` raises or results in a deadline that is refused.
-
-    Also objects that cannot be read, such as one with the datetime `infinity` of PostgreSQL.
-    """
-
-    policy: TimeoutPolicy[Any]
-    count: int = 0
-    locked: int = 0
-    """How many objects were left alone because other transactions have locked them."""
-    first: Any = None
-    """The key of the first one, and its exception; None: there is none."""
-
-    @contextmanager
-    def counting(self, pk: Any) -> Iterator[None]:
-        """Count the object if the block raises, and continue after it: the object stays as it is.
-
-        Raises other errors of the database. Counts SystemExit, which would end the sync.
-        """
-        try:
-            yield
-        except (Exception, SystemExit) as error:  # code of the application
-            if not is_of_one_object(error):
-                raise
-            self.count += 1
-            self.first = self.first or (pk, error)
-
-    def __str__(self) -> str:
-        """Describe the first failure, and count the others, for the log and the command."""
-        pk, error = self.first
-        key = object_id_of(self.policy.concrete_model, pk)
-        words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
-        others = plural(self.count - 1, "other object fails", "other objects fail")
-        return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
-
-
-def is_of_one_object(error: BaseException) -> bool:
-    """Return whether `error` may be one of a single object: its code, or a value that the driver cannot read."""
-    return isinstance(error, DataError) or not isinstance(error, DatabaseError)
 
 
 def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_new: bool = False) -> None:
@@ -392,11 +278,13 @@ def _with_clock(
     if not state.on_hold and kept_rest is None:
         return due_at, None
     time = holding.OwnTime.of(state.policy, lambda: state.after, lambda: object_of(state))
-    if kept is None or kept_rest is None:
+    if kept is None:
         return due_at, time.whole(since_at, due_at, clock.now())
+    if kept_rest is None:  # `apply` stops its clock, which has been running until now
+        return due_at, None
     if state.on_hold:
         return kept.due_at or due_at, kept_rest
-    return time.forward(kept.resumes_at, kept_rest), None
+    return time.forward(kept.restarted_at or clock.now(), kept_rest), None
 
 
 def _is_too_old(policy: TimeoutPolicy[Any], due_at: datetime, oldest: timedelta | None, *, has_row: bool) -> bool:
@@ -434,7 +322,7 @@ def _settled_rounds(
     rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
     columns = (
         *("id", "due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "is_due_by_request", "own_key"),
-        "remaining",
+        *("remaining", "restarted_at"),
     )
     if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
         found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
@@ -443,16 +331,29 @@ def _settled_rounds(
         rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
         found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
     for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        row_id, due_at, first_due_at, extensions, created_at, hold_ended_at, is_due_by_request, key, rest = values
+        (
+            row_id,
+            due_at,
+            first_due_at,
+            extensions,
+            created_at,
+            hold_ended_at,
+            is_due_by_request,
+            key,
+            rest,
+            restarted_at,
+        ) = values
         place = (*slots[slot], since_at)
         if row_id is None:
             closed.add(place)
         elif not is_new:
             due_at = None if is_due_by_request else due_at
-            kept[place] = RoundMemory(due_at, first_due_at, extensions, hold_ended_at or created_at, key, rest)
+            kept[place] = RoundMemory(
+                due_at, first_due_at, extensions, hold_ended_at or created_at, key, rest, restarted_at
+            )
     if any(each.rest is not None for each in kept.values()):
         now = database_now(using)
-        kept = {place: each._replace(resumes_at=now) for place, each in kept.items()}
+        kept |= {place: each._replace(restarted_at=now) for place, each in kept.items() if each.rest is not None}
     return closed, kept and _after_holds(kept, [state for state, _ in asked], using, object_of)
 
 
@@ -473,7 +374,7 @@ def _after_holds(
         obj = object_of(state) if state.policy.needs_object else None
         length = state.policy.length_in_use(obj, state.after)
         for begin, end in sorted(spans):
-            due_at = after_stop(length, due_at, max(begin, since_at), end, obj)
+            due_at = after_stop(length, due_at, max(begin, each.restarted_at or since_at), end, obj)
         moved[place] = each._replace(due_at=due_at)
     return moved
 
@@ -498,7 +399,8 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], using)
         if stopped := [(row, each.rest) for row, each in restarted if each.rest is not None]:
             hold_rows(stopped, using, at=clock.now(), by="save")
-    held, resumed = _set_clocks(changes, using)
+    ran = [row for row, each in zip(armed, alone, strict=True) if each.state.on_hold and each.rest is None]
+    held, resumed = _set_clocks(changes, ran, using)
     if changes.cancel:
         _cancel(changes.cancel, using)
         if signals and timeout_cancelled.receivers:  # not has_listeners(), which ignores those of one sender
@@ -515,24 +417,23 @@ def _new_row(each: Round, using: str) -> Timeout:
     if each.kept is not None:
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
-        if each.kept.rest is not None:
-            row.restarted_at = each.kept.resumes_at
+        row.restarted_at = each.kept.restarted_at
     if each.rest is not None:
         row.state, row.run_at, row.remaining, row.held_at = State.HELD.value, far(), each.rest, row.created_at
         record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())
     return row
 
 
-def _set_clocks(changes: Changes, using: str) -> tuple[list[Timeout], list[Timeout]]:
-    """Stop clocks, and let others run; return the rows of both."""
-    if not changes.hold and not changes.resume:
+def _set_clocks(changes: Changes, ran: Sequence[Timeout], using: str) -> tuple[list[Timeout], list[Timeout]]:
+    """Stop clocks, also of the rows `ran`, and let others run; return the rows of both."""
+    if not (changes.hold or changes.resume or ran):
         return [], []
     ids, rows = [*changes.hold, *changes.resume], Timeout.objects.using(using)
     locked = [
         row for chunk in chunks(ids) for row in lock_in_slot_order(rows.filter(pk__in=chunk, slot_taken=1), using)
     ]
     now = database_now(using)
-    running = [row for row in locked if row.pk in changes.hold and row.state == State.PENDING]
+    running = [*ran, *(row for row in locked if row.pk in changes.hold and row.state == State.PENDING)]
     stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]
     return holding.hold(running, using, now, by="save"), holding.resume(stopped, using, now, by="save")
 

@@ -11,7 +11,8 @@ from django.db.models.functions import Concat
 from django.db.models.lookups import Exact, In
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures, diff, is_of_one_object
+from django_delayq.arming.changes import Failures, is_of_one_object
+from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import CLOSING, RowState, condition_value, has_none, has_some, pending_rounds
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures, arm_many, arm_readable
+from django_delayq.arming.changes import Failures
+from django_delayq.arming.reconcile import arm_many, arm_readable
 from django_delayq.arming.scan import PAGE, Step, candidates, steps
 from django_delayq.backoff import Backoff
 from django_delayq.clock import DatabaseNow, database_now

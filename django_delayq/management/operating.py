@@ -42,7 +42,7 @@ from django_delayq.management.output import (
     table,
     terminal_width,
 )
-from django_delayq.models import Timeout
+from django_delayq.models import WAITING, Timeout
 from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
@@ -227,7 +227,8 @@ class TimeoutCommand(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         states = tuple(state for state in Timeout.State.values if state in OPERATIONS[self.name].states)
-        add_selection(parser, states, default=states[:1])
+        waiting = tuple(state for state in states if state in WAITING)
+        add_selection(parser, states, default=waiting or states[:1])
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage, Info, Warning
 from django.db.models import F
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures
+from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.arming.sync import automatic_policies
 from django_delayq.clock import database_now, duration_text, plural

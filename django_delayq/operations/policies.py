@@ -22,7 +22,7 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Failures
+from django_delayq.arming.changes import Failures
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache, valid_guards

@@ -163,7 +163,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         name="cancel",
         call=operations.cancel,
         permission="cancel_timeout",
-        states=frozenset({State.PENDING, State.FIRING, State.DEAD}),
+        states=frozenset({State.PENDING, State.HELD, State.FIRING, State.DEAD}),
         button=ngettext_lazy("Cancel the timeout", "Cancel {n} timeouts"),
         action=_("Cancel selected timeouts"),
         on_objects=_("Cancel their timeouts"),
@@ -191,7 +191,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         permission="postpone_timeout",
         parameters=(Length("after", "--by", _("Later by"), least=timedelta.resolution, in_units=True), TO),
         is_either=True,
-        states=frozenset({State.PENDING}),
+        states=frozenset({State.PENDING, State.HELD}),
         button=ngettext_lazy("Postpone the timeout", "Postpone {n} timeouts"),
         action=_("Postpone selected timeouts"),
         on_objects=_("Postpone their timeouts"),
@@ -207,7 +207,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         parameters=(Length("shift", "--by", _("By"), least=timedelta.min, has_direction=True), TO),
         is_either=True,
         has_preview=True,
-        states=frozenset({State.PENDING}),
+        states=frozenset({State.PENDING, State.HELD}),
         button=ngettext_lazy("Change the deadline", "Change {n} deadlines"),
         action=_("Change the deadlines of selected timeouts"),
         on_objects=_("Change the deadlines of their timeouts"),
@@ -217,6 +217,39 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         ),
         done=ngettext_lazy("{n} deadline was changed.", "{n} deadlines were changed."),
         log_message=_("Deadline changed: {reason}"),
+    ),
+    Operation(
+        name="hold_timeout",
+        call=operations.hold_timeout,
+        permission="hold_timeout",
+        parameters=(UNTIL,),
+        states=frozenset({State.PENDING, State.HELD}),
+        button=ngettext_lazy("Stop the clock of the timeout", "Stop the clocks of {n} timeouts"),
+        action=_("Stop the clocks of selected timeouts"),
+        on_objects=_("Stop the clocks of their timeouts"),
+        question=_("Stop the clocks of these timeouts?"),
+        explanation=_(
+            "They do not fire, and keep what is left of their time. When a clock runs again, the deadline is so much "
+            "later than that time."
+        ),
+        done=ngettext_lazy("The clock of {n} timeout is stopped.", "The clocks of {n} timeouts are stopped."),
+        log_message=_("Clock stopped: {reason}"),
+    ),
+    Operation(
+        name="resume_timeout",
+        call=operations.resume_timeout,
+        permission="hold_timeout",
+        states=frozenset({State.HELD}),
+        button=ngettext_lazy("Let the clock of the timeout run", "Let the clocks of {n} timeouts run"),
+        action=_("Let the clocks of selected timeouts run"),
+        on_objects=_("Let the clocks of their timeouts run"),
+        question=_("Let the clocks of these timeouts run again?"),
+        explanation=_(
+            "Each deadline is as far away as it was when the clock was stopped. A clock that the condition of the "
+            "policy stops stays stopped until that does not hold."
+        ),
+        done=ngettext_lazy("The hold of {n} timeout has ended.", "The holds of {n} timeouts have ended."),
+        log_message=_("Clock runs again: {reason}"),
     ),
     Operation(
         name="retry",

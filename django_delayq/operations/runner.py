@@ -52,6 +52,8 @@ class Refusal(TextChoices):
     NOT_LATER = "not_later", _("the new time is not later than the deadline")
     TOO_FAR = "too_far", _("the new deadline is too far in the future")
     SAME_DEADLINE = "same_deadline", _("the deadline is this one already")
+    HELD = "held", _("its clock is stopped: resume it first")
+    NOT_HELD = "not_held", _("its clock is not stopped by hand")
 
 
 class Refused(NamedTuple):
@@ -66,7 +68,7 @@ class Result:
     """The result of an operation on timeouts; with `dry_run`, the result that it would have.
 
     Attributes:
-        verb: `cancel`, `fire_now`, `postpone`, `change_deadline`, `retry`, `refire`, `retire` or `adopt`.
+        verb: the name of the function, such as `fire_now`.
         changed: the number of changed rows.
         refused: the number of unchanged rows by reason.
         ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
@@ -114,7 +116,7 @@ class Action:
     refuse: Callable[[Timeout, Context], Refusal | None]
     """Return why a row must stay unchanged, or None."""
     write: Callable[[list[Timeout], Context], Sequence[Timeout] | None]
-    """Change the rows in ledger and Redis. Return new rows, if there are any."""
+    """Change the rows in ledger and Redis. Return those for which the signal is sent; None: for these rows."""
     begins_rounds: bool = False
     """Read the newest rows first: of several rounds of one object only the newest can begin again."""
     newest: int | None = None
@@ -152,7 +154,7 @@ class Action:
             accepted.sort(key=lambda row: (row.slot, row.pk))
             if not dry_run:
                 new = self.write(accepted, context)
-                for row in (new or accepted) if isinstance(target, Timeout) else ():
+                for row in (accepted if new is None else new) if isinstance(target, Timeout) else ():
                     announce(self.signal, row, page.using)
             counts = dict(Counter(why for _, why in refusals))
             return Result(self.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
@@ -240,7 +242,12 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
 
 def refuse_unless_pending(row: Timeout, context: Context) -> Refusal | None:
     """Return why `row` is not pending, or None."""
-    if row.state == State.PENDING:
+    return Refusal.HELD if row.state == State.HELD else refuse_unless_waiting(row, context)
+
+
+def refuse_unless_waiting(row: Timeout, context: Context) -> Refusal | None:
+    """Return why `row` is neither pending nor held, or None."""
+    if row.is_waiting:
         return None
     return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
 

@@ -13,6 +13,7 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
+from django_delayq.arming import holding
 from django_delayq.clock import check_length, check_moment, database_now, plural, shifted
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.delays import DelayArgs, added, parse_delay
@@ -23,7 +24,7 @@ from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count, labels_in
 from django_delayq.ledger.subjects import subject_at
-from django_delayq.models import PolicyChange, Timeout
+from django_delayq.models import WAITING, PolicyChange, Timeout
 from django_delayq.operations.changes import PolicyConflict
 from django_delayq.operations.runner import (
     Action,
@@ -35,8 +36,10 @@ from django_delayq.operations.runner import (
     checked_actor,
     refuse_round,
     refuse_unless_pending,
+    refuse_unless_waiting,
 )
 from django_delayq.policies import registry
+from django_delayq.spans import Length
 
 logger = logging.getLogger("django_delayq.operations")
 State = Timeout.State
@@ -45,7 +48,9 @@ State = Timeout.State
 def cancel(
     target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
-    """Cancel pending and dead timeouts; those that are firing get no further attempt, and are refused as `NO_RETRY`.
+    """Cancel pending, held and dead timeouts.
+
+    Those that are firing get no further attempt, and are refused as `NO_RETRY`.
 
     Args:
         target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
@@ -58,7 +63,7 @@ def cancel(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if row.state == State.FIRING:
             return Refusal.NO_RETRY
-        return None if row.state == State.DEAD else refuse_unless_pending(row, context)
+        return None if row.state == State.DEAD else refuse_unless_waiting(row, context)
 
     def write(rows: list[Timeout], context: Context) -> None:
         for row in rows:
@@ -77,8 +82,8 @@ def fire_now(
 ) -> Result:
     """Make pending timeouts due now, so that a worker fires them, if `when` holds.
 
-    A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts of a policy that is paused
-    or on hold are refused. Arguments and errors are those of `cancel`.
+    A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts whose clock is stopped, and
+    those of a policy that is paused or on hold, are refused. Arguments and errors are those of `cancel`.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
@@ -108,9 +113,12 @@ def postpone(
 ) -> Result:
     """Give pending timeouts a later deadline: later by units or `after=`, or `at=` a datetime.
 
-    A duration counts from the deadline, or from now if that has passed. Neither `max_extensions` nor
-    `Limits(total=...)` applies, and no extension is used up. A retry or snooze that is due even later keeps its time. A
-    deadline never becomes earlier: see `fire_now`. The other arguments and errors are those of `cancel`.
+    A duration counts from the deadline, or from now if that has passed. If the clock of a timeout is stopped, it stays
+    stopped: a duration is added to what is left of its time, and a datetime is the deadline if its clock ran from now.
+
+    Neither `max_extensions` nor `Limits(total=...)` applies, and no extension is used up. A retry or snooze that is due
+    even later keeps its time. A deadline never becomes earlier: see `fire_now`. The other arguments and errors are
+    those of `cancel`.
 
     Raises:
         InvalidDelay: no delay, a wrong one, or a datetime in the past.
@@ -124,40 +132,46 @@ def postpone(
 
     def later(row: Timeout, context: Context) -> datetime:
         obj = context.page.object_of(row) if given.needs_object else None
-        return given.at or added(given.after or timedelta(0), max(row.due_at, context.now), obj)
+        start = row.due_at if row.state == State.HELD else max(row.due_at, context.now)
+        return given.at or added(given.after or timedelta(0), start, obj)
 
-    action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, fixed=given.at)
+    action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, by=given.after)
     action.arguments = given.after  # None: a datetime, to which each row is moved once
     return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def _moves(
-    name: str, what: str, new: Callable[[Timeout, Context], datetime], unless: Refusal, *, fixed: datetime | None
+    name: str, what: str, new: Callable[[Timeout, Context], datetime], unless: Refusal, *, by: Length | None
 ) -> Action:
-    """Return the action that gives pending rows `new` deadlines.
+    """Return the action that gives pending and held rows `new` deadlines.
 
     Args:
         what: the event in the history of each row.
         unless: why a row is refused whose deadline would not change, or for `NOT_LATER` would become earlier.
-        fixed: the new deadline, if it is given and not counted from the former one.
+        by: the duration by which the deadlines are moved; None: the new deadline is given.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        if why := refuse_unless_pending(row, context):
+        if why := refuse_unless_waiting(row, context):
             return why
         try:
             due_at = new(row, context)
         except InvalidDelay:
             return Refusal.TOO_FAR
-        if due_at == row.due_at or (due_at < row.due_at and unless is Refusal.NOT_LATER):
+        is_held = row.state == State.HELD and by is None
+        before = holding.deadline_if_resumed(row, context.using, context.now) if is_held else row.due_at
+        if due_at == before or (due_at < before and unless is Refusal.NOT_LATER):
             return unless
         context.action.due_at_once += writing.run_at_of(row, due_at) <= context.now
         return None
 
     def write(rows: list[Timeout], context: Context) -> None:
+        holding.end_passed(rows, context.using)
         deadlines = [(row, new(row, context)) for row in rows]
+        for row, due_at in deadlines:
+            holding.retarget(row, due_at, context.using, by)
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        writing.move_rows(moves, context.using, what=what, fixed=fixed is not None, **context.event)
+        writing.move_rows(moves, context.using, what=what, fixed=by is None, **context.event)
 
     return Action(name, signals.timeout_rescheduled, refuse, write)
 
@@ -191,9 +205,10 @@ def change_deadline(
     by_how_much = timedelta(0) if shift is None else check_length(shift, "shift", may_be_negative=True)
 
     def moved(row: Timeout, context: Context) -> datetime:
-        return max(fixed or shifted(row.due_at, by_how_much), context.now)
+        due_at = fixed or shifted(row.due_at, by_how_much)
+        return due_at if row.state == State.HELD and fixed is None else max(due_at, context.now)
 
-    action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, fixed=fixed)
+    action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, by=shift)
     action.arguments = shift
     return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
@@ -313,7 +328,7 @@ def retire(label: str, *, by: str, reason: str = "", dry_run: bool = False, prog
         raise UnknownPolicy(
             f"No timeout has the policy {label!r}. Not declared, but in the ledger: {', '.join(undeclared) or 'none'}."
         )
-    rows, now = ledger.pending().of_labels([label]), database_now(using)
+    rows, now = ledger.waiting().of_labels([label]), database_now(using)
     change = PolicyChange(policy=label, what=PolicyChange.What.RETIRED, at=now, touched_at=now, finished_at=now)
     change.by, change.reason = by, clipped(reason)
 
@@ -325,7 +340,7 @@ def retire(label: str, *, by: str, reason: str = "", dry_run: bool = False, prog
         change.moved += len(accepted)
         change.save(using=using)
 
-    action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
+    action = Action("retire", signals.timeout_cancelled, refuse_unless_waiting, write)
     return action.run(rows, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
@@ -416,7 +431,7 @@ def _cancel(rows: list[Timeout], context: Context) -> None:
     # Firing ones too: the process that fired them in the copied database does not run here.
     for row in rows:
         record(row, "cancel_requested", **context.event)
-    states = (State.PENDING, State.FIRING)
+    states = (*WAITING, State.FIRING)
     writing.cancel_rows(rows, context.using, context.reason, context.now, states=states)
 
 

@@ -51,6 +51,8 @@ def pending_timeouts(
 ) -> TimeoutQuerySet:
     """Return the pending timeouts of `target` and `policy`, soonest first, as a queryset.
 
+    Also those whose clock is stopped, of which `state` is `held`: they come last.
+
     Args:
         target: an object, a model, a queryset or an iterable of objects of one model; None: all. Timeouts, one or
             several or a queryset of them: those that are pending. An empty list: none.
@@ -71,7 +73,7 @@ def pending_timeouts(
     if len(places) > 1:
         raise TypeError(f"The objects are in several databases, {', '.join(sorted(places))}. Pass those of one.")
     using = places.pop()
-    rows = Timeout.objects.using(using).pending().order_by("run_at", "id")
+    rows = Timeout.objects.using(using).waiting().order_by("run_at", "id")
     if target is not None and model is None:
         return rows.none()
     policies = [] if policy is None else _policies(policy, model, objects)
@@ -124,6 +126,8 @@ def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any
 
 def get_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> datetime | None:
     """Return when the pending timeout of `obj` is due; None: nothing is pending. `obj` may be a `Timeout` itself.
+
+    If its clock is stopped: its last deadline, which it does not keep.
 
     Raises:
         UnknownPolicy: no such policy.

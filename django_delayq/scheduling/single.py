@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from django_delayq import clock
 from django_delayq.arming import holding
-from django_delayq.arming.reconcile import Failures
+from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay

@@ -14,7 +14,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Changes, Failures, diff
+from django_delayq.arming.changes import Changes, Failures
+from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.arming.sync import oldest_in_sync
 from django_delayq.conf import get_settings

@@ -23,7 +23,7 @@ class Command(OperatorCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         label = options["label"]
-        self.ask("cancel", count(Timeout.objects.using(database_of(Timeout)).pending().of_labels([label])), options)
+        self.ask("cancel", count(Timeout.objects.using(database_of(Timeout)).waiting().of_labels([label])), options)
         how = {"by": actor(), "reason": options["reason"], "dry_run": options["dry_run"]}
         with self.progress(options) as add:
             result = retire(label, progress=lambda page: add(page.changed + page.unchanged), **how)

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.arming.reconcile import Failures
+from django_delayq.arming.changes import Failures
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of

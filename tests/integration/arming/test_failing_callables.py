@@ -14,7 +14,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.arming.reconcile import Failures
+from django_delayq.arming.changes import Failures
 from django_delayq.arming.sync import Synced, TableSync, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.doctor import examine

@@ -1,0 +1,145 @@
+"""What must be written so that the ledger fits some rows, and which objects of a policy cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from django.db import DataError
+from django.db import Error as DatabaseError
+
+from django_delayq.clock import plural
+from django_delayq.key_types import object_id_of
+from django_delayq.ledger.history import message_of
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from django_delayq.arming.row_state import RowState
+    from django_delayq.policies import TimeoutPolicy
+
+HELD_BY_CONDITION = 1
+"""What `held_how` returns for a row that is not also held by hand."""
+RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
+"""A round, by the label of its policy, the key of its object, and its `since_at`."""
+
+
+class RoundMemory(NamedTuple):
+    """What a round keeps when it is armed again. `due_at` is None if its policy decides the deadline."""
+
+    due_at: datetime | None
+    first_due_at: datetime
+    extensions: int
+    held_until: datetime
+    """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
+    key: str | None
+    """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
+    rest: timedelta | None = None
+    """What was left of its time, if it was held; it continues with that. None: its clock was running."""
+    restarted_at: datetime | None = None
+    """When its deadline was last set independently of the former one. If it was held: now, when its rest begins."""
+
+    def against_policy(self, due_at: datetime) -> RoundMemory:
+        """Return what it keeps if its policy gives it the deadline `due_at` now.
+
+        A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
+        """
+        is_moved = self.due_at != self.first_due_at or self.extensions > 0
+        return (
+            self
+            if is_moved or self.first_due_at > due_at
+            else self._replace(due_at=None, first_due_at=due_at, restarted_at=None)
+        )
+
+
+class Round(NamedTuple):
+    """A round that must be armed, or to which the pending one must be moved."""
+
+    state: RowState
+    since_at: datetime
+    due_at: datetime
+    kept: RoundMemory | None
+    rest: timedelta | None
+    """What is left of its time, if its clock is stopped; None: it runs, or it has been running until now."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """What must be written so that the ledger fits some rows of one model."""
+
+    insert: list[Round] = field(default_factory=list)
+    move: dict[int, Round] = field(default_factory=dict)
+    """By the id of the pending row."""
+    cancel: dict[int, tuple[RowState, Timeout.Cause]] = field(default_factory=dict)
+    """By the id of the pending row."""
+    hold: dict[int, RowState] = field(default_factory=dict)
+    resume: dict[int, RowState] = field(default_factory=dict)
+    """By the ids of the rows whose clock must be stopped, and of those whose clock must run."""
+    too_old: int = 0
+
+    def add(self, other: Changes) -> None:
+        self.insert += other.insert
+        self.move |= other.move
+        self.cancel |= other.cancel
+        self.hold |= other.hold
+        self.resume |= other.resume
+        self.too_old += other.too_old
+
+    @property
+    def pks(self) -> list[Any]:
+        """Return the sorted keys of the objects of these changes, one for each change."""
+        states = [each.state for each in (*self.insert, *self.move.values())]
+        states += [*self.hold.values(), *self.resume.values()]
+        return sorted(state.pk for state in (*states, *(state for state, _ in self.cancel.values())))
+
+    def set_clock(self, state: RowState) -> None:
+        """Stop the clock of the pending round, or let it run, if it must be otherwise than it is."""
+        assert state.pending_id is not None
+        if state.on_hold and not state.held:
+            self.hold[state.pending_id] = state
+        elif state.held == HELD_BY_CONDITION and not state.on_hold:
+            self.resume[state.pending_id] = state
+
+
+@dataclass(slots=True)
+class Failures:
+    """The objects of a policy for which `since` or `after` raises or results in a deadline that is refused.
+
+    Also objects that cannot be read, such as one with the datetime `infinity` of PostgreSQL.
+    """
+
+    policy: TimeoutPolicy[Any]
+    count: int = 0
+    locked: int = 0
+    """How many objects were left alone because other transactions have locked them."""
+    first: Any = None
+    """The key of the first one, and its exception; None: there is none."""
+
+    @contextmanager
+    def counting(self, pk: Any) -> Iterator[None]:
+        """Count the object if the block raises, and continue after it: the object stays as it is.
+
+        Raises other errors of the database. Counts SystemExit, which would end the sync.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # code of the application
+            if not is_of_one_object(error):
+                raise
+            self.count += 1
+            self.first = self.first or (pk, error)
+
+    def __str__(self) -> str:
+        """Describe the first failure, and count the others, for the log and the command."""
+        pk, error = self.first
+        key = object_id_of(self.policy.concrete_model, pk)
+        words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
+        others = plural(self.count - 1, "other object fails", "other objects fail")
+        return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
+
+
+def is_of_one_object(error: BaseException) -> bool:
+    """Return whether `error` may be one of a single object: its code, or a value that the driver cannot read."""
+    return isinstance(error, DataError) or not isinstance(error, DatabaseError)

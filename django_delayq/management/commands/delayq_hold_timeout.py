@@ -1,0 +1,10 @@
+"""`manage.py delayq_hold_timeout`: stop the clocks of timeouts."""
+
+from django_delayq.management.operating import TimeoutCommand
+
+
+class Command(TimeoutCommand):
+    """Stops the clocks of timeouts, until they are resumed or until a time. What is left of their time is kept."""
+
+    examples = ("--policy shop.order.cancel_unpaid --object 1234 --reason 'in talks'", "--id 17 --until 2d")
+    name, done = "hold_timeout", "held"
