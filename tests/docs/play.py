@@ -14,11 +14,13 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from copy import deepcopy
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from tests.docs.expectations import Expectations, Wrong
 from tests.docs.pages import ROOT, Block, Page, read
@@ -57,14 +59,22 @@ def play(path: Path) -> None:
         call_command("migrate", run_syncdb=True, verbosity=0)
         call_command("check", fail_level="ERROR", stderr=StringIO())
         try:
-            _run(page)
+            with ExitStack() as until_the_end:
+                _run(page, until_the_end)
         finally:
             connections.close_all()
 
 
-def _run(page: Page) -> None:
+def _run(page: Page, until_the_end: ExitStack) -> None:
+    from django_delayq.testing import travel_to
+
+    def set_clock(*local: int, zone: str = "Europe/Berlin") -> None:
+        """Set the clock of the library for the rest of the page, so that its dates lie ahead. For hidden blocks."""
+        until_the_end.enter_context(travel_to(datetime(*local, tzinfo=ZoneInfo(zone))))  # type: ignore[arg-type]
+
     expectations = Expectations(page.name)
-    namespace: dict[str, Any] = {"__name__": "example", "fire_after": fire_after, **expectations.names()}
+    namespace: dict[str, Any] = {"__name__": "example", "fire_after": fire_after, "set_clock": set_clock}
+    namespace |= expectations.names()
     for block, following in zip(page.blocks, (*page.blocks[1:], None), strict=True):
         if block.language != "python" or block.not_run or block.file not in ("", "settings.py"):
             continue
