@@ -268,3 +268,29 @@ def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(
     assert not [message for message in check_policies() if message.obj is policy]
     monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Tokyo")
     assert [message.id for message in check_policies() if message.obj is policy] == ["django_delayq.E025"]
+
+
+NAIVE: list[tuple[str, Any, str]] = [
+    ("opened_at", Working(hours=4, calendar=OFFICE), "Mon 15:00"),
+    ("opened_at", Wall(days=1, at="08:00", zone="Europe/Berlin"), "Tue 08:00"),
+    ("opened_at", timedelta(hours=1), "Mon 11:00"),
+    ("promised_on", Wall(at="18:00", zone="Europe/Berlin"), "Wed 18:00"),
+]
+
+
+@pytest.mark.parametrize(("since", "after", "due"), NAIVE, ids=name_of)
+def test_without_time_zones_deadlines_are_naive_local_times(
+    declare: Declare, settings: Any, since: str, after: Any, due: str
+) -> None:
+    connection.close()
+    settings.USE_TZ = False
+    policy = declare(Ticket, name="answer", after=after, since=since, when=Q(status="open"), within=OFFICE)
+    with clock.set_to(at("Mon 10:00")):
+        ticket = Ticket.objects.create(opened_at=at("Mon 10:00"), promised_on=date(2026, 6, 3))
+        assert only_row().due_at == at(due)
+        assert not any(sync_policy(policy, "default"))
+        ticket.save()
+        assert dq.extend_timeout(ticket, "answer", after=Working(hours=1, calendar=OFFICE)) is not None
+        assert Timeout.objects.count() == 1
+    settings.USE_TZ = True
+    connection.close()
