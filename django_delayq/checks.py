@@ -104,6 +104,12 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             f"Database {using!r} has a schema for each tenant, and workers serve one: use a database for each tenant.",
             id="django_delayq.E024",
         )
+    if policy.counts_from_date and django_settings.USE_TZ and connections[using].settings_dict.get("TIME_ZONE"):
+        yield Error(
+            f"since of {policy.label} names a DateField, and database {using!r} has a TIME_ZONE of its own.",
+            hint="Remove TIME_ZONE from DATABASES, or give a DateTimeField: the midnight of a date is in UTC.",
+            id="django_delayq.E025",
+        )
     for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
@@ -115,9 +121,11 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
-    if reads_other_rows(policy):
+    reading = ["when or hold_when" if policy.hold_when else "when"] if reads_other_rows(policy) else []
+    reading += ["since"] if isinstance(policy.since, str) and "__" in policy.since else []
+    if reading:
         yield Warning(
-            f"{'when or hold_when' if policy.hold_when else 'when'} reads other rows: "
+            f"{' and '.join(reading)} {'read' if len(reading) > 1 else 'reads'} other rows: "
             "saving those schedules and cancels nothing.",
             hint="Copy the values to the object; or call sync_timeouts() where they change, and add "
             'silenced_checks="W001".',

@@ -29,9 +29,12 @@ class QuietRail(Rail):
         policy, waiting = guards.quiet, list[Timeout]()
         if policy is None:
             return waiting
-        for member in members:
-            opens_at = now if member.row.is_requested else policy.opening(now, member.obj)
+        for row, obj in [(each.row, each.obj) for each in members if not each.row.is_requested]:
+            opens_at = policy.opening(now, obj)
             if opens_at > now:
-                settling.defer(member.row, opens_at, using)
-                waiting.append(member.row)
+                waiting.append(row)
+            else:  # lateness counts from the opening after the deadline, also if no worker has stored it before
+                opens_at = policy.opening(row.run_at, obj)
+            if opens_at > row.run_at:
+                settling.defer(row, opens_at, using)
         return waiting

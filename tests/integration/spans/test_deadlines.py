@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 import django_delayq as dq
 from django_delayq import Limits, PolicyError, Snooze, Wall, Working, clock
 from django_delayq.arming.sync import sync_policy, sync_timeouts
+from django_delayq.checks import check_policies
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -250,3 +251,20 @@ def test_a_save_of_a_policy_with_a_constant_calendar_reads_no_object(declare: De
         counts.append(len(queries))
         registry.remove(policy)
     assert counts[0] == counts[1]
+
+
+def test_a_check_warns_that_saving_the_row_of_a_path_moves_nothing(declare: Declare) -> None:
+    policy = declare(Ticket, name="deliver", after=timedelta(hours=1), since="team__opens_at", when=Q(status="open"))
+    found = [message for message in check_policies() if message.obj is policy]
+    assert [(message.id, message.msg) for message in found] == [
+        ("django_delayq.W001", "since reads other rows: saving those schedules and cancels nothing.")
+    ]
+
+
+def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = declare(Ticket, name="deliver", after=Wall(at="18:00"), since="promised_on", when=Q(status="open"))
+    assert not [message for message in check_policies() if message.obj is policy]
+    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Tokyo")
+    assert [message.id for message in check_policies() if message.obj is policy] == ["django_delayq.E025"]

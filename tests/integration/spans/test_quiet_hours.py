@@ -118,3 +118,17 @@ def test_lateness_may_be_counted_in_working_hours(declare: Declare, team: Team) 
         fire_due()
     assert [row.state for row in Timeout.objects.order_by("id")] == [Timeout.State.FIRED, Timeout.State.SKIPPED]
     assert "2 working hours" in Timeout.objects.get(state="skipped").reason
+
+
+@pytest.mark.parametrize("kind", CALENDARS)
+def test_lateness_counts_from_the_opening_also_if_no_worker_ran_before(declare: Declare, team: Team, kind: str) -> None:
+    late = Late(timedelta(minutes=5))
+    declare(Ticket, name="text", after=10 * HOUR, within=CALENDARS[kind], late=late, **OPEN)
+    opened(team)
+    with clock.set_to(at("Tue 09:04")):
+        assert fire_due() == 1
+    assert only_row().lateness() == pytest.approx(240)
+    opened(team, "Tue 09:05")
+    with clock.set_to(at("Wed 09:06")):
+        assert fire_due() == 0
+    assert Timeout.objects.latest("id").cause == Timeout.Cause.LATE
