@@ -197,7 +197,7 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     for name, condition in ((OBJECT, object_condition), (OWNER, owner_condition)):
         if params.get(name):
             found.append(Scan(rows.filter(condition(params[name])).order_by(*search.NEWEST.fields)))
-    if state in {State.PENDING, State.FIRING}:
+    if state in {State.PENDING, State.HELD, State.FIRING}:
         period = due_condition(due) if due in {"hour", "overdue"} else Q()
         if due == "failing":  # few of many: an index has them policy by policy
             failing = rows.failing().order_by("-policy", "-state", "-attempts", "-id")

@@ -38,7 +38,16 @@ from django_delayq.scheduling.story import (
 from django_delayq.spans import Length, length_text
 
 Stop = PolicyControl.Stop
-SIGNS = {"pending": "◷", "failing": "↻", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
+SIGNS = {
+    "pending": "◷",
+    "held": "⏸",
+    "failing": "↻",
+    "firing": "▶",
+    "fired": "✓",
+    "skipped": "↷",
+    "cancelled": "✕",
+    "dead": "!",
+}
 """A sign for each state, so that states do not differ by colour alone; failing is pending after a failed attempt."""
 UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
@@ -117,6 +126,9 @@ def deadline(row: Timeout) -> SafeString:
     more = ""
     if row.state == Timeout.State.PENDING:
         more = pending_until(row.due_at, row.run_at, row.attempts)
+    elif row.state == Timeout.State.HELD:
+        words = _("stopped, {duration} left")
+        more = words.format(duration=duration(math.ceil((row.remaining or timedelta(0)).total_seconds())))
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif row.state == Timeout.State.FIRED and row.settled_at is not None:

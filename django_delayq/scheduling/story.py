@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from django.db.models import Q
@@ -47,8 +47,10 @@ EVENT_LABELS = {
     "refires": gettext_lazy("repeats the round"),
     "retired": gettext_lazy("its policy was retired"),
     "adopted": gettext_lazy("adopted by another installation"),
+    "resumed": gettext_lazy("its clock runs again"),
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
+    "held": gettext_lazy("its clock is stopped"),
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
 RETRIED_EVENTS = frozenset(("failed", "snoozed"))
@@ -92,6 +94,10 @@ class StoryEvent:
             parts[0] += f" {self.details['timeout']}"
         if self.what == "suspected" and "number" in self.details:
             parts.append(_("death {number}").format(number=self.details["number"]))
+        if "until" in self.details:
+            parts.append(_("until {until}").format(until=_local(moment(str(self.details["until"])))))
+        if self.what == "held":
+            parts.append(_("{duration} left").format(duration=duration_label(self.details.get("rest", 0))))
         if "to" in self.details:
             at = _local(moment(str(self.details["to"])), "milliseconds")
             words = _("next attempt {moment}") if self.what in RETRIED_EVENTS else _("to {moment}")
@@ -209,11 +215,34 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
         return _why_nothing_is_pending(subject)
     if current.state == State.FIRING:
         return _("It is firing now.")
+    if current.state == State.HELD:
+        return hold_label(current)
     if stopped := _why_stopped(subject) or _why_skipped(subject, current):
         return stopped
     first = _("It is due at {moment} unless it is cancelled or moved.")
     text = _("Attempt {number} is due at {moment}.") if current.attempts else first
     return text.format(number=current.attempts + 1, moment=_local(current.run_at))
+
+
+def hold_label(row: Timeout) -> str:
+    """Return why the clock of a held row is stopped, and what is left of its time, as a sentence about it."""
+    if row.held_by_hand and row.held_until is not None:
+        text = _("Its clock is stopped by hand until {until}; {duration} of its time is left.")
+    elif row.held_by_hand:
+        text = _("Its clock is stopped by hand until it is resumed; {duration} of its time is left.")
+    else:
+        text = _(
+            "Its clock is stopped while the condition hold_when of its policy holds; {duration} of its time is left."
+        )
+    until = _local(row.held_until) if row.held_until else ""
+    return text.format(until=until, duration=duration_label(row.remaining or timedelta(0)))
+
+
+def duration_label(length: timedelta | float) -> str:
+    """Write a duration in its two largest units, in the active language."""
+    given = length if isinstance(length, timedelta) else timedelta(seconds=length)
+    units = re.findall(r"([\d.]+) (d|h|min|s)", clock.duration_text(given, is_exact=False))
+    return " ".join(str(_UNITS[unit]).format(n=number) for number, unit in units)
 
 
 def _why_stopped(subject: Subject) -> str:

@@ -31,14 +31,14 @@ from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import labels_of, registry
 
 State = Timeout.State
-UNSETTLED: Final = (State.PENDING, State.FIRING)
+UNSETTLED: Final = (*WAITING, State.FIRING)
 MAX_SORTED: Final = 500
 """At most this many rows are sorted for a page; more are read in the order of an index."""
 LOOKUPS: Final = {

@@ -70,13 +70,26 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
         help_text=_("It is pending, and an attempt has failed; the next one follows at `run_at`."),
     )
 
+    remaining = SecondsField(
+        allow_null=True,
+        read_only=True,
+        help_text=_("The seconds that are left when its clock runs again, if it is or was stopped."),
+    )
+
     class Meta:
         model = Timeout
         fields = [
             *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "since_at"),
             *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
+            *("remaining", "held_at", "held_until", "held_by_hand"),
         ]
         read_only_fields = fields
+        extra_kwargs: typing.ClassVar[dict[str, Any]] = {"run_at": {"allow_null": True}}
+
+    def to_representation(self, row: Timeout) -> dict[str, Any]:
+        """Return no next attempt while the clock is stopped: there is none."""
+        shown = super().to_representation(row)
+        return {**shown, "run_at": None} if row.state == Timeout.State.HELD else shown
 
 
 class EventSerializer(serializers.Serializer[Any]):

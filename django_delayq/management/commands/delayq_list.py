@@ -20,6 +20,7 @@ State = Timeout.State
 COLUMNS = (
     *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "since_at", "first_due_at"),
     *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
+    *("remaining", "held_at", "held_until", "held_by_hand"),
 )
 """Of JSON, beside `failing` and `model`. The history has a command of its own."""
 ALWAYS = {"id", "policy", "object", "state", "due"}
@@ -43,7 +44,7 @@ class Command(ReportCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_selection(parser, tuple(Timeout.State.values), default=("pending", "firing"))
+        add_selection(parser, tuple(Timeout.State.values), default=("pending", "held", "firing"))
         parser.set_defaults(all=True)  # needs no restriction: it reads at most as many rows as the limit
         words = "only pending ones of which an attempt has failed, and which are tried again"
         parser.add_argument("--failing", action="store_true", help=words)
@@ -87,7 +88,9 @@ class Command(ReportCommand):
             if row.is_failing
             else Painted(row.state, paint.get(State(row.state), str)),
             "due": Painted(local(row.due_at), style.WARNING if is_overdue else str),
-            "next attempt": "" if row.is_settled or row.run_at == row.due_at else local(row.run_at),
+            "next attempt": ""
+            if row.is_settled or row.state == State.HELD or row.run_at == row.due_at
+            else local(row.run_at),
             "attempts": row.attempts or "",
             "reason": row.reason,
         }

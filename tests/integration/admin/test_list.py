@@ -110,7 +110,7 @@ def test_what_other_filters_ask_for_is_found_in_the_windows(viewer: Client, smal
 def test_a_condition_that_fits_into_one_window_is_answered_in_whole_and_in_the_expected_order(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changelist, "WINDOW", 18)
+    monkeypatch.setattr(changelist, "WINDOW", 3 * len(Timeout.State))
     fill(40)
     few = fill(3, label=LABELS[1])
     Timeout.objects.filter(pk=few[0]).update(queue="rare")
@@ -119,7 +119,10 @@ def test_a_condition_that_fits_into_one_window_is_answered_in_whole_and_in_the_e
     assert shown(viewer, f"?policy={LABELS[1]}&state__exact=pending") == few
 
 
-def test_a_policy_with_many_rows_shows_some_of_each_state_and_says_so(viewer: Client, small_window: int) -> None:
+def test_a_policy_with_many_rows_shows_some_of_each_state_and_says_so(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changelist, "WINDOW", len(Timeout.State))
     many, dead = fill(15), fill(1, "dead")
     seen = changes(viewer, f"?policy={LABELS[0]}")
     assert {row.pk for row in seen.result_list} == {many[-1], dead[0]}

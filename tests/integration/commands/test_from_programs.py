@@ -114,7 +114,7 @@ def test_a_value_that_is_given_twice_selects_once(rows: dict[str, Timeout]) -> N
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [
-        ("delayq_list", {"state": "sleeping"}, "must be one of pending, firing"),
+        ("delayq_list", {"state": "sleeping"}, "must be one of pending, held, firing"),
         ("delayq_list", {"due_after": "tomorrow"}, "is not a time"),
         ("delayq_list", {"limit": "many"}, "limit"),
         ("delayq_list", {"policy": "remind"}, "testapp.order.remind"),

@@ -187,7 +187,7 @@ def test_timeouts_under_a_parent_model_are_chosen_by_the_child(do: Do, named: bo
         (["delayq_cancel", "--object", "seven", "--model", "testapp.Order"], "seven is not a key of Order"),
         (["delayq_cancel", "--model", "testapp.Ordr"], "no model 'testapp.Ordr'"),
         (["delayq_cancel", "--model", "Order"], "app.Model"),
-        (["delayq_cancel", "--all", "--state", "fired"], "must be one of pending, firing, dead"),
+        (["delayq_cancel", "--all", "--state", "fired"], "must be one of pending, held, firing, dead"),
         (["delayq_cancel", "--all", "--id", "x"], "'x' is not a number"),
         (["delayq_retry", "--all", "--state", "pending"], "must be one of dead"),
         (["delayq_postpone", "--all"], "one of the arguments --by --to is required"),

@@ -42,6 +42,8 @@ GOOD: dict[str, list[Values]] = {
     **{name: [{}] for name in ("cancel", "fire", "retry")},
     "postpone": [{"after": 2 * HOUR}, {"at": TOMORROW}],
     "reschedule": [{"shift": 2 * HOUR}, {"shift": -HOUR / 2}, {"at": TOMORROW}],
+    "hold_timeout": [{}, {"until": TOMORROW}],
+    "resume_timeout": [{}],
     "refire": [{}, {"at": TOMORROW}],
     "pause": [{}, {"until": TOMORROW}],
     "hold": [{}, {"until": TOMORROW}],
@@ -66,6 +68,8 @@ BAD: dict[str, list[Values]] = {
         *({}, {"shift": HOUR, "at": TOMORROW}, {"shift": "soon"}, {"shift": CENTURIES}),
         *({"at": TOO_FAR}, {"at": "soon"}),
     ],
+    "hold_timeout": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
+    "resume_timeout": [],
     "refire": [{"at": TOO_FAR}, {"at": "soon"}],
     "pause": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
     "hold": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
@@ -223,6 +227,8 @@ def stored() -> Any:
 def ready(operation: Operation, controls_are_read_again: None) -> None:
     """One row to which the operation can be done, and a policy in the state that it needs."""
     dead(Order.objects.create()) if operation.name in {"retry", "refire"} else pending(Order.objects.create())
+    if operation.name == "resume_timeout":
+        operations.hold_timeout(Timeout.objects.all(), by=BY, reason="before")
     if operation.name == "resume":
         operations.hold(UNPAID, by=BY, reason="before")
 

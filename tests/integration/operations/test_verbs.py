@@ -357,6 +357,7 @@ def test_the_verbs_have_permissions_of_their_own() -> None:
     own = Permission.objects.filter(content_type__app_label="django_delayq").exclude(codename__startswith="view_")
     assert set(own.values_list("content_type__model", "codename")) == {
         ("timeout", "cancel_timeout"),
+        ("timeout", "hold_timeout"),
         ("timeout", "fire_timeout"),
         ("timeout", "postpone_timeout"),
         ("timeout", "retry_timeout"),

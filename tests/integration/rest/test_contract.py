@@ -38,12 +38,13 @@ PROMISES = [
 def ledger(schedule: Callable[..., Timeout]) -> list[Timeout]:
     """A row in each state, all of one order with a note."""
     order = Order.objects.create(status="new", note="mine")
-    rows = [schedule(minutes=number, order=order, key=str(number) if number else "") for number in range(6)]
+    rows = [schedule(minutes=number, order=order, key=str(number) if number else "") for number in range(7)]
     dq.cancel_timeout(rows[1])
     Timeout.objects.filter(pk=rows[2].pk).update(state="firing", slot_taken=None)
     settled = {"settled_at": timezone.now(), "slot_taken": None}
     Timeout.objects.filter(pk=rows[3].pk).update(state="dead", cause="retries", **settled)
     Timeout.objects.filter(pk=rows[4].pk).update(state="fired", cause="due", **settled)
+    dq.hold_timeout(rows[6], reason="in talks")
     operations.pause("testapp.order.cancel_unpaid", by="somebody")
     return rows
 
@@ -79,8 +80,9 @@ def existing(operation: Any, ledger: list[Timeout]) -> Iterator[dict[str, Any]]:
     elif "countdown" in operation.path:
         yield {"id": ledger[0].object_id}
     elif "{id}" in operation.path:
-        dead_only = operation.path.endswith("/retry/")
-        yield from ({"id": row.pk} for row in (ledger[3:4] if dead_only else ledger))
+        only = {"retry": ledger[3:4], "resume_timeout": ledger[6:]}
+        verb = operation.path.rstrip("/").rpartition("/")[2]
+        yield from ({"id": row.pk} for row in only.get(verb, ledger))
     else:
         yield {}
 
