@@ -87,7 +87,7 @@ def check_policies(**_: Any) -> Iterator[CheckMessage]:
     """Check that each policy's model shares a database with the ledger, and that saves can change its condition."""
     for policy in get_policies():
         silenced = {check_id(each) for each in policy.silenced_checks}
-        for message in (*_check_database(policy), *_check_options(policy)):
+        for message in (*_check_database(policy), *_check_rows(policy), *_check_options(policy)):
             message.obj = policy
             if check_id(message.id) not in silenced:
                 yield message
@@ -120,7 +120,7 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             )
 
 
-def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
+def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     reading = ["when or hold_when" if policy.hold_when else "when"] if reads_other_rows(policy) else []
     reading += ["since"] if isinstance(policy.since, str) and "__" in policy.since else []
     if reading:
@@ -131,6 +131,9 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             'silenced_checks="W001".',
             id="django_delayq.W001",
         )
+
+
+def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     if policy.since is not None and policy.when is None:
         yield Warning(
             f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing.",

@@ -70,7 +70,7 @@ def _run(page: Page, until_the_end: ExitStack) -> None:
 
     def set_clock(*local: int, zone: str = "Europe/Berlin") -> None:
         """Set the clock of the library for the rest of the page, so that its dates lie ahead. For hidden blocks."""
-        until_the_end.enter_context(travel_to(datetime(*local, tzinfo=ZoneInfo(zone))))  # type: ignore[arg-type]
+        until_the_end.enter_context(travel_to(datetime(*local, tzinfo=ZoneInfo(zone))))  # type: ignore[arg-type, misc]
 
     expectations = Expectations(page.name)
     namespace: dict[str, Any] = {"__name__": "example", "fire_after": fire_after, "set_clock": set_clock}

@@ -11,6 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db.models import Q
 from django.utils import timezone
 
+from django_delayq import Wall, Working, WorkingHours
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.models import Timeout
 from tests.engine.redis_process import RedisProcess
@@ -72,14 +73,29 @@ def test_a_blank_line_separates_the_first_screen_from_the_log(capsys: pytest.Cap
     assert capsys.readouterr().out == ""
 
 
+OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"})
+
+
 @pytest.mark.usefixtures("without_redis")
-def test_the_first_screen_names_a_time_without_a_delay(
-    declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"after": timedelta(0), "since": "created_at", "when": Q(status="unpaid")}, "at created_at"),
+        (
+            {"after": Working(hours=4, calendar=OFFICE), "since": "paid_at", "when": Q(status="paid")},
+            "4 working hours after paid_at, Europe/Berlin",
+        ),
+        ({"after": Wall(days=1, at="08:00", zone="UTC")}, "1 day, at 08:00, UTC, by hand"),
+    ],
+    ids=["a time", "working hours", "by hand"],
+)
+def test_the_first_screen_says_what_deadlines_count_from(
+    declare: Callable[..., Any], capsys: pytest.CaptureFixture[str], options: dict[str, Any], words: str
 ) -> None:
-    declare(Order, name="on_time", since="created_at", after=timedelta(0), when=Q(status="unpaid"))
+    declare(Order, name="on_time", **options)
     call_command("delayq_worker", "--burst")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "testapp.order.on_time " in line]
-    assert line.endswith("  at created_at")
+    assert line.endswith(f"  {words}")
 
 
 @pytest.mark.usefixtures("without_redis")
