@@ -48,6 +48,15 @@ def environment_of_settings(page: str) -> set[str]:
     return set(re.findall(r'environ\.get\("(\w+)"', code))
 
 
+def test_the_helpdesk_takes_forty_lines() -> None:
+    """`test_python` runs it."""
+    blocks = read(HOW_TO / "stop-the-clock.md").blocks
+    shown = [block.code for block in blocks if block.file in {"shop/models.py", "shop/timeouts.py"} and not block.hidden]
+    lines = [line for code in shown for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert len(shown) == 2
+    assert len(lines) <= 40
+
+
 def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
