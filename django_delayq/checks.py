@@ -108,7 +108,7 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
         yield Error(
             f"since of {policy.label} names a DateField, and database {using!r} has a TIME_ZONE of its own.",
             hint="Remove TIME_ZONE from DATABASES, or give a DateTimeField: the midnight of a date is in UTC.",
-            id="django_delayq.E025",
+            id="django_delayq.E026",
         )
     for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):

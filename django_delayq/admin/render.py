@@ -22,6 +22,7 @@ from django_delayq import clock
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import is_user_code, moment
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Limits
 from django_delayq.policy_rules import condition_text
@@ -302,8 +303,8 @@ def followed_columns(policies: Iterable[TimeoutPolicy[Any]]) -> list[str]:
     )
     found = []
     for policy in dict.fromkeys(policies):
-        if isinstance(policy.since, str) and isinstance(policy.after, timedelta):
-            field = policy.model._meta.get_field(policy.since)
+        if isinstance(policy.since, str) and policy.fixed_length is not None:
+            field = field_at(policy.model, policy.since)
             if getattr(field, "editable", False):
                 found.append(words.format(policy=policy.label, field=policy.since))
     return found

@@ -219,9 +219,14 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
         return hold_label(current)
     if stopped := _why_stopped(subject) or _why_skipped(subject, current):
         return stopped
-    first = _("It is due at {moment} unless it is cancelled or moved.")
-    text = _("Attempt {number} is due at {moment}.") if current.attempts else first
-    return text.format(number=current.attempts + 1, moment=_local(current.run_at))
+    text = _("It is due at {moment} unless it is cancelled or moved.")
+    is_quiet = subject.policy is not None and subject.policy.within is not None and not current.snoozes
+    if current.attempts:
+        text = _("Attempt {number} is due at {moment}.")
+    elif is_quiet and current.run_at > current.due_at:
+        text = _("Its deadline is {deadline}. It waits for the next opening hours of its policy, at {moment}.")
+    moment, deadline = _local(current.run_at), _local(current.due_at)
+    return text.format(number=current.attempts + 1, moment=moment, deadline=deadline)
 
 
 def hold_label(row: Timeout) -> str:

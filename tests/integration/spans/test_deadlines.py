@@ -267,7 +267,7 @@ def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(
     policy = declare(Ticket, name="deliver", after=Wall(at="18:00"), since="promised_on", when=Q(status="open"))
     assert not [message for message in check_policies() if message.obj is policy]
     monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Tokyo")
-    assert [message.id for message in check_policies() if message.obj is policy] == ["django_delayq.E025"]
+    assert [message.id for message in check_policies() if message.obj is policy] == ["django_delayq.E026"]
 
 
 NAIVE: list[tuple[str, Any, str]] = [

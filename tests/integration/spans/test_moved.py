@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq import Wall, Working, clock
+from django_delayq.admin.render import followed_columns
 from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
@@ -140,3 +141,9 @@ def test_a_sync_of_a_calendar_by_path_reads_pages_and_locks_nothing_that_fits(de
         sync_policy(policy, "default")
     assert len(queries) <= 3 + 3
     assert not [each for each in queries if "FOR UPDATE" in each["sql"] and "testapp_ticket" in each["sql"]]
+
+
+@pytest.mark.parametrize("since", ["promised_on", "team__opens_at"])
+def test_the_admin_says_that_an_edit_of_the_column_sets_the_deadline_again(declare: Declare, since: str) -> None:
+    policy = declare(Ticket, name="deliver", after=Wall(days=1, at="08:00"), since=since, when=Q(status="open"))
+    assert f"follow the field “{since}”" in followed_columns([policy])[0]

@@ -132,3 +132,11 @@ def test_lateness_counts_from_the_opening_also_if_no_worker_ran_before(declare: 
     with clock.set_to(at("Wed 09:06")):
         assert fire_due() == 0
     assert Timeout.objects.latest("id").cause == Timeout.Cause.LATE
+
+
+def test_a_person_reads_why_it_waits(declare: Declare, team: Team) -> None:
+    declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    ticket = opened(team)
+    outlook = dq.explain_timeout(ticket, "text").outlook
+    assert "Its deadline is 2026-06-01" in outlook
+    assert "It waits for the next opening hours of its policy, at 2026-06-02" in outlook
