@@ -1,9 +1,9 @@
-"""Stop the clock of a timeout, and let it run again: what is left of its time, and the deadline that follows from it.
+"""Stop the clock of a timeout, and let it run again: the rest of its time, and the deadline that follows from it.
 
 A row is held while the condition `hold_when` of its policy holds, or a hold by hand lasts, which only `resume_timeout`
 or its end ends. Its `remaining` counts in its policy's own time: open hours for a span with a calendar, else real time.
 
-| event | what is left of its time, or its deadline |
+| event | the rest of its time, or its deadline |
 | --- | --- |
 | its clock is stopped | from now to the deadline, or to the next attempt if it waits for a retry or a snooze |
 | it is armed while `hold_when` holds | all of it: from `since` to the deadline |
@@ -81,7 +81,7 @@ class OwnTime(NamedTuple):
         return end - start if self.length is None else elapsed(self.length, start, end, self.obj)
 
     def whole(self, since_at: datetime, due_at: datetime, now: datetime) -> timedelta:
-        """Return what is left of a round whose clock is stopped from its beginning on: all of it.
+        """Return the rest of a round whose clock is stopped from its beginning on: all of it.
 
         If it counts from a time that is ahead, also the time until then.
         """
@@ -148,7 +148,7 @@ def _policy_hold(row: Timeout, now: datetime, using: str) -> tuple[datetime, dat
 
 
 def rest_of(row: Timeout, now: datetime, using: str) -> timedelta:
-    """Return what is left of the time of the pending, locked `row`, if its clock is stopped now.
+    """Return the rest of the time of the pending, locked `row`, if its clock is stopped now.
 
     An attempt that waits for a retry or a snooze counts to that, so that stopping the clock makes no attempt earlier.
     """
@@ -264,7 +264,7 @@ def end_passed(rows: Iterable[Timeout], using: str) -> list[Timeout]:
 
 
 def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> None:
-    """Set what is left of the time of `row`, if it is held, before its deadline is moved to `due_at`.
+    """Set the rest of the time of `row`, if it is held, before its deadline is moved to `due_at`.
 
     Args:
         row: locked; it still has its former deadline.
@@ -312,6 +312,6 @@ def end_holds_by_hand(using: str) -> int:
     while ids := list(due.filter(settled_at=None).values_list("pk", flat=True)[:CHUNK]):
         done = sum(each_page(due.filter(pk__in=ids), change))
         ended += done
-        if done < len(ids):  # what is left is held by its condition, or cannot be computed
+        if done < len(ids):  # the rest is held by its condition, or cannot be computed
             break
     return ended

@@ -230,7 +230,7 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
 
 
 def hold_label(row: Timeout) -> str:
-    """Return why the clock of a held row is stopped, and what is left of its time, as a sentence about it."""
+    """Return why the clock of a held row is stopped, and the rest of its time, as a sentence about it."""
     if row.held_by_hand and row.held_until is not None:
         text = _("Its clock is stopped by hand until {until}; {duration} of its time is left.")
     elif row.held_by_hand:
