@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 State = Timeout.State
-NOTHING = timedelta(0)
+_NOTHING = timedelta(0)
+"""Less than nothing is never left: a deadline that had passed is due when its clock runs."""
 _failed = set[int]()
 """The rows for which this process has logged that their deadline cannot be computed."""
 
@@ -85,7 +86,7 @@ class OwnTime(NamedTuple):
 
         If it counts from a time that is ahead, also the time until then.
         """
-        return max(self.elapsed(min(since_at, now), due_at), NOTHING)
+        return max(self.elapsed(min(since_at, now), due_at), _NOTHING)
 
     def forward(self, start: datetime, by: timedelta) -> datetime:
         """Return when so much of it has passed since `start`. Raises InvalidDelay if that is beyond what is supported.
@@ -155,7 +156,7 @@ def rest_of(row: Timeout, now: datetime, using: str) -> timedelta:
     waits_longer = row.run_at > row.due_at and (row.attempts or row.snoozes)
     end = row.run_at if waits_longer else row.due_at
     time, (stopped, ended) = OwnTime.of_row(row, using), _policy_hold(row, now, using)
-    return max(time.elapsed(stopped, end) - time.elapsed(ended, now), NOTHING)
+    return max(time.elapsed(stopped, end) - time.elapsed(ended, now), _NOTHING)
 
 
 def hold(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
@@ -218,7 +219,7 @@ def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
 
 
 def _deadline_from(row: Timeout, start: datetime, using: str) -> datetime:
-    rest = row.remaining or NOTHING
+    rest = row.remaining or _NOTHING
     return OwnTime.of_row(row, using).forward(start, rest) if rest else start
 
 
@@ -275,12 +276,12 @@ def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> N
     """
     if row.state != State.HELD:
         return
-    time, rest = OwnTime.of_row(row, using), row.remaining or NOTHING
+    time, rest = OwnTime.of_row(row, using), row.remaining or _NOTHING
     if by is None:
         rest = time.elapsed(database_now(using), due_at)
     else:
         rest += by if isinstance(by, timedelta) else time.elapsed(row.due_at, due_at)
-    row.remaining = max(rest, NOTHING)
+    row.remaining = max(rest, _NOTHING)
 
 
 def end_holds_by_hand(using: str) -> int:
