@@ -95,7 +95,7 @@ class StoryEvent:
         if self.what == "suspected" and "number" in self.details:
             parts.append(_("death {number}").format(number=self.details["number"]))
         if "until" in self.details:
-            parts.append(_("until {until}").format(until=_local(moment(str(self.details["until"])))))
+            parts.append(_("until {until}").format(until=_local(moment(str(self.details["until"])), "milliseconds")))
         if self.what == "held":
             parts.append(_("{duration} left").format(duration=duration_label(self.details.get("rest", 0))))
         if "to" in self.details:
