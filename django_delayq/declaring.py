@@ -336,7 +336,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
             `since=None` for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
         when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
         hold_when: a `Q` like `when`, for an automatic policy: while it holds, the clock of the timeout is stopped, and
-            nothing fires. What is left of its time is kept, and counts from when it stops holding.
+            nothing fires. The rest of its time is kept, and counts from when it stops holding.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
         together: up to this many timeouts share a transaction, for speed: the handler is called for each in due order.

@@ -14,16 +14,17 @@ from django.db.models import DateField, DateTimeField, Model, Q
 
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
-from django_delayq.delays import check_duration
-from django_delayq.exceptions import PolicyError, UnknownPolicy
+from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
 from django_delayq.paths import field_at, found_at, relations_on, stored_type
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
 from django_delayq.spans import (
     Length,
     as_length,
     end_of,
+    is_negative,
     is_relativedelta,
     is_span,
+    length_text,
     needs_object,
     relations_of,
     resized,
@@ -231,8 +232,8 @@ class TimeoutPolicy(Generic[M]):
         length = None if since_at is None else self.length_of(obj, in_force)
         if since_at is None or length is None:
             return None
-        if self.since is None:
-            check_duration(length, f"after of {self.label}")
+        if self.since is None and is_negative(length):
+            raise InvalidDelay(f"after of {self.label} must not be negative, but is {length_text(length)}.")
         start = check_awareness(since_at, f"since of {self.label}")
         if self.since is None and isinstance(length, timedelta):
             return shifted(start, length)

@@ -27,7 +27,7 @@ from django_delayq.firing.work import Report, Work
 from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
-from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.scheduling.queries import pending_timeouts
@@ -305,7 +305,7 @@ def assert_not_scheduled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "
 def assert_fired(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
     """Check that the newest timeout that is not pending fired; return it. Raises AssertionError with its story."""
     subject = subject_of(obj, policy, key)
-    row = subject.rounds().exclude(state=State.PENDING).first() or subject.pending().first()
+    row = subject.rounds().exclude(state__in=WAITING).first() or subject.pending().first()
     return _in_state(State.FIRED, row, subject, obj, "fire")
 
 

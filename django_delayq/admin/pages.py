@@ -54,6 +54,7 @@ from django_delayq.scheduling.story import operator_label, reason_label
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (_("pending"), {"state__exact": "pending"}),
+    "held": (_("on hold"), {"state__exact": "held"}),
     "due": (_("due now"), {"due": "overdue"}),
     "failing": (_("failing"), {"due": "failing"}),
     "dead": (_("dead"), {"state__exact": "dead"}),

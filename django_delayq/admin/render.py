@@ -201,6 +201,10 @@ def story(row: Timeout, values: str = "") -> SafeString:
 
 def _event(event: StoryEvent) -> SafeString:
     parts: list[SafeString | str] = []
+    if "until" in event.details:
+        parts.append(format_html(_("until {until}"), until=time_tag(moment(str(event.details["until"])))))
+    if event.what == "held":
+        parts.append(_("{duration} left").format(duration=duration(math.ceil(event.details.get("rest", 0)))))
     if "to" in event.details:
         words = _("next attempt {time}") if event.what in RETRIED_EVENTS else _("to {time}")
         parts.append(format_html(words, time=time_tag(moment(str(event.details["to"])))))

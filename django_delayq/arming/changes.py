@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,6 +26,19 @@ RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
 
+KEPT_COLUMNS: tuple[str, ...] = (
+    "due_at",
+    "first_due_at",
+    "extensions",
+    "created_at",
+    "hold_ended_at",
+    "is_due_by_request",
+    "own_key",
+)
+KEPT_COLUMNS += ("remaining", "restarted_at")
+"""The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
+
+
 class RoundMemory(NamedTuple):
     """What a round keeps when it is armed again. `due_at` is None if its policy decides the deadline."""
 
@@ -37,9 +50,16 @@ class RoundMemory(NamedTuple):
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
     rest: timedelta | None = None
-    """What was left of its time, if it was held; it continues with that. None: its clock was running."""
+    """The rest of its time, if it was held; it continues with that. None: its clock was running."""
     restarted_at: datetime | None = None
     """When its deadline was last set independently of the former one. If it was held: now, when its rest begins."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> RoundMemory:
+        """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
+        due_at = None if row["is_due_by_request"] else row["due_at"]
+        held_until, more = row["hold_ended_at"] or row["created_at"], (row["remaining"], row["restarted_at"])
+        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
     def against_policy(self, due_at: datetime) -> RoundMemory:
         """Return what it keeps if its policy gives it the deadline `due_at` now.
@@ -62,7 +82,7 @@ class Round(NamedTuple):
     due_at: datetime
     kept: RoundMemory | None
     rest: timedelta | None
-    """What is left of its time, if its clock is stopped; None: it runs, or it has been running until now."""
+    """The rest of its time, if its clock is stopped; None: it runs, or it has been running until now."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
-"""Stop the clock of a timeout, and let it run again: what is left of its time, and the deadline that follows from it.
+"""Stop the clock of a timeout, and let it run again: the rest of its time, and the deadline that follows from it.
 
 A row is held while the condition `hold_when` of its policy holds, or a hold by hand lasts, which only `resume_timeout`
 or its end ends. Its `remaining` counts in its policy's own time: open hours for a span with a calendar, else real time.
 
-| event | what is left of its time, or its deadline |
+| event | the rest of its time, or its deadline |
 | --- | --- |
 | its clock is stopped | from now to the deadline, or to the next attempt if it waits for a retry or a snooze |
 | it is armed while `hold_when` holds | all of it: from `since` to the deadline |
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 State = Timeout.State
-NOTHING = timedelta(0)
+_NOTHING = timedelta(0)
+"""Less than nothing is never left: a deadline that had passed is due when its clock runs."""
 _failed = set[int]()
 """The rows for which this process has logged that their deadline cannot be computed."""
 
@@ -81,11 +82,11 @@ class OwnTime(NamedTuple):
         return end - start if self.length is None else elapsed(self.length, start, end, self.obj)
 
     def whole(self, since_at: datetime, due_at: datetime, now: datetime) -> timedelta:
-        """Return what is left of a round whose clock is stopped from its beginning on: all of it.
+        """Return the rest of a round whose clock is stopped from its beginning on: all of it.
 
         If it counts from a time that is ahead, also the time until then.
         """
-        return max(self.elapsed(min(since_at, now), due_at), NOTHING)
+        return max(self.elapsed(min(since_at, now), due_at), _NOTHING)
 
     def forward(self, start: datetime, by: timedelta) -> datetime:
         """Return when so much of it has passed since `start`. Raises InvalidDelay if that is beyond what is supported.
@@ -148,14 +149,14 @@ def _policy_hold(row: Timeout, now: datetime, using: str) -> tuple[datetime, dat
 
 
 def rest_of(row: Timeout, now: datetime, using: str) -> timedelta:
-    """Return what is left of the time of the pending, locked `row`, if its clock is stopped now.
+    """Return the rest of the time of the pending, locked `row`, if its clock is stopped now.
 
     An attempt that waits for a retry or a snooze counts to that, so that stopping the clock makes no attempt earlier.
     """
     waits_longer = row.run_at > row.due_at and (row.attempts or row.snoozes)
     end = row.run_at if waits_longer else row.due_at
     time, (stopped, ended) = OwnTime.of_row(row, using), _policy_hold(row, now, using)
-    return max(time.elapsed(stopped, end) - time.elapsed(ended, now), NOTHING)
+    return max(time.elapsed(stopped, end) - time.elapsed(ended, now), _NOTHING)
 
 
 def hold(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
@@ -218,7 +219,7 @@ def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
 
 
 def _deadline_from(row: Timeout, start: datetime, using: str) -> datetime:
-    rest = row.remaining or NOTHING
+    rest = row.remaining or _NOTHING
     return OwnTime.of_row(row, using).forward(start, rest) if rest else start
 
 
@@ -264,7 +265,7 @@ def end_passed(rows: Iterable[Timeout], using: str) -> list[Timeout]:
 
 
 def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> None:
-    """Set what is left of the time of `row`, if it is held, before its deadline is moved to `due_at`.
+    """Set the rest of the time of `row`, if it is held, before its deadline is moved to `due_at`.
 
     Args:
         row: locked; it still has its former deadline.
@@ -275,12 +276,12 @@ def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> N
     """
     if row.state != State.HELD:
         return
-    time, rest = OwnTime.of_row(row, using), row.remaining or NOTHING
+    time, rest = OwnTime.of_row(row, using), row.remaining or _NOTHING
     if by is None:
         rest = time.elapsed(database_now(using), due_at)
     else:
         rest += by if isinstance(by, timedelta) else time.elapsed(row.due_at, due_at)
-    row.remaining = max(rest, NOTHING)
+    row.remaining = max(rest, _NOTHING)
 
 
 def end_holds_by_hand(using: str) -> int:
@@ -312,6 +313,6 @@ def end_holds_by_hand(using: str) -> int:
     while ids := list(due.filter(settled_at=None).values_list("pk", flat=True)[:CHUNK]):
         done = sum(each_page(due.filter(pk__in=ids), change))
         ended += done
-        if done < len(ids):  # what is left is held by its condition, or cannot be computed
+        if done < len(ids):  # the rest is held by its condition, or cannot be computed
             break
     return ended

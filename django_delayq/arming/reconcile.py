@@ -28,6 +28,7 @@ from django.db.models import Case, Exists, F, OuterRef, Q, When
 from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import (
+    KEPT_COLUMNS,
     Changes,
     Failures,
     Round,
@@ -273,7 +274,7 @@ def _with_clock(
     kept: RoundMemory | None,
     object_of: Callable[[RowState], Any],
 ) -> tuple[datetime, timedelta | None]:
-    """Return the deadline of a round that begins, or continues, and what is left of its time if it is held."""
+    """Return the deadline of a round that begins, or continues, and the rest of its time if it is held."""
     kept_rest = None if kept is None else kept.rest
     if not state.on_hold and kept_rest is None:
         return due_at, None
@@ -320,10 +321,7 @@ def _settled_rounds(
     rows = read_committed(Timeout.objects.using(using).filter(of_lines), using)
     is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
     rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
-    columns = (
-        *("id", "due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "is_due_by_request", "own_key"),
-        *("remaining", "restarted_at"),
-    )
+    columns = ("id", *KEPT_COLUMNS)
     if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
         found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
     else:  # of closed rounds nothing but each place once, because there may be very many with one `since_at`
@@ -331,26 +329,12 @@ def _settled_rounds(
         rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
         found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
     for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        (
-            row_id,
-            due_at,
-            first_due_at,
-            extensions,
-            created_at,
-            hold_ended_at,
-            is_due_by_request,
-            key,
-            rest,
-            restarted_at,
-        ) = values
+        row_id, *read = values
         place = (*slots[slot], since_at)
         if row_id is None:
             closed.add(place)
         elif not is_new:
-            due_at = None if is_due_by_request else due_at
-            kept[place] = RoundMemory(
-                due_at, first_due_at, extensions, hold_ended_at or created_at, key, rest, restarted_at
-            )
+            kept[place] = RoundMemory.of(dict(zip(KEPT_COLUMNS, read, strict=True)))
     if any(each.rest is not None for each in kept.values()):
         now = database_now(using)
         kept |= {place: each._replace(restarted_at=now) for place, each in kept.items() if each.rest is not None}

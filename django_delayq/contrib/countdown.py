@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Model, QuerySet, Subquery
@@ -12,7 +13,7 @@ from django.db.models.functions import Coalesce
 from django_delayq import clock
 from django_delayq.ledger.statements import chunks, compiled, param
 from django_delayq.ledger.subjects import NEWEST_FIRST, current_round, subject_of
-from django_delayq.models import Timeout
+from django_delayq.models import WAITING, Timeout
 from django_delayq.relations import TimeoutRelation
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Countdown:
-    """A deadline as it is displayed, at one point in time. True in a condition while it is pending.
+    """A deadline as it is displayed, at one point in time. True in a condition while it is pending, or held.
 
     It contains the server's time, so that a display that counts down does not depend on the user's clock.
     """
@@ -37,21 +38,32 @@ class Countdown:
     now: datetime
     """The server's time when this was read: the database's, or this process's if no query was needed."""
     timeout_id: int | None = None
+    remaining: timedelta | None = None
+    """The rest of its time, if its clock is stopped, or was when it was cancelled."""
 
     def __bool__(self) -> bool:
-        return self.due_at is not None and self.state == Timeout.State.PENDING
+        return self.due_at is not None and self.state in WAITING
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether its clock is stopped, so that `seconds_left` stays as it is."""
+        return self.state == Timeout.State.HELD
 
     @property
     def seconds_left(self) -> int | None:
-        """Return the whole seconds until the deadline, rounded up, never below zero; None: nothing is pending."""
+        """Return the whole seconds until the deadline, rounded up, never below zero; None: nothing is pending.
+
+        If its clock is stopped: how many are left when it runs again.
+        """
         if self.due_at is None or not self:
             return None
-        return max(0, math.ceil((self.due_at - self.now).total_seconds()))
+        left = (self.remaining or timedelta(0)) if self.is_stopped else self.due_at - self.now
+        return max(0, math.ceil(left.total_seconds()))
 
     @property
     def is_due(self) -> bool:
         """Return whether the deadline has passed and the timeout is still pending: a worker is about to fire it."""
-        return self.seconds_left == 0
+        return self.seconds_left == 0 and not self.is_stopped
 
 
 def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Countdown:
@@ -64,12 +76,12 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
         ValueError: `target` is not saved.
     """
     if isinstance(target, Timeout):
-        return Countdown(target.due_at, target.state, clock.now(), target.pk)
+        return Countdown(target.due_at, target.state, clock.now(), target.pk, target.remaining)
     subject = subject_of(target, policy, key)
     kept = _prefetched(target, subject)
     if kept is None:
-        for timeout_id, due_at, state, now in _current.rows(subject.using, slot=subject.slot):
-            return Countdown(due_at, state, now, timeout_id)
+        for timeout_id, due_at, state, now, remaining in _current.rows(subject.using, slot=subject.slot):
+            return Countdown(due_at, state, now, timeout_id, remaining)
     elif current := current_round(kept):
         return countdown_of(current)
     return Countdown(None, "", clock.now())
@@ -85,7 +97,8 @@ def _current(using: str) -> QuerySet[Timeout, Any]:
     pending = rows.filter(slot_taken=1).order_by(NEWEST_FIRST)
     newest = rows.order_by(F("slot_taken").desc(nulls_last=True), NEWEST_FIRST)
     first = Coalesce(Subquery(pending.values("id")[:1]), Subquery(newest.values("id")[:1]))
-    return Timeout.objects.using(using).filter(pk=first).values_list("id", "due_at", "state", clock.DatabaseNow())
+    rows = Timeout.objects.using(using).filter(pk=first)
+    return rows.values_list("id", "due_at", "state", clock.DatabaseNow(), "remaining")
 
 
 def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:
@@ -108,7 +121,7 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
     for using, slots in asked.items():
         for chunk in chunks(slots):  # by the unique index of slots
             rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
-            for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id"):
+            for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id", "remaining"):
                 found[using, slot] = Countdown(*values)
     return [found.get((subject.using, subject.slot)) for subject in subjects]
 

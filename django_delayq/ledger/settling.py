@@ -53,8 +53,9 @@ from django_delayq.spans import Length, end_of
 
 State, Cause = Timeout.State, Timeout.Cause
 MATCHES: Final = 1
+"""The result of `matches` for an object that matches, and is not on hold; 0: it does not match."""
 ON_HOLD: Final = 2
-"""What `matches` returns for an object that matches, and for one on hold. Otherwise it is 0."""
+"""Its result for an object that matches, but is on hold."""
 PRUNED_PAGE: Final = 500
 """Rows deleted in one transaction: a larger one would hold locks, and bloat the log of the database."""
 _UNREAD: Final = ("history", *(name for name in RUNNING_CLOCK if name != "state"))

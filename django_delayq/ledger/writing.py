@@ -215,7 +215,7 @@ def move_rows(
 ) -> list[Timeout]:
     """Move waiting, locked rows to other deadlines, in one statement; return the rows.
 
-    A held row keeps its `run_at`. The caller has set what is left of its time: see `arming.holding.retarget`.
+    A held row keeps its `run_at`. The caller has set the rest of its time: see `arming.holding.retarget`.
 
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`. `within=` may let it run later.

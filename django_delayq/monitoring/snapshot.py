@@ -42,7 +42,7 @@ COMPARED: Final = 100
 PEEKED: Final = 500
 """How many entries are read of each queue and shard. The engine returns no more."""
 
-COUNTS: Final = ("pending", "due", "overdue", "failing", "firing", "dead", "fired", "skipped")
+COUNTS: Final = ("pending", "due", "overdue", "failing", "firing", "dead", "fired", "skipped", "held")
 """The counts of a policy."""
 
 State = Timeout.State
@@ -146,6 +146,8 @@ class PolicyStatus:
     dead: Count = NOTHING
     fired: Count = NOTHING
     skipped: Count = NOTHING
+    held: Count = NOTHING
+    """Timeouts whose clock is stopped."""
     oldest_due_at: datetime | None = None
     """Since when the due row that has waited longest could fire; None: no row is due."""
     lag_p50: float | None = None
@@ -216,6 +218,8 @@ class Snapshot:
     failing: Count = NOTHING
     firing: Count = NOTHING
     dead: Count = NOTHING
+    held: Count = NOTHING
+    """Timeouts whose clock is stopped."""
     oldest_overdue_seconds: float = 0.0
     """How long the oldest due row of a policy that is not stopped has been due; 0: none is due."""
     lag_p50: float | None = None
@@ -244,7 +248,7 @@ def _snapshot(using: str) -> Snapshot:
     oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
     sums: dict[str, Any] = {
         name: sum((getattr(policy, name) for policy in policies), NOTHING)
-        for name in ("pending", "due", "overdue", "failing", "firing", "dead")
+        for name in ("pending", "due", "overdue", "failing", "firing", "dead", "held")
     }
     worst: dict[str, Any] = {
         name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)
@@ -407,6 +411,7 @@ def _counts(using: str) -> tuple[str, list[Any]]:
         "dead": rows.filter(state=State.DEAD),
         "fired": recent.filter(state=State.FIRED),
         "skipped": recent.filter(state=State.SKIPPED),
+        "held": rows.filter(state=State.HELD),
     }
     return counting([counted[name] for name in COUNTS], using)
 

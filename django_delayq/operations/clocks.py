@@ -31,7 +31,7 @@ def hold_timeout(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Stop the clocks of pending timeouts by hand: what is left of their time is kept, and nothing fires.
+    """Stop the clocks of pending timeouts by hand: the rest of their time is kept, and nothing fires.
 
     Those that are held already get another end. They can be cancelled and postponed meanwhile. The other arguments and
     errors are those of `cancel`.
@@ -40,7 +40,7 @@ def hold_timeout(
         until: a datetime in the future, from which the clocks run again; None: until they are resumed.
 
     Raises:
-        InvalidDelay: `until` has passed, is no datetime, or its awareness does not fit `USE_TZ`.
+        InvalidDelay: `until` has passed, is not a datetime, or its awareness does not fit `USE_TZ`.
     """
     end = None if until is None else check_moment(until, "until")
     if end is not None and end <= clock.now():
@@ -57,7 +57,7 @@ def hold_timeout(
 def resume_timeout(
     target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
-    """End the holds by hand: each deadline is now plus what was left of the time of its timeout.
+    """End the holds by hand: each deadline is now plus the rest of the time of its timeout.
 
     The clocks of timeouts for which `hold_when` of their policy holds stay stopped until it does not. Arguments and
     errors are those of `cancel`.

@@ -229,7 +229,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         on_objects=_("Stop the clocks of their timeouts"),
         question=_("Stop the clocks of these timeouts?"),
         explanation=_(
-            "They do not fire, and keep what is left of their time. When a clock runs again, the deadline is so much "
+            "They do not fire, and keep the rest of their time. When a clock runs again, the deadline is so much "
             "later than that time."
         ),
         done=ngettext_lazy("The clock of {n} timeout is stopped.", "The clocks of {n} timeouts are stopped."),

@@ -114,7 +114,7 @@ def postpone(
     """Give pending timeouts a later deadline: later by units or `after=`, or `at=` a datetime.
 
     A duration counts from the deadline, or from now if that has passed. If the clock of a timeout is stopped, it stays
-    stopped: a duration is added to what is left of its time, and a datetime is the deadline if its clock ran from now.
+    stopped: a duration is added to the rest of its time, and a datetime is the deadline if its clock ran from now.
 
     Neither `max_extensions` nor `Limits(total=...)` applies, and no extension is used up. A retry or snooze that is due
     even later keeps its time. A deadline never becomes earlier: see `fire_now`. The other arguments and errors are

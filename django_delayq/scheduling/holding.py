@@ -33,7 +33,7 @@ def hold_timeout(
 ) -> Timeout | None:
     """Stop the clock of the pending timeout by hand; return its row. None: nothing is pending or held.
 
-    What is left of its time is kept, and nothing fires until `resume_timeout`, or until a worker notices that `until`
+    The rest of its time is kept, and nothing fires until `resume_timeout`, or until a worker notices that `until`
     has passed: then the deadline counts from `until`. Holding a held timeout again replaces its end. The hold by hand
     ends with the round: when `since` gets another value, when `when` stops holding, or when it is scheduled again.
 
@@ -43,7 +43,7 @@ def hold_timeout(
         until: a datetime in the future; None: until `resume_timeout`.
 
     Raises:
-        InvalidDelay: `until` is no datetime in the future that fits `USE_TZ`.
+        InvalidDelay: `until` is not a datetime in the future that fits `USE_TZ`.
         UnknownPolicy, ValueError: as for `cancel_timeout`.
     """
     end = checked_end(until)
@@ -65,7 +65,7 @@ def resume_timeout(
 ) -> Timeout | None:
     """End the hold by hand of a timeout; return its row. None: nothing is held by hand.
 
-    The deadline is now plus what was left. While `hold_when` of its policy holds, its clock stays stopped.
+    The deadline is now plus the rest. While `hold_when` of its policy holds, its clock stays stopped.
 
     Raises:
         UnknownPolicy, ValueError: as for `cancel_timeout`.

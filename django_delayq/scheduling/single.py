@@ -371,7 +371,7 @@ def reschedule_timeout(
 ) -> Timeout | None:
     """Move the pending timeout to `delay`, counted from now; return its row. None: nothing is pending.
 
-    If its clock is stopped, it stays stopped, and the time from now to the deadline is what is left.
+    If its clock is stopped, it stays stopped, and the time from now to the deadline is the rest.
 
     Raises:
         InvalidDelay: no delay, or a wrong one.
@@ -393,7 +393,7 @@ def extend_timeout(
 ) -> Timeout | None:
     """Move the deadline of the pending timeout later by `span`; return its row. None: nothing is pending.
 
-    If its clock is stopped, `span` is added to what is left.
+    If its clock is stopped, `span` is added to the rest.
 
     Raises:
         ExtensionLimit: the policy's `max_extensions` or `Limits(total=...)` is used up.

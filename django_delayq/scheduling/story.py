@@ -95,7 +95,7 @@ class StoryEvent:
         if self.what == "suspected" and "number" in self.details:
             parts.append(_("death {number}").format(number=self.details["number"]))
         if "until" in self.details:
-            parts.append(_("until {until}").format(until=_local(moment(str(self.details["until"])))))
+            parts.append(_("until {until}").format(until=_local(moment(str(self.details["until"])), "milliseconds")))
         if self.what == "held":
             parts.append(_("{duration} left").format(duration=duration_label(self.details.get("rest", 0))))
         if "to" in self.details:
@@ -230,7 +230,7 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
 
 
 def hold_label(row: Timeout) -> str:
-    """Return why the clock of a held row is stopped, and what is left of its time, as a sentence about it."""
+    """Return why the clock of a held row is stopped, and the rest of its time, as a sentence about it."""
     if row.held_by_hand and row.held_until is not None:
         text = _("Its clock is stopped by hand until {until}; {duration} of its time is left.")
     elif row.held_by_hand:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django import template
@@ -12,13 +12,14 @@ from django.utils.translation import get_language, gettext
 from django_delayq import clock
 from django_delayq.contrib.countdown import Countdown, countdown_of
 from django_delayq.policies import TimeoutPolicy
+from django_delayq.scheduling.story import duration_label
 
 register = template.Library()
 
 
 @register.simple_tag
 def deadline(target: Model | None, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Countdown:
-    """Return the state of the newest round of `policy` for `target`: a `Countdown`, true while it is pending.
+    """Return the state of the newest round of `policy` for `target`: a `Countdown`, true while it is pending or held.
 
     It makes one query, or none if the object's `TimeoutRelation` was prefetched. Without an object nothing is pending.
     """
@@ -40,6 +41,8 @@ def countdown(
     announce: bool = True,
 ) -> dict[str, Any]:
     """Render an element that counts down to a pending deadline by the server's clock; nothing if none is pending.
+
+    While the clock of the timeout is stopped, it shows how much time is left.
 
     Args:
         target: the result of `deadline`, a datetime, or an object together with `policy` and `key`.
@@ -68,6 +71,9 @@ def countdown(
         "language": get_language(),
         "label": label,
         "left": gettext("{time} left"),
+        "stopped": gettext("stopped, {time} left"),
+        "rest_ms": str(1000 * (shown.seconds_left or 0)) if shown.is_stopped else "",
+        "rest": duration_label(shown.remaining or timedelta(0)) if shown.is_stopped else "",
         "done": done or gettext("time is up"),
         "at_zero": at_zero,
         "sync": sync,

@@ -43,6 +43,8 @@ COUNTERS: Final = {
         "delayq_rescheduled", "Pending timeouts that got another deadline", ["policy"]
     ),
     signals.timeout_cancelled: Counter("delayq_cancelled", "Timeouts that were cancelled", ["policy"]),
+    signals.timeout_held: Counter("delayq_held", "Timeouts whose clock was stopped", ["policy"]),
+    signals.timeout_resumed: Counter("delayq_resumed", "Timeouts whose clock runs again", ["policy"]),
     signals.timeout_fired: Counter("delayq_fired", "Timeouts that fired", ["policy"]),
     signals.timeout_skipped: Counter("delayq_skipped", "Due timeouts that were skipped", ["policy"]),
     signals.timeout_failed: Counter("delayq_failed", "Attempts that failed and will be retried", ["policy"]),
@@ -58,6 +60,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
     "failing_timeouts": ("Pending timeouts of which an attempt has failed", ("policy",)),
     "dead_timeouts": ("Timeouts that are dead", ("policy",)),
+    "held_timeouts": ("Timeouts whose clock is stopped", ("policy",)),
     "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
     "policy_braked": ("1 while it is paused by its brake", ("policy",)),
     "policy_shadow_percent": ("Percentage of its objects in shadow mode", ("policy",)),
@@ -147,6 +150,7 @@ class Gauges(Collector):
                 "overdue_timeouts": policy.overdue.value,
                 "failing_timeouts": policy.failing.value,
                 "dead_timeouts": policy.dead.value,
+                "held_timeouts": policy.held.value,
                 "policy_stopped": policy.is_stopped,
             }
             if policy.state is not None:

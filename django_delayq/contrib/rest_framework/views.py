@@ -196,9 +196,9 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         "reschedule",
         "Move the deadline of a timeout, earlier or later. One in the past becomes now, as `due_at_once` reports.",
     )
-    hold_timeout = operation("hold_timeout", "Stop the clock of a timeout by hand. What is left of its time is kept.")
+    hold_timeout = operation("hold_timeout", "Stop the clock of a timeout by hand. The rest of its time is kept.")
     resume_timeout = operation(
-        "resume_timeout", "End the hold of a timeout by hand: its deadline is now plus what was left of its time."
+        "resume_timeout", "End the hold of a timeout by hand: its deadline is now plus the rest of its time."
     )
     retry = operation("retry", "Give a dead timeout all its attempts again, now.")
     refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")

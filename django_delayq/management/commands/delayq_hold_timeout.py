@@ -4,7 +4,7 @@ from django_delayq.management.operating import TimeoutCommand
 
 
 class Command(TimeoutCommand):
-    """Stops the clocks of timeouts, until they are resumed or until a time. What is left of their time is kept."""
+    """Stops the clocks of timeouts, until they are resumed or until a time. The rest of their time is kept."""
 
     examples = ("--policy shop.order.cancel_unpaid --object 1234 --reason 'in talks'", "--id 17 --until 2d")
     name, done = "hold_timeout", "held"

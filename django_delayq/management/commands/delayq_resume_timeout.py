@@ -4,7 +4,7 @@ from django_delayq.management.operating import TimeoutCommand
 
 
 class Command(TimeoutCommand):
-    """Lets the clocks of timeouts run that were stopped by hand. Each deadline is now plus what was left."""
+    """Lets the clocks of timeouts run that were stopped by hand. Each deadline is now plus the rest."""
 
     examples = ("--policy shop.order.cancel_unpaid --object 1234 --reason 'they agreed'", "--id 17")
     name, done = "resume_timeout", "resumed"

@@ -3,11 +3,13 @@
 // Attributes, written by the template tag `countdown`:
 //   data-due, data-now   the deadline, and the server's time when the page was rendered, in ms since 1970
 //   data-left, data-done texts: "{time} left", "time is up"
+//   data-rest            how many ms are left while the clock of the timeout is stopped
+//   data-stopped         text: "stopped, {time} left"
 //   data-at-zero="reload" reload the page after the deadline
 //   data-sync            address of a countdown endpoint, which is asked for changes
 //   data-announce        announce the time left to screen readers, at the marks below and at the end
 // Events, bubbling: `delayq:due` at the deadline (preventDefault() prevents the reload),
-// `delayq:settled` once the endpoint reports another state than pending or firing (its response is in `detail`).
+// `delayq:settled` once the endpoint reports another state than pending, held or firing (its response is in `detail`).
 // It needs no inline scripts or styles, and so works with a strict Content-Security-Policy.
 "use strict";
 (() => {
@@ -25,11 +27,12 @@
       const [page] = isFirstPage ? performance.getEntriesByType("navigation") : [];
       this.setClock(Number(this.dataset.now), page && page.responseStart ? page.responseStart : performance.now());
       this.due = Number(this.dataset.due);
+      this.rest = "rest" in this.dataset ? Number(this.dataset.rest) : null;
       this.mark = null;
       this.isOver = false;
       this.checks = 0;
       this.checkedAt = 0;
-      this.wasLate = this.leftMs() <= 0;
+      this.wasLate = this.rest === null && this.leftMs() <= 0;
       if ("announce" in this.dataset) announcer(); // readers only announce regions that existed before
       this.onShow = () => { if (!document.hidden && !this.isOver) { this.draw(); this.check(MIN_INTERVAL); } };
       document.addEventListener("visibilitychange", this.onShow);
@@ -56,6 +59,11 @@
 
     draw() {
       clearTimeout(this.timer);
+      if (this.rest !== null) { // its clock is stopped
+        const time = this.roughly(Math.ceil(this.rest / SECOND)) || this.inUnit(0, "second");
+        this.write(this.dataset.stopped.replace("{time}", time));
+        return;
+      }
       const left = this.leftMs();
       if (left <= 0) { if (!this.isOver) this.end(); return; }
       this.write(this.textOf(left));
@@ -64,7 +72,7 @@
     }
 
     write(text) {
-      const place = this.querySelector("time") || this;
+      const place = this.querySelector("time, span") || this;
       if (place.textContent !== text) place.textContent = text;
     }
 
@@ -150,6 +158,13 @@
     }
 
     update(answer) {
+      if (answer.state === "held") {
+        this.rest = SECOND * (answer.seconds_left ?? answer.secondsLeft);
+        this.isOver = false;
+        this.draw();
+        return;
+      }
+      this.rest = null;
       if (answer.state === "pending" || answer.state === "firing") { // the outcome of a running handler is not known
         const due = answer.due_at ?? answer.dueAt; // some projects render all names in camel case
         this.due = Date.parse(due);

@@ -32,7 +32,7 @@ def all_fired(rows: list[Timeout]) -> bool:
 
 
 def judge(rows: list[Timeout]) -> None:
-    """Check that each fired once, and not before the end of its hold and what was left of its time."""
+    """Check that each fired once, and not before the end of its hold and the rest of its time."""
     for row in rows:
         before, after = row, Timeout.objects.get(pk=row.pk)
         (held,) = [event for event in after.history if event["what"] == "held"]

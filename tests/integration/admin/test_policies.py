@@ -103,7 +103,8 @@ def test_each_policy_is_told(admin_client: Client, order: Order) -> None:
 
 def test_the_numbers_lead_to_the_rows(admin_client: Client, order: Order) -> None:
     (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
-    assert [counted["name"] for counted in shown["counts"]] == ["pending", "due", "failing", "dead", "fired", "skipped"]
+    names = ["pending", "held", "due", "failing", "dead", "fired", "skipped"]
+    assert [counted["name"] for counted in shown["counts"]] == names
     for counted in shown["counts"]:
         listed = admin_client.get(counted["address"]).context["cl"]
         assert listed.result_count == counted["count"].value, counted["name"]

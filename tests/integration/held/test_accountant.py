@@ -35,7 +35,7 @@ BUDGET = timedelta(hours=6)
 
 @dataclass
 class Accountant:
-    """Counts what is left of the time of one round, in steps of a quarter of an hour."""
+    """Counts the rest of the time of one round, in steps of a quarter of an hour."""
 
     counts: Callable[[datetime], bool]
     left: timedelta = BUDGET

@@ -32,7 +32,7 @@ def save(order: Order, **values: Any) -> None:
 
 
 def update_and_sync(order: Order, **values: Any) -> None:
-    """Write other values as SQL would, and look again."""
+    """Write other values as SQL would, and sync them."""
     Order.objects.filter(pk=order.pk).update(**values)
     dq.sync_timeouts(order)
 

@@ -1,4 +1,4 @@
-"""What is due while `hold_when` holds does not fire, however it is fired."""
+"""Due timeouts whose `hold_when` holds do not fire, in each way to fire."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""What people see of a timeout whose clock is stopped."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.template import Context, Template
+from django.test import Client
+from django.urls import reverse
+from rest_framework.test import APIClient
+
+import django_delayq as dq
+from django_delayq.contrib.countdown import countdown_of, pending_countdowns
+from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import snapshot
+from django_delayq.testing import assert_fired, assert_scheduled
+from tests.integration.held.times import HOUR, T0, at
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def row(order: Order) -> Timeout:
+    """A timeout with 2 h 10 min left."""
+    with at(0):
+        dq.schedule_timeout(order, "remind", hours=3, minutes=10)
+    with at(1):
+        held = dq.hold_timeout(order, "remind", reason="in talks", until=T0 + 24 * HOUR)
+    assert held is not None
+    return held
+
+
+def test_the_story(row: Timeout, order: Order) -> None:
+    story = dq.explain_timeout(order, "remind")
+    assert "its clock is stopped, until 2030-01-02 09:00:00.000, 2 h 10 min left, by hand (in talks)" in str(story)
+    assert story.outlook == "Its clock is stopped by hand until 2030-01-02 09:00:00; 2 h 10 min of its time is left."
+    with at(2):
+        dq.resume_timeout(order, "remind")
+    assert "its clock runs again, to 2030-01-01 13:10:00.000, by hand" in str(dq.explain_timeout(order, "remind"))
+
+
+def test_the_countdown(row: Timeout, order: Order) -> None:
+    with at(9):
+        shown = countdown_of(order, "remind")
+        assert (bool(shown), shown.is_stopped, shown.seconds_left, shown.is_due) == (True, True, 7800, False)
+        assert countdown_of(row).seconds_left == 7800
+        (together,) = pending_countdowns([order], "remind")
+        assert together is not None
+        assert together.seconds_left == 7800
+        html = Template("{% load delayq %}{% countdown order 'remind' %}").render(Context({"order": order}))
+    assert 'data-rest="7800000"' in html
+    assert "stopped, 2 h 10 min left" in html
+
+
+def test_the_admin(row: Timeout, admin_client: Client) -> None:
+    listed = admin_client.get(f"{reverse('admin:django_delayq_timeout_changelist')}?state__exact=held")
+    assert list(listed.context["cl"].result_list) == [row]
+    text = listed.content.decode()
+    assert "delayq-held" in text
+    assert "stopped, 2 h 10 min left" in text
+    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[row.pk]))
+    assert "Let the clock of the timeout run" in page.content.decode()
+
+
+@pytest.mark.urls("tests.integration.rest.urls")
+def test_rest(row: Timeout) -> None:
+    client: Any = APIClient()
+    client.force_login(User.objects.create_superuser("boss"))
+    (shown,) = client.get("/api/timeouts/?state=held").json()["results"]
+    assert (shown["state"], shown["run_at"], shown["remaining"], shown["held_by_hand"]) == ("held", None, 7800.0, True)
+    done = client.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json")
+    assert (done.status_code, done.json()["timeout"]["state"]) == (200, "pending")
+    refused = client.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json")
+    assert (refused.status_code, refused.json()["refusal"]["code"]) == (409, "not_held")
+
+
+def test_the_status_and_the_list(row: Timeout, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = snapshot()
+    assert (seen.held.value, seen.pending.value) == (1, 0)
+    call_command("delayq_status")
+    assert "1 timeout with a stopped clock" in capsys.readouterr().out
+    call_command("delayq_list", "--all")
+    output = capsys.readouterr().out
+    assert "held" in output
+    assert "2108" not in output
+    call_command("delayq_explain", "--id", str(row.pk))
+    assert "2 h 10 min of its time is left" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_testing_kit(row: Timeout, order: Order) -> None:
+    assert assert_scheduled(order, "remind") == row
+    with pytest.raises(AssertionError, match="is held"):
+        assert_fired(order, "remind")
+    assert row.remaining == timedelta(hours=2, minutes=10)
