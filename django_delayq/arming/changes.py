@@ -114,13 +114,12 @@ class Changes:
         states += [*self.hold.values(), *self.resume.values()]
         return sorted(state.pk for state in (*states, *(state for state, _ in self.cancel.values())))
 
-    def set_clock(self, state: RowState) -> None:
-        """Stop the clock of the pending round, or let it run, if it must be otherwise than it is."""
-        assert state.pending_id is not None
-        if state.on_hold and not state.held:
-            self.hold[state.pending_id] = state
-        elif state.held == HELD_BY_CONDITION and not state.on_hold:
-            self.resume[state.pending_id] = state
+    def set_clock(self, state: RowState, row_id: int, held: int) -> None:
+        """Stop the clock of a waiting round, or let it run, if it must be otherwise. `held`: see `held_how`."""
+        if state.on_hold and not held:
+            self.hold[row_id] = state
+        elif state.on_hold is not None and not state.on_hold and held == HELD_BY_CONDITION:
+            self.resume[row_id] = state
 
 
 @dataclass(slots=True)

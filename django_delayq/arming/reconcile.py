@@ -39,6 +39,7 @@ from django_delayq.arming.changes import (
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
+    keyed_rounds,
     ledger_fits,
     objects_of_policy,
     of_since,
@@ -194,7 +195,7 @@ def diff(
                 if state.pending_id is None or state.pending_since != since_at:
                     unfit.append((state, since_at))
                 elif state.policy.hold_when is not None:
-                    changes.set_clock(state)
+                    changes.set_clock(state, state.pending_id, state.held)
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
     # Read by the first round that needs it. None does if all objects are exempt, or their policies have no deadline.
@@ -205,7 +206,19 @@ def diff(
         if state.pending_id is not None or not is_closed:
             with failures.counting(state.pk) if failures else nullcontext():
                 _diff_round(changes, state, since_at, object_of, settled, is_closed=is_closed, oldest=oldest)
+    _diff_keyed(changes, states, using)
     return changes
+
+
+def _diff_keyed(changes: Changes, states: Sequence[RowState], using: str) -> None:
+    """Add to `changes` the clocks of rounds with a key that must be stopped, or must run.
+
+    One query for each policy that has `hold_when`. Arming does not change such rounds otherwise.
+    """
+    for policy in {state.policy for state in states if state.on_hold is not None}:
+        by_pk = {state.pk: state for state in states if state.policy is policy}
+        for pk, row_id, held in keyed_rounds(policy, by_pk, using):
+            changes.set_clock(by_pk[pk], row_id, held)
 
 
 def _object_of(states: Sequence[RowState], read: dict[type[Model], dict[Any, Any]], using: str, state: RowState) -> Any:

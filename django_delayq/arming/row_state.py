@@ -17,11 +17,11 @@ from django.db.models.lookups import Exact, IsNull
 
 from django_delayq.clock import column_within_calendar, in_own_zone, latest_start
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import root_of_key
+from django_delayq.key_types import HAS_KEY, object_id_of, root_of_key
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_parents, read_committed, rows_of
 from django_delayq.ledger.statements import Param, Statement, compiled, params
-from django_delayq.ledger.subjects import NEWEST_FIRST, slots_of
+from django_delayq.ledger.subjects import NEWEST_FIRST, kind_of, slots_of
 from django_delayq.models import Timeout
 from django_delayq.policy_rules import reads_other_rows, since_name, with_since
 
@@ -65,8 +65,8 @@ class RowState:
     pending_since: datetime | None = None
     closed: bool | None = None
     """Whether the round of `since_at` is closed; None: SQL cannot read or compare the value, or was not asked."""
-    on_hold: bool = False
-    """Whether `hold_when` holds. The last two are read only if the policy has it."""
+    on_hold: bool | None = None
+    """Whether `hold_when` holds; None: it was not asked. The last two are read only if the policy has it."""
     held: int = 0
     """How the pending round is held: see `held_how`."""
 
@@ -139,9 +139,10 @@ def _by_key(policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any,
 def ledger_fits(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> bool:
     """Return whether the ledger has what `policies` require for the row `pk`.
 
-    The database compares, and returns nothing but the key. False also for a callable `since`, which SQL cannot read.
+    The database compares, and returns nothing but the key. False also for a callable `since`, which SQL cannot read,
+    and with `hold_when`, which also concerns rounds with a key.
     """
-    if not all(isinstance(policy.since, str) for policy in policies):
+    if not all(isinstance(policy.since, str) and policy.hold_when is None for policy in policies):
         return False
     return bool(_read(_fitting, policies, pk, using))
 
@@ -154,7 +155,6 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
         is_needed = Q(Exact(condition_value(policy, policy.when, using), 1), (f"{since}__lt", latest_start()))
         is_there = Case(  # in this order: an object may have very many closed rounds
             When(has_some(pending.exclude(of_since)), then=Value(False)),
-            *(When(wrong, then=Value(False)) for wrong in _wrongly_held(policy, pending, using)),
             When(has_some(pending.filter(of_since)), then=Value(True)),
             default=Exists(rounds.filter(CLOSING, of_since)),
             output_field=BooleanField(),
@@ -162,14 +162,6 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
         fits = Case(When(is_needed, then=is_there), default=has_none(pending), output_field=BooleanField())
         rows = rows.filter(fits)
     return rows.values_list("pk")
-
-
-def _wrongly_held(policy: TimeoutPolicy[Any], pending: QuerySet[Timeout, Any], using: str) -> Iterator[Q]:
-    """Yield the conditions under which the clock of a pending round must be stopped, or must run."""
-    if policy.hold_when is not None:
-        on_hold = condition_value(policy, policy.hold_when, using)
-        yield Q(Exact(on_hold, 1), has_some(pending.filter(state=State.PENDING)))
-        yield Q(Exact(on_hold, 0), has_some(pending.filter(state=State.HELD, held_by_hand=False)))
 
 
 def held_how() -> Case:
@@ -230,9 +222,22 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
             row_id, since_at, held = pending.get((policy.label, pk), (None, None, 0))
             holds, since, after, *on_hold = values[: 3 + (policy.hold_when is not None)]
             del values[: 3 + len(on_hold)]
-            state = RowState(pk, policy, holds, since, after, row_id, since_at, on_hold=any(on_hold), held=held)
-            states.append(state)
+            more: dict[str, Any] = {"on_hold": bool(on_hold[0]), "held": held} if on_hold else {}
+            states.append(RowState(pk, policy, holds, since, after, row_id, since_at, **more))
     return states
+
+
+def keyed_rounds(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> list[tuple[Any, int, int]]:
+    """Return the key of the object, the id and `held_how` of the waiting rounds of `pks` that have a key."""
+    model = policy.concrete_model
+    ids = {object_id_of(model, pk): pk for pk in pks}
+    rows: Any = Timeout.objects.using(using).filter(
+        content_type=kind_of(model, using), object_id__in=list(ids), slot_taken=1
+    )
+    rows = read_committed(rows.filter(HAS_KEY).of_labels(policy.labels).order_by("slot"), using)
+    return [
+        (ids[object_id], row_id, held) for object_id, row_id, held in rows.values_list("object_id", "id", held_how())
+    ]
 
 
 def pending_rounds(

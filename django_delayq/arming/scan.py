@@ -13,9 +13,17 @@ from django.db.models.lookups import Exact, In
 from django_delayq import clock
 from django_delayq.arming.changes import Failures, is_of_one_object
 from django_delayq.arming.reconcile import diff
-from django_delayq.arming.row_state import CLOSING, RowState, condition_value, has_none, has_some, pending_rounds
+from django_delayq.arming.row_state import (
+    CLOSING,
+    RowState,
+    condition_value,
+    has_none,
+    has_some,
+    on_hold_among,
+    pending_rounds,
+)
 from django_delayq.conf import get_settings
-from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.key_types import HAS_KEY, pk_of, root_of_key
 from django_delayq.ledger.controls import holds_ended, read_delay
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
@@ -65,6 +73,7 @@ def steps(
             yield Step(list(dict.fromkeys(page)))  # a condition on other rows may repeat a key
             page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
     yield from (Step(page, may_be_gone=True) for page in _mismatched(policy, using))
+    yield from map(Step, _with_wrong_clock(policy, using))
 
 
 def _checked(
@@ -231,6 +240,22 @@ def _by_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[tuple[QuerySet
     yield rows.pending(), False
     yield rows.held().filter(held_by_hand=False), True
     yield rows.held().filter(held_by_hand=True), None
+
+
+def _with_wrong_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
+    """Yield pages of keys of objects that have rounds with a key whose clock must be stopped, or must run."""
+    rows = Timeout.objects.using(using).of_labels(policy.labels).waiting().filter(HAS_KEY, held_by_hand=False)
+    last, model = 0, policy.concrete_model
+    while policy.hold_when is not None and (
+        page := list(rows.filter(pk__gt=last).order_by("id").values_list("id", "object_id", "state")[:PAGE])
+    ):
+        last, held = page[-1][0], dict[Any, set[bool]]()
+        for _, object_id_, state in page:
+            with suppress(ValueError):
+                held.setdefault(pk_of(model, object_id_), set()).add(state == Timeout.State.HELD)
+        on_hold = set(map(root_of_key(model).to_python, on_hold_among(policy, list(held), using)))
+        if wrong := [pk for pk, seen in held.items() if seen != {pk in on_hold}]:
+            yield wrong
 
 
 def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], on_hold: bool | None, using: str) -> list[Any]:

@@ -260,3 +260,31 @@ def test_a_related_condition_is_followed_by_a_sync(declare: Declare) -> None:
         Customer.objects.update(vip=False)
         order.save()
     assert hours(only(policy).due_at) == 5
+
+
+def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Change) -> None:
+    with at(0):
+        order = Order.objects.create(created_at=T0)
+        keyed = dq.schedule_timeout(order, policy, key="part", hours=9)
+        by_hand = dq.schedule_timeout(order, policy, key="other", hours=9)
+        dq.hold_timeout(by_hand)
+    with at(1):
+        change(order, note="talks")
+    assert (again(keyed).state, again(keyed).remaining) == ("held", 8 * HOUR)
+    assert only(policy, key="").state == "held"
+    assert dq.schedule_timeout(order, policy, key="new", hours=1).state == "held"
+    with at(2):
+        change(order, note="")
+    assert (again(keyed).state, hours(again(keyed).due_at)) == ("pending", 10)
+    assert again(by_hand).state == "held"
+    assert only(policy, key="new").state == "pending"
+    with at(3):
+        assert sync_policy(policy, "default") == Synced()
+    Order.objects.update(note="talks")
+    with at(20):
+        fire_due(policy)
+    assert again(keyed).state == "held"
+    with at(21):
+        change(order, note="")
+        fire_due(policy)
+    assert again(keyed).state == "fired"
