@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # with the core; its budget was set without their 219 lines. Budgets are older than spans, calendars and stopped clocks,
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
 SOURCES = {
-    "code lines of the core": (14_200, 9_500),
+    "code lines of the core": (14_250, 9_500),
     "code lines of the edges": (7_050, 4_900),
     "modules": (178, 120),
     "longest chain of imports": (19, 18),
