@@ -14,11 +14,15 @@ from django.db.models import Q, QuerySet
 import django_delayq
 from django_delayq import (
     Deadline,
+    Late,
     Limits,
     Retry,
     Snooze,
     Story,
     TimeoutPolicy,
+    Wall,
+    Working,
+    WorkingHours,
     acancel_timeout,
     aextend_timeout,
     aget_deadline,
@@ -33,10 +37,12 @@ from django_delayq import (
     get_deadline,
     get_policies,
     get_policy,
+    hold_timeout,
     pending_timeouts,
     register_policy,
     reschedule_timeout,
     reschedule_timeouts,
+    resume_timeout,
     schedule_timeout,
     schedule_timeouts,
     sync_timeouts,
@@ -90,6 +96,12 @@ def declarations() -> None:
     get_policy((Order, "cancel_unpaid"))
     get_policies()
     timeout_policy(Order, when=Q(), since=None, silenced_checks="W001", limits=Limits(total=timedelta(hours=1)))
+    office = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"})
+    timeout_policy(Order, after=Working(hours=4, calendar=office), since="paid_at", when=Q(), hold_when=Q(status="x"))
+    timeout_policy(Order, after=Wall(months=1, at="08:00", zone="shop__zone"), within=lambda order: office)
+    timeout_policy(Order, after=lambda order: Wall(days=1), late=Late(Working(hours=1, calendar="shop__calendar")))
+    timeout_policy(Order, within=5)  # type: ignore[call-overload]
+    timeout_policy(Order, hold_when="waiting")  # type: ignore[call-overload]
     timeout_policy(Order, afte=timedelta(minutes=30))  # type: ignore[call-overload]
     timeout_policy(Order, after=30)  # type: ignore[call-overload]
     timeout_policy(Order, atomic="no")  # type: ignore[call-overload]
@@ -107,6 +119,9 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(extend_timeout(order, cancel_unpaid, minutes=10), Timeout | None)
     assert_type(get_deadline(order, "cancel_unpaid"), datetime | None)
     assert_type(explain_timeout(order, "cancel_unpaid"), Story)
+    assert_type(hold_timeout(order, cancel_unpaid, until=moment, reason="in talks"), Timeout | None)
+    assert_type(resume_timeout(row), Timeout | None)
+    assert_type(extend_timeout(order, cancel_unpaid, after=Wall(days=1)), Timeout | None)
     with before_deadline(order, cancel_unpaid) as timeout:
         assert_type(timeout, Timeout | None)
     with before_deadline(order, cancel_unpaid, strict=True):
@@ -114,6 +129,9 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
 
     schedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]
     cancel_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
+    hold_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
+    resume_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
+    hold_timeout(order, cancel_unpaid, until=30)  # type: ignore[arg-type]
     reschedule_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
     extend_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
     get_deadline(parcel, cancel_unpaid)  # type: ignore[misc]
