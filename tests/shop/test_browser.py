@@ -94,6 +94,23 @@ def test_the_countdown_ends_and_the_page_turns_to_cancelled(browser: Chrome, ope
     assert not _complaints(browser)
 
 
+def test_a_countdown_whose_clock_is_stopped_shows_what_is_left_and_does_not_count(
+    browser: Chrome, open_shop: Callable[..., None], shop: Shop
+) -> None:
+    open_shop(cancel_unpaid=15)
+    _place_order(browser)
+    shop.ask(
+        "hold_timeout(Order.objects.latest('pk'), 'cancel_unpaid').state", "from django_delayq import hold_timeout"
+    )
+    _wait_for(browser, "stopped, ")  # it has asked when its own time was over
+    shown = browser.find_element(By.CSS_SELECTOR, ".clock").text
+    assert re.fullmatch(r"stopped, \d+ seconds? left", shown)
+    assert not _complaints(browser)
+    browser.refresh()
+    _wait_for(browser, shown)
+    assert browser.find_elements(By.XPATH, "//button[normalize-space()='Pay now']")
+
+
 def test_who_pays_in_time_has_paid(browser: Chrome, open_shop: Callable[..., None]) -> None:
     open_shop()
     _place_order(browser)
