@@ -11,6 +11,7 @@ from dateutil.relativedelta import relativedelta
 from django.db import connection
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
+from django.utils.connection import ConnectionDoesNotExist
 
 import django_delayq as dq
 from django_delayq import Limits, PolicyError, Snooze, Wall, Working, clock
@@ -18,6 +19,7 @@ from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
+from django_delayq.paths import value_at
 from django_delayq.policies import registry
 from django_delayq.testing import fire_due
 from tests.integration.spans.conftest import OFFICE, Declare, at, only_row, opened
@@ -296,3 +298,17 @@ def test_without_time_zones_deadlines_are_naive_local_times(
         assert Timeout.objects.count() == 1
     settings.USE_TZ = True
     connection.close()
+
+
+class ToNowhere:
+    def db_for_read(self, _model: Any, **_hints: Any) -> str:
+        return "nowhere"
+
+
+def test_rows_of_a_path_are_read_from_the_database_of_the_object(ticket: Ticket, settings: Any) -> None:
+    """A router may send such a read to a replica, which may have the former opening hours."""
+    fresh = Ticket.objects.get(pk=ticket.pk)
+    settings.DATABASE_ROUTERS = [ToNowhere()]
+    assert value_at(fresh, "team__hours") == "09:00-17:00"
+    with pytest.raises(ConnectionDoesNotExist):
+        _ = Ticket.objects.using("default").get(pk=ticket.pk).team

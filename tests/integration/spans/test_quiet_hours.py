@@ -10,6 +10,10 @@ from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import Late, Retry, Working, clock
+from django_delayq.arming.sync import sync_policy
+from django_delayq.firing import rails
+from django_delayq.firing.work import Candidate
+from django_delayq.ledger.controls import Guards
 from django_delayq.models import Timeout
 from django_delayq.operations import fire_now
 from django_delayq.testing import fire_due
@@ -140,3 +144,19 @@ def test_a_person_reads_why_it_waits(declare: Declare, team: Team) -> None:
     outlook = dq.explain_timeout(ticket, "text").outlook
     assert "Its deadline is 2026-06-01" in outlook
     assert "It waits for the next opening hours of its policy, at 2026-06-02" in outlook
+
+
+def test_a_sync_of_rows_with_different_deadlines_shows_the_opening(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    Ticket.objects.bulk_create([Ticket(opened_at=at("Mon 09:00")), Ticket(opened_at=at("Mon 11:00"))])
+    assert sync_policy(policy, "default").armed == 2
+    assert [row.due_at for row in Timeout.objects.order_by("due_at")] == [at("Mon 19:00"), at("Mon 21:00")]
+    assert {row.run_at for row in Timeout.objects.all()} == {at("Tue 09:00")}
+
+
+def test_one_statement_does_not_decide_about_calendars(declare: Declare) -> None:
+    policy = declare(Ticket, name="text", within=OFFICE)
+    candidates = [Candidate(1, "1")]
+    assert rails.admitted(candidates, Guards(quiet=policy)) == []
+    assert rails.admitted(candidates, Guards(late=Late(Working(hours=1, calendar=OFFICE)))) == []
+    assert rails.admitted(candidates, Guards(late=Late(HOUR))) == candidates
