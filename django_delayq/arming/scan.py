@@ -80,7 +80,8 @@ def _checked(
     policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, place: Any
 ) -> Iterator[Step]:
     """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
-    rows = candidates(policy, using).select_related(*policy.relations)
+    rows = candidates(policy, using)
+    rows = rows.select_related(*policy.relations) if policy.relations else rows  # without arguments: all of them
     in_force = None if policy.after is None else read_delay(policy, using)
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
