@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist
@@ -47,7 +47,7 @@ def value_at(obj: Any, path: str) -> Any:
     """
     for step in path.split("__"):
         try:
-            _read_related(obj, step)
+            read_relations([obj], (step,))
             obj = getattr(obj, step)
         except ObjectDoesNotExist:  # the other side of a one-to-one relation
             return None
@@ -56,16 +56,30 @@ def value_at(obj: Any, path: str) -> Any:
     return obj
 
 
-def _read_related(obj: Any, step: str) -> None:
-    try:
-        field = obj._meta.get_field(step)
-    except (AttributeError, FieldDoesNotExist):  # not a model, or a property
-        return
-    if not is_reference(field) or field.is_cached(obj):
-        return
-    values = {related.attname: getattr(obj, own.attname) for own, related in field.related_fields}
-    if None not in values.values():
-        field.set_cached_value(obj, field.related_model._base_manager.using(obj._state.db).get(**values))
+def read_relations(objects: Sequence[Any], relations: Iterable[str]) -> None:
+    """Read the related objects on `relations` of objects of one model and database, in one query for each step.
+
+    Those that were read already stay, and a step that is no foreign key ends its path.
+    """
+    for path in relations:
+        level = list(objects)
+        for step in path.split("__"):
+            level = [obj for obj in level if isinstance(obj, Model)]
+            if not level or step not in {field.name for field in level[0]._meta.concrete_fields}:
+                break
+            field: Any = level[0]._meta.get_field(step)
+            if not is_reference(field):
+                break
+            missing = [obj for obj in level if not field.is_cached(obj) and getattr(obj, field.attname) is not None]
+            name, using = field.target_field.attname, level[0]._state.db
+            if missing:
+                keys = {getattr(obj, field.attname) for obj in missing}
+                rows = field.related_model._base_manager.using(using).filter(**{f"{name}__in": keys})
+                found = {getattr(row, name): row for row in rows}
+                for obj in missing:
+                    if (related := found.get(getattr(obj, field.attname))) is not None:
+                        field.set_cached_value(obj, related)
+            level = [field.get_cached_value(obj, default=None) for obj in level]
 
 
 def found_at(source: Source, obj: Any) -> Any:

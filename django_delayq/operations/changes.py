@@ -34,6 +34,7 @@ from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
+from django_delayq.paths import read_relations
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.spans import after_stop
 
@@ -219,6 +220,8 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     """Move the pending rows of `page`; return how many got another deadline. A row that is held keeps its rest."""
     moves, failed = [], list[str]()
     in_force = read_delay(policy, page.using)
+    if policy.relations:
+        read_relations([page.object_of(row) for row in page.rows], policy.relations)
     for row in [each for each in page.rows if each.state == Timeout.State.PENDING]:
         try:
             due_at, run_at = _replanned(row, change, policy, page, in_force)

@@ -33,6 +33,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, run_move, unfinished, wake_for
+from django_delayq.paths import read_relations
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.policy_options import Brake, Late, Then
 from django_delayq.spans import Length, resized
@@ -261,6 +262,8 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
 def _count_overdue(page: Page, policy: TimeoutPolicy[Any], after: timedelta | None, now: datetime) -> int:
     """Return how many of the rows of `page` would be due by now if their deadlines were computed again."""
     count, failures = 0, Failures(policy)
+    if policy.relations:
+        read_relations([page.object_of(row) for row in page.rows], policy.relations)
     for row in page.rows:
         with failures.counting(row.object_id):  # `change_delay` leaves these as they are
             obj = page.object_of(row) if policy.needs_object else None

@@ -147,3 +147,17 @@ def test_a_sync_of_a_calendar_by_path_reads_pages_and_locks_nothing_that_fits(de
 def test_the_admin_says_that_an_edit_of_the_column_sets_the_deadline_again(declare: Declare, since: str) -> None:
     policy = declare(Ticket, name="deliver", after=Wall(days=1, at="08:00"), since=since, when=Q(status="open"))
     assert f"follow the field “{since}”" in followed_columns([policy])[0]
+
+
+def test_moving_and_previewing_many_rows_reads_each_relation_once(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, name="answer", after=Working(hours=8, calendar="team__calendar"), **OPEN)
+    Ticket.objects.bulk_create(Ticket(team=team, opened_at=at("Mon 10:00")) for _ in range(30))
+    sync_policy(policy, "default")
+    for act in (
+        lambda: preview_delay(policy, 4 * HOUR),
+        lambda: change_delay(policy, 4 * HOUR, by=BY, mode="recompute"),
+    ):
+        with CaptureQueriesContext(connection) as queries:
+            act()
+        quoted = connection.ops.quote_name(Team._meta.db_table)
+        assert len([each for each in queries if f"FROM {quoted}" in each["sql"]]) == 1
