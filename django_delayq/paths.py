@@ -59,7 +59,7 @@ def value_at(obj: Any, path: str) -> Any:
 def read_relations(objects: Sequence[Any], relations: Iterable[str]) -> None:
     """Read the related objects on `relations` of objects of one model and database, in one query for each step.
 
-    Those that were read already stay, and a step that is no foreign key ends its path.
+    Those that were read already stay, and a step that is not a foreign key ends its path.
     """
     for path in relations:
         level = list(objects)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from django.utils.translation import gettext
-
-from django_delayq import clock, signals
+from django_delayq import signals
 from django_delayq.arming import holding
-from django_delayq.clock import check_moment
-from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
 from django_delayq.operations.runner import (
     Action,
@@ -20,6 +16,7 @@ from django_delayq.operations.runner import (
     Target,
     refuse_unless_waiting,
 )
+from django_delayq.scheduling.holding import checked_end
 
 
 def hold_timeout(
@@ -42,9 +39,7 @@ def hold_timeout(
     Raises:
         InvalidDelay: `until` has passed, is not a datetime, or its awareness does not fit `USE_TZ`.
     """
-    end = None if until is None else check_moment(until, "until")
-    if end is not None and end <= clock.now():
-        raise InvalidDelay(gettext("{moment} is in the past.").format(moment=clock.local(end)))
+    end = checked_end(until)
 
     def write(rows: list[Timeout], context: Context) -> None:
         holding.end_passed(rows, context.using)

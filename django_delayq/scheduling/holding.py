@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asgiref.sync import sync_to_async
+from django.utils.translation import gettext
 
 from django_delayq import clock
 from django_delayq.arming import holding
@@ -86,7 +87,7 @@ def checked_end(until: datetime | None) -> datetime | None:
     """Return the end of a hold. Raises InvalidDelay unless it is None, or a datetime in the future."""
     end = None if until is None else check_moment(until, "until")
     if end is not None and end <= clock.now():
-        raise InvalidDelay(f"until={until} is in the past: a hold ends in the future.")
+        raise InvalidDelay(gettext("{moment} is in the past.").format(moment=clock.local(end)))
     return end
 
 

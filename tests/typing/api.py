@@ -116,12 +116,11 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(cancel_timeout(order, cancel_unpaid, reason="phone call"), bool)
     assert_type(cancel_timeout(row), bool)
     assert_type(reschedule_timeout(order, "cancel_unpaid", at=moment), Timeout | None)
-    assert_type(extend_timeout(order, cancel_unpaid, minutes=10), Timeout | None)
+    assert_type(extend_timeout(order, cancel_unpaid, after=Wall(days=1)), Timeout | None)
     assert_type(get_deadline(order, "cancel_unpaid"), datetime | None)
     assert_type(explain_timeout(order, "cancel_unpaid"), Story)
     assert_type(hold_timeout(order, cancel_unpaid, until=moment, reason="in talks"), Timeout | None)
     assert_type(resume_timeout(row), Timeout | None)
-    assert_type(extend_timeout(order, cancel_unpaid, after=Wall(days=1)), Timeout | None)
     with before_deadline(order, cancel_unpaid) as timeout:
         assert_type(timeout, Timeout | None)
     with before_deadline(order, cancel_unpaid, strict=True):
