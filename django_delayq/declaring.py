@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, overloa
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
-from django.db.models import CharField, DateField, IntegerField, Model, Q, QuerySet, TextField, UUIDField
+from django.db.models import (
+    CharField,
+    DateField,
+    DecimalField,
+    DurationField,
+    FloatField,
+    IntegerField,
+    Model,
+    Q,
+    QuerySet,
+    TextField,
+    UUIDField,
+)
 from django.db.models.expressions import BaseExpression
 from django.db.models.sql import Query
 
@@ -19,10 +31,11 @@ from django_delayq.clock import LATEST_YEAR, LONGEST
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
+from django_delayq.lengths import amount_paths_of, has_wall_time, is_negative, is_span, length_text, paths_of
 from django_delayq.paths import field_at, is_reference, leads_to_attribute, stored_type
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
-from django_delayq.spans import Length, has_wall_time, is_negative, is_span, length_text, paths_of
+from django_delayq.spans import Length
 
 if TYPE_CHECKING:
     from dateutil.relativedelta import relativedelta
@@ -37,7 +50,7 @@ SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
 """The system checks that report a policy which works as it is declared, if that is what the developer means."""
 MAX_LABEL = 200
 """The columns of the ledger hold no more."""
-LENGTHS = "a timedelta, a span such as Working(hours=4, calendar=...)"
+LENGTHS = "a timedelta, a span such as Working(hours=4, calendar=...), a path to a DurationField"
 SINCE = "the name of a field, a path to one or a callable"
 MAX_BATCH = 10_000
 """The objects of a batch are locked together: for more, others wait too long."""
@@ -135,7 +148,8 @@ def _faults_of_conditions(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, st
 
 def _faults_of_time(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     after, since, length = policy.after, policy.since, policy.fixed_length
-    is_fitting = after is None or length is not None or callable(after)
+    is_path = isinstance(after, str) and all(step.isidentifier() for step in after.split("__"))
+    is_fitting = after is None or length is not None or is_path or callable(after)
     yield not is_fitting, f"after must be {LENGTHS} or a callable, not {after!r}."
     yield not (since is None or isinstance(since, str) or callable(since)), f"since must be {SINCE}, not {since!r}."
     negative = length_text(length) if length is not None and is_negative(length) else ""
@@ -233,7 +247,13 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
 def _check_time(policy: TimeoutPolicy[Any]) -> None:
     """Raise `PolicyError` if `after` or `within` has a path that leads nowhere, or `after` cannot count from a date."""
     length, paths = policy.fixed_length, list[tuple[str, Any]]()
-    if policy.counts_from_date and (policy.after is None or (length is not None and not has_wall_time(length))):
+    is_without_time = length is not None and not has_wall_time(length)
+    if isinstance(policy.after, str):
+        _check_field(policy, "after", policy.after, "a DurationField", _is_duration)
+        is_without_time = True
+    for path in amount_paths_of(length) if length is not None else ():
+        _check_field(policy, "after", path, "a field of numbers", _is_number)
+    if policy.counts_from_date and (policy.after is None or is_without_time):
         words = f"since={policy.since!r} has dates, so after needs a time of day, such as Wall(at=...)."
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
     paths += [("after", path) for path in (paths_of(length) if length is not None else ())]
@@ -265,6 +285,14 @@ def _is_searchable(field: Any) -> bool:
 
 def _is_date(field: Any) -> bool:
     return isinstance(stored_type(field), DateField)  # of which DateTimeField is a kind
+
+
+def _is_duration(field: Any) -> bool:
+    return isinstance(stored_type(field), DurationField)
+
+
+def _is_number(field: Any) -> bool:
+    return bool(field.concrete) and isinstance(stored_type(field), IntegerField | FloatField | DecimalField)
 
 
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:

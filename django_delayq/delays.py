@@ -10,7 +10,8 @@ from django.utils.translation import gettext as _
 
 from django_delayq.clock import check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.spans import Length, as_length, end_of, is_negative, length_text, needs_object
+from django_delayq.lengths import as_length, end_of, is_negative, length_text, needs_object
+from django_delayq.spans import Length
 
 UNITS = ("weeks", "days", "hours", "minutes", "seconds")
 

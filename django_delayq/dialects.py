@@ -137,6 +137,10 @@ class Dialect:
         """Return the SQL of the midnight of a date, in UTC if `USE_TZ`, as this database has `DateTimeField`s."""
         raise NotImplementedError
 
+    def microseconds(self, duration: str) -> str:
+        """Return the SQL of the number of microseconds of a `DurationField`."""
+        return duration
+
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the settings ask for REPEATABLE READ or stricter, under which reads see a snapshot."""
         return False
@@ -251,6 +255,9 @@ class PostgreSQL(Dialect):
         """Without `USE_TZ` in the zone of the session, to which Django sets `TIME_ZONE`."""
         zone = " AT TIME ZONE 'UTC'" if settings.USE_TZ else ""
         return f"(CAST({date} AS TIMESTAMP){zone})"
+
+    def microseconds(self, duration: str) -> str:
+        return f"CAST(EXTRACT(EPOCH FROM {duration}) * 1000000 AS bigint)"
 
     def transaction_status(self, driver: Any) -> str:
         libpq = getattr(driver, "pgconn", None)  # of psycopg 3

@@ -153,6 +153,10 @@ class Timeout(models.Model):
     run_at: Field[datetime, datetime] = models.DateTimeField(_("next attempt"))
     since_at: Field[datetime | None, datetime | None] = models.DateTimeField(_("counts from"), null=True, blank=True)
     first_due_at: Field[datetime, datetime] = models.DateTimeField(_("first deadline"))
+    terms: Field[str | None, str | None] = models.CharField(  # noqa: DJ001 - NULL is not empty
+        max_length=200, null=True, default=None, editable=False
+    )
+    """The values with which its policy has computed its deadline, see `policy_terms`; NULL: it was set by hand."""
     extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
     attempts: Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
     payload: Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)
@@ -311,6 +315,11 @@ class Timeout(models.Model):
     def is_waiting(self) -> bool:
         """Return whether the row waits for its deadline: it is pending, or its clock is stopped."""
         return self.state in WAITING
+
+    @property
+    def is_computed(self) -> bool:
+        """Return whether its policy has computed its deadline, which then follows its data, and nobody has set it."""
+        return self.terms is not None
 
     @property
     def is_failing(self) -> bool:

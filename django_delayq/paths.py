@@ -12,6 +12,10 @@ Source: TypeAlias = str | Callable[[Any], Any]
 """Where an object has a value: a path of attributes such as "team__calendar", or a callable that gets the object."""
 
 
+class Values(dict[str, Any]):
+    """The values at the paths of an object that SQL has read, in place of the object."""
+
+
 def field_at(model: type[Model], path: str) -> Any:
     """Return the field at the end of `path`, which leads over foreign keys: `order__number`.
 
@@ -45,6 +49,8 @@ def value_at(obj: Any, path: str) -> Any:
 
     Related objects that were not read yet come from the database of `obj`: a router might send Django to a replica.
     """
+    if isinstance(obj, Values):
+        return obj[path]
     for step in path.split("__"):
         try:
             read_relations([obj], (step,))
@@ -91,6 +97,15 @@ def relations_on(path: str) -> tuple[str, ...]:
     """Return what `select_related` takes, so that `value_at` needs no query: all steps but the last."""
     steps, _, _ = path.rpartition("__")
     return (steps,) if steps else ()
+
+
+def column_at(model: type[Model], path: str) -> Any:
+    """Return the type of the column at the end of `path`; None if that is a property or another attribute."""
+    try:
+        field = field_at(model, path)
+    except FieldDoesNotExist:
+        return None
+    return stored_type(field) if field.concrete and not field.is_relation else None
 
 
 def is_reference(field: Any) -> bool:

@@ -15,10 +15,7 @@ from django.db.models import DateField, DateTimeField, Model, Q
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
 from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
-from django_delayq.paths import field_at, found_at, relations_on, stored_type
-from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
-from django_delayq.spans import (
-    Length,
+from django_delayq.lengths import (
     as_length,
     end_of,
     is_negative,
@@ -30,6 +27,9 @@ from django_delayq.spans import (
     resized,
     wrapped,
 )
+from django_delayq.paths import field_at, found_at, relations_on, stored_type
+from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
+from django_delayq.spans import Length, resolved
 
 M = TypeVar("M", bound=Model)
 
@@ -46,7 +46,7 @@ class TimeoutPolicy(Generic[M]):
     handler: Callable[..., Any]
     name: str = cast("str", None)
     """By default the name of the handler."""
-    after: Length | Callable[[M], Length | None] | None = None
+    after: Length | str | Callable[[M], Length | None] | None = None
     since: str | Callable[[M], datetime | None] | None = None
     when: Q | None = None
     hold_when: Q | None = None
@@ -182,7 +182,7 @@ class TimeoutPolicy(Generic[M]):
 
     @functools.cached_property
     def fixed_length(self) -> Length | None:
-        """Return `after` if it is a timedelta or a span; None if it is a callable, or missing."""
+        """Return `after` if it is a timedelta or a span; None if it is a path or a callable, or missing."""
         return cast("Length", self.after) if isinstance(self.after, timedelta) or is_span(self.after) else None
 
     @functools.cached_property
@@ -193,7 +193,8 @@ class TimeoutPolicy(Generic[M]):
     @functools.cached_property
     def relations(self) -> tuple[str, ...]:
         """Return what `select_related` takes, so that computing a deadline needs no query for the object."""
-        found = relations_on(self.since) if isinstance(self.since, str) else ()
+        named = [path for path in (self.since, self.after) if isinstance(path, str)]
+        found = tuple(relation for path in named for relation in relations_on(path))
         found += () if self.fixed_length is None else relations_of(self.fixed_length)
         return tuple(dict.fromkeys(found))
 
@@ -203,8 +204,10 @@ class TimeoutPolicy(Generic[M]):
         `obj` and `in_force`: see `due_of`. Raises InvalidDelay.
         """
         length = self.fixed_length
-        if length is None and self.after is not None:
-            found = cast("Any", self.after)(obj)
+        if length is not None:
+            length = resolved(length, obj)
+        elif self.after is not None:
+            found = found_at(cast("Any", self.after), obj)
             length = None if found is None else as_length(found, f"after of {self.label}")
         return length if length is None or in_force is None else resized(length, in_force)
 
@@ -226,8 +229,8 @@ class TimeoutPolicy(Generic[M]):
         The object is exempt, `since_at` is None, or the deadline is beyond the supported years: otherwise each save of
         the object would raise. Without `since` that raises InvalidDelay.
 
-        `obj` may be None unless the policy `needs_object`. `in_force`: the delay by which an operator has replaced
-        `after`; exempt objects stay exempt.
+        `obj`: an object, the `Values` at all paths of `after`, or None unless the policy `needs_object`. `in_force`:
+        the delay by which an operator has replaced `after`; exempt objects stay exempt.
         """
         length = None if since_at is None else self.length_of(obj, in_force)
         if since_at is None or length is None:

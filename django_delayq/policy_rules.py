@@ -31,6 +31,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django_delayq.dialects import dialect_of
 from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
+from django_delayq.policy_terms import follows_data, has_column, named_paths
 
 OPERATORS = {"exact": "=", "lt": "<", "lte": "<=", "gt": ">", "gte": ">=", "in": "in"}
 
@@ -89,13 +90,13 @@ def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
 
     Callables and raw SQL may read anything, and related rows are saved without the object.
     """
-    if callable(policy.since) or policy.needs_object or reads_other_rows(policy):
+    if callable(policy.since) or reads_other_rows(policy) or (follows_data(policy) and not has_column(policy)):
         return None
     used = condition_columns(policy)
     if used is None:
         return None
-    if policy.since:
-        used |= _sources(policy.model._meta.get_field(policy.since.partition("__")[0]))
+    for path in (policy.since, *named_paths(policy)):
+        used |= _sources(policy.model._meta.get_field(path.partition("__")[0])) if path else set()
     return frozenset(name for field in used for name in (field.name, field.attname))
 
 

@@ -1,21 +1,20 @@
 """Spans: what a deadline is counted in, if not in seconds. `Working` hours or days of a calendar, and `Wall` time.
 
 A span is an object with `end(since, obj)`. Wherever a delay is accepted, a `timedelta` or a span is, and a
-`relativedelta` of dateutil, which `as_length` turns into a span. The other functions of this module answer all
-questions about either, so that no other module distinguishes kinds of spans.
+`relativedelta` of dateutil. The functions of `lengths` answer all questions about any of them, so that no other module
+distinguishes kinds of spans.
 
 The library's datetimes are aware in UTC, or naive in TIME_ZONE without `USE_TZ`. Calendars work with aware ones only.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import MAXYEAR, UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from django.conf import settings
 from django.utils import timezone
@@ -23,11 +22,12 @@ from django.utils import timezone
 from django_delayq import clock
 from django_delayq.calendars import Calendar, instant_of, is_calendar, parse_zone
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.paths import Source, found_at, relations_on
+from django_delayq.paths import Source, found_at, value_at
 
+_UNITS = ("years", "months", "weeks", "days", "hours", "minutes")
 _DAY, _HOUR, _MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
-_LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
-_SAMPLE = datetime(2000, 1, 31)  # noqa: DTZ001 - wall time, to try out spans: a day that few months have
+SAMPLE = datetime(2000, 1, 31)  # noqa: DTZ001 - wall time, to try out spans: a day that few months have
+L = TypeVar("L")
 
 
 class Span(Protocol):
@@ -44,7 +44,7 @@ class Span(Protocol):
 Length: TypeAlias = timedelta | Span
 
 
-class _BuiltIn:
+class BuiltIn:
     """What the functions below ask the built-in spans."""
 
     __slots__ = ()
@@ -55,12 +55,17 @@ class _BuiltIn:
         return None
 
     @property
+    def amounts(self) -> dict[str, str]:
+        """The paths at which an object has amounts of the span, by unit."""
+        return {unit: value for unit in _UNITS if isinstance(value := getattr(self, unit, None), str)}
+
+    @property
     def has_wall_time(self) -> bool:
         return getattr(self, "at", None) is not None
 
     @property
     def is_negative(self) -> bool:
-        return self._moved(_SAMPLE) < _SAMPLE
+        return not self.amounts and self._moved(SAMPLE) < SAMPLE
 
     def _moved(self, wall: datetime) -> datetime:
         raise NotImplementedError
@@ -70,7 +75,7 @@ class _BuiltIn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Working(_BuiltIn):
+class Working(BuiltIn):
     """Open time of a calendar: `Working(hours=4, calendar=office)` or `Working(days=3, at="09:00", calendar=office)`.
 
     Hours count open time in real seconds. Days lead to the n-th working day after that of `since`. They do not mix,
@@ -78,7 +83,8 @@ class Working(_BuiltIn):
 
     Args:
         hours, minutes: numbers, added up. From a date, they count from its first opening.
-        days: an int. 0: the day of `since`, or the next working day.
+        days: an int. 0: the day of `since`, or the next working day. Instead of a number, each unit takes a path to
+            a field that has it, such as "team__sla_hours". If that is NULL, the object is exempt.
         at: the local time of that day, as "HH:MM" or a `time`. Without it, `days` keep the local time of `since`.
         calendar: a `Calendar`; a path of attributes such as "team__calendar"; or a callable that gets the object. If
             that is None, the object is exempt.
@@ -88,9 +94,9 @@ class Working(_BuiltIn):
             `InvalidDelay` if the calendar is closed for a year.
     """
 
-    hours: float | None = None
-    minutes: float | None = None
-    days: int | None = None
+    hours: float | str | None = None
+    minutes: float | str | None = None
+    days: int | str | None = None
     at: time | str | None = None
     calendar: Calendar | Source
 
@@ -107,16 +113,18 @@ class Working(_BuiltIn):
 
     def end(self, since: datetime | date, obj: Any) -> datetime | None:
         """Return the deadline that begins at `since`; None if `obj` has no calendar. Raises InvalidDelay."""
-        calendar = self.calendar_of(obj)
-        if calendar is None:
+        calendar, span = self.calendar_of(obj), resolved(self, obj)
+        if calendar is None or span is None:
             return None
-        if self.days is None:
+        if span.days is None:
             # A date begins at its first midnight, if it has two.
             start = since if isinstance(since, datetime) else datetime.combine(since, time(), _zone_of(calendar))
-            return _fitting(calendar.add(_in_utc(start), self._open_time.total_seconds()))
+            return fitting_end(calendar.add(in_utc(start), span._open_time.total_seconds()))
         zone = _zone_of(calendar)
         wall = _wall(since, zone, self.at, self)
-        return _fitting(instant_of(datetime.combine(calendar.nth_day(wall.date(), self.days), wall.time()), zone))
+        return fitting_end(
+            instant_of(datetime.combine(calendar.nth_day(wall.date(), cast("int", span.days)), wall.time()), zone)
+        )
 
     def calendar_of(self, obj: Any) -> Calendar | None:
         """Return the calendar for `obj`; None if it has none. Raises InvalidDelay for an object of another kind."""
@@ -136,7 +144,7 @@ class Working(_BuiltIn):
 
     @property
     def _open_time(self) -> timedelta:
-        return timedelta(hours=self.hours or 0, minutes=self.minutes or 0)
+        return timedelta(hours=self.hours or 0, minutes=self.minutes or 0)  # type: ignore[arg-type] # of `resolved`
 
     @property
     def source(self) -> Source | None:
@@ -144,7 +152,7 @@ class Working(_BuiltIn):
 
     @property
     def is_negative(self) -> bool:
-        return (self.days or 0) < 0 or self._open_time < timedelta(0)
+        return not self.amounts and ((self.days or 0) < 0 or self._open_time < timedelta(0))  # type: ignore[operator]
 
     def __str__(self) -> str:
         minutes = (self.minutes, "working minute" if self.hours is None else "minute")
@@ -156,14 +164,15 @@ class Working(_BuiltIn):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wall(_BuiltIn):
+class Wall(BuiltIn):
     """Calendar arithmetic in local wall time: `Wall(months=-1, at="08:00", zone="tenant__zone")`.
 
     It counts from `since` each time, and a month that is too short ends it: a month after 31 January is 28 February,
     two months after it are 31 March. An ambiguous local time is the later one, a missing one the first after it.
 
     Args:
-        years, months, weeks, days: ints, added up. Years and months need the package python-dateutil.
+        years, months, weeks, days: ints, added up, or paths to fields that have them: if one is NULL, the object is
+            exempt. Years and months need the package python-dateutil.
         at: the local time of the resulting day, as "HH:MM" or a `time`. Without it, that of `since`. Needed if
             `since` is a date.
         zone: an IANA name; a tzinfo; a path of attributes such as "tenant__zone"; a callable that gets the object; or
@@ -174,10 +183,10 @@ class Wall(_BuiltIn):
         ImportError: python-dateutil is missing.
     """
 
-    years: int = 0
-    months: int = 0
-    weeks: int = 0
-    days: int = 0
+    years: int | str = 0
+    months: int | str = 0
+    weeks: int | str = 0
+    days: int | str = 0
     at: time | str | None = None
     zone: tzinfo | Source | None = None
 
@@ -192,13 +201,15 @@ class Wall(_BuiltIn):
                 object.__setattr__(self, "zone", parse_zone(self.zone))
             except (TypeError, ValueError):
                 _check_source(self.zone, "zone", "an IANA name, a zoneinfo.ZoneInfo")
-        if self.years or self.months:
-            _relativedelta(self.years, self.months, self.weeks, self.days)
+        if self.years or self.months:  # raises ImportError now, and not for the first object
+            _relativedelta(*(0 if isinstance(value, str) else value for value in (self.years, self.months)), 0, 0)
 
     def end(self, since: datetime | date, obj: Any) -> datetime | None:
-        """Return the deadline that begins at `since`; None if `obj` has no zone. Raises InvalidDelay."""
-        zone = self._zone(obj)
-        return None if zone is None else _fitting(instant_of(self._moved(_wall(since, zone, self.at, self)), zone))
+        """Return the deadline that begins at `since`; None if `obj` lacks zone or amount. Raises InvalidDelay."""
+        zone, span = self._zone(obj), resolved(self, obj)
+        if zone is None or span is None:
+            return None
+        return fitting_end(instant_of(span._moved(_wall(since, zone, self.at, self)), zone))
 
     def _zone(self, obj: Any) -> tzinfo | None:
         if self.zone is None:
@@ -210,9 +221,10 @@ class Wall(_BuiltIn):
             raise InvalidDelay(f"The zone of '{self}' is wrong: {error}") from error
 
     def _moved(self, wall: datetime) -> datetime:
-        if self.years or self.months:
-            return _plus(wall, _relativedelta(self.years, self.months, self.weeks, self.days))
-        return wall + timedelta(weeks=self.weeks, days=self.days)
+        years, months, weeks, days = cast("tuple[int, ...]", (self.years, self.months, self.weeks, self.days))
+        if years or months:
+            return _plus(wall, _relativedelta(years, months, weeks, days))
+        return wall + timedelta(weeks=weeks, days=days)
 
     def resized(self, to: timedelta) -> Length:
         return to if self.at is None else Wall(days=_whole_days(to, self), at=self.at, zone=self.zone)
@@ -228,7 +240,7 @@ class Wall(_BuiltIn):
 
 
 @dataclass(frozen=True, slots=True)
-class _Relative(_BuiltIn):
+class Relative(BuiltIn):
     """A `relativedelta`, added to the wall time of TIME_ZONE by the rules of `Wall`."""
 
     value: Any
@@ -236,7 +248,7 @@ class _Relative(_BuiltIn):
     def end(self, since: datetime | date, obj: Any) -> datetime:
         zone = timezone.get_default_timezone()
         at = time() if self.has_wall_time and not isinstance(since, datetime) else None
-        return _fitting(instant_of(self._moved(_wall(since, zone, at, self)), zone))
+        return fitting_end(instant_of(self._moved(_wall(since, zone, at, self)), zone))
 
     def _moved(self, wall: datetime) -> datetime:
         return _plus(wall, self.value)
@@ -252,166 +264,33 @@ class _Relative(_BuiltIn):
         return ", ".join(filter(None, [relative, *(part for part in fixed if not part.endswith("=None"))])) or "0 days"
 
 
-def as_length(value: Any, name: str) -> Length:
-    """Return `value` if it is a timedelta or a span, and a relativedelta as a span. Otherwise raise InvalidDelay."""
-    if isinstance(value, timedelta):
-        return value
-    if is_relativedelta(value):
-        return wrapped(value)
-    if is_span(value):
-        return value  # type: ignore[no-any-return]
-    raise InvalidDelay(f"{name} must be a timedelta, a span such as Working(...) or a relativedelta, not {value!r}.")
+def resolved(length: L, obj: Any) -> L | None:
+    """Return `length` with the amounts that `obj` has at the paths that it names; None: one is missing (exempt).
 
-
-def is_relativedelta(value: Any) -> bool:
-    """Return whether `value` is a relativedelta. dateutil is not imported: without it there is none."""
-    dateutil = sys.modules.get("dateutil.relativedelta")
-    return dateutil is not None and isinstance(value, dateutil.relativedelta)
-
-
-def is_span(value: Any) -> bool:
-    """Return whether `value` is a span. A class is none, nor a timedelta."""
-    return callable(getattr(value, "end", None)) and not isinstance(value, type)
-
-
-def wrapped(value: Any) -> Span:
-    """Return the relativedelta `value` as a span. Raises InvalidDelay if it leads to no datetime (`hour=25`)."""
-    try:
-        _SAMPLE + value
-    except (ValueError, OverflowError) as error:
-        raise InvalidDelay(f"{value} leads to no datetime: {error}.") from error
-    return _Relative(value)
-
-
-def end_of(length: Length, since: datetime | date, obj: Any) -> datetime | None:
-    """Return the end of `length` from `since`, in UTC if aware.
-
-    None if `obj` is exempt, or if the end is not `clock.within_calendar`.
-
-    Raises:
-        InvalidDelay: the calendar is closed for a year; a date as `since` without a local time; or a span that returns
-            something else than a datetime that fits `USE_TZ`.
+    Raises InvalidDelay for an amount of another type or range.
     """
-    if isinstance(length, timedelta):
-        return clock.within_calendar(since, length)  # type: ignore[arg-type] # declarations refuse a date here
-    try:
-        found = length.end(since, obj)
-    except OverflowError:
+    paths = length.amounts if isinstance(length, BuiltIn) else {}
+    found = {unit: value_at(obj, path) for unit, path in paths.items()}
+    if None in found.values():
         return None
-    if found is None:
-        return None
-    if not isinstance(found, datetime) or timezone.is_aware(found) != settings.USE_TZ:
-        clock.check_awareness(found, f"The end of '{length_text(length)}'")
-    return clock.within_calendar(found)
-
-
-def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
-    """Return the time from `start` to `end` that `length` counts, negative if `end` is before `start`.
-
-    That is the open time of its calendar, and real time for a length without one.
-    """
-    begin, finish, calendar = _in_utc(start), _in_utc(end), _calendar_of(length, obj)
-    return finish - begin if calendar is None else timedelta(seconds=calendar.between(begin, finish))
-
-
-def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetime:
-    """Return when `length` has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
-
-    Raises:
-        InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
-    """
-    if by <= timedelta(0):
-        return start
-    found, calendar = clock.shifted(start, by), _calendar_of(length, obj)
-    if calendar is None:
-        return found
+    for unit, value in found.items():
+        if isinstance(value, Decimal | float) and not isinstance(value, bool):
+            found[unit] = int(value) if value == int(value) else float(value)
+        elif isinstance(value, str):  # would be a path
+            raise InvalidDelay(f"{paths[unit]} of '{length}' is {value!r}, not a number.")
     try:
-        found = calendar.add(_in_utc(start), by.total_seconds())
-    except OverflowError:
-        found = datetime(MAXYEAR, 1, 1, tzinfo=UTC)
-    return clock.shifted(_fitting(found), timedelta(0))
+        return replace(length, **found) if found else length  # type: ignore[type-var]
+    except (TypeError, ValueError) as error:
+        raise InvalidDelay(f"An amount of '{length}' is wrong: {error}") from error
 
 
-def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: datetime, obj: Any) -> datetime:
-    """Return the deadline `due_at` if its clock was stopped from `begin` to `end`.
-
-    The rest counts on from `end` in the own time of `length`, so that a night adds nothing to working hours. None: real
-    time, as for a deadline that had passed at `begin`. Raises InvalidDelay, see `forward`.
-    """
-    if end <= begin:
-        return due_at
-    if length is None or due_at <= begin:
-        return clock.shifted(due_at, end - begin)
-    return forward(length, end, elapsed(length, begin, due_at, obj), obj)
-
-
-def resized(length: Length, to: timedelta, *, strict: bool = False) -> Length:
-    """Return the delay `to` for a policy that declares `length`: in its calendar and zone, if it has one.
-
-    If `length` counts days, and `to` is not a number of whole days: `to` as real time, so that no save fails after the
-    declaration was changed. With `strict`, that raises InvalidDelay.
-    """
-    try:
-        return length.resized(to) if isinstance(length, _BuiltIn) else to
-    except InvalidDelay:
-        if strict:
-            raise
-        return to
-
-
-def needs_object(length: Length) -> bool:
-    """Return whether the end may depend on the object: by a path or a callable, or as the span is not built in."""
-    return length.source is not None if isinstance(length, _BuiltIn) else not isinstance(length, timedelta)
-
-
-def paths_of(length: Length) -> tuple[str, ...]:
-    """Return the paths that `length` reads from an object, such as "team__calendar"."""
-    return (length.source,) if isinstance(length, _BuiltIn) and isinstance(length.source, str) else ()
-
-
-def relations_of(length: Length) -> tuple[str, ...]:
-    """Return the relations on the paths of `length`, for `select_related`: the paths without their last step."""
-    return tuple(relation for path in paths_of(length) for relation in relations_on(path))
-
-
-def has_wall_time(length: Length) -> bool:
-    """Return whether `length` may count from a date: it sets the local time, or is a span that is not built in."""
-    return length.has_wall_time if isinstance(length, _BuiltIn) else not isinstance(length, timedelta)
-
-
-def is_negative(length: Length) -> bool:
-    """Return whether the end is before the beginning; False for a span that is not built in."""
-    if isinstance(length, timedelta):
-        return length < timedelta(0)
-    return isinstance(length, _BuiltIn) and length.is_negative
-
-
-def length_text(length: Length) -> str:
-    """Return `30 min`, `4 working hours, Europe/Berlin` or `1 month before, at 08:00, tenant__zone`."""
-    return clock.duration_text(length) if isinstance(length, timedelta) else str(length)
-
-
-def delay_text(length: Length, since: str) -> str:
-    """Return `30 min after paid_at` or `4 working hours after paid_at, Europe/Berlin`."""
-    if isinstance(length, timedelta):
-        if not length:
-            return f"at {since}"
-        return f"{clock.duration_text(abs(length))} {'before' if length < timedelta(0) else 'after'} {since}"
-    amount, rest = _LENGTH_TEXT.fullmatch(length_text(length)).groups("")  # type: ignore[union-attr] # matches anything
-    if not amount:
-        return f"{since} {rest}"
-    return f"{amount}{'' if amount.endswith('before') else ' after'} {since}{rest}"
-
-
-def _calendar_of(length: Length, obj: Any) -> Calendar | None:
-    return length.calendar_of(obj) if hasattr(length, "calendar_of") else None
-
-
-def _in_utc(moment: datetime) -> datetime:
+def in_utc(moment: datetime) -> datetime:
+    """Return `moment` aware and in UTC, as calendars take it."""
     return clock.aware(moment).astimezone(UTC)
 
 
-def _fitting(moment: datetime) -> datetime:
+def fitting_end(moment: datetime) -> datetime:
+    """Return what a calendar has returned as the library has datetimes: without `USE_TZ` naive, in TIME_ZONE."""
     return moment if settings.USE_TZ else clock.fitting(moment)
 
 
@@ -458,6 +337,9 @@ def _check_numbers(span: object, units: Mapping[str, timedelta], kind: type[floa
         value = getattr(span, name)
         if value is None:
             continue
+        if isinstance(value, str):
+            _check_source(value, name, "a number")
+            continue
         if isinstance(value, bool) or not isinstance(value, (int, kind)):
             raise TypeError(f"{name} must be {'an int' if kind is int else 'a number'}, not {value!r}.")
         if not abs(value) <= clock.LONGEST / unit:  # nor is NaN
@@ -487,11 +369,14 @@ def _whole_days(to: timedelta, span: object) -> int:
     return to // _DAY
 
 
-def _units_text(units: Iterable[tuple[float | None, str]]) -> str:
+def _units_text(units: Iterable[tuple[float | str | None, str]]) -> str:
     """Return `1 month 3 days`, or `1 month before` if all are negative; without the units that are 0."""
     counts = [(number, unit) for number, unit in units if number]
-    is_before = bool(counts) and all(number < 0 for number, _ in counts)
-    texts = [clock.plural(f"{abs(number) if is_before else number:.10g}", unit) for number, unit in counts]
+    is_before = bool(counts) and all(not isinstance(number, str) and number < 0 for number, _ in counts)
+    texts = []
+    for number, unit in counts:
+        shown = number if isinstance(number, str) else f"{abs(number) if is_before else number:.10g}"
+        texts.append(clock.plural(shown, unit))
     return " ".join(texts) + (" before" if is_before else "")
 
 

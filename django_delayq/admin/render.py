@@ -21,6 +21,7 @@ from django.utils.translation import ngettext
 from django_delayq import clock
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import is_user_code, moment
+from django_delayq.lengths import length_text
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy
@@ -36,7 +37,7 @@ from django_delayq.scheduling.story import (
     precise,
     reason_label,
 )
-from django_delayq.spans import Length, length_text
+from django_delayq.spans import Length
 
 Stop = PolicyControl.Stop
 SIGNS = {

@@ -15,6 +15,7 @@ from django_delayq.clock import plural
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.history import message_of
 from django_delayq.models import Timeout
+from django_delayq.policy_terms import CONSTANT, follows_data, has_column, terms_of_code
 
 if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
@@ -35,7 +36,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "is_due_by_request",
     "own_key",
 )
-KEPT_COLUMNS += ("remaining", "restarted_at")
+KEPT_COLUMNS += ("remaining", "restarted_at", "terms")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -53,25 +54,18 @@ class RoundMemory(NamedTuple):
     """The rest of its time, if it was held; it continues with that. None: its clock was running."""
     restarted_at: datetime | None = None
     """When its deadline was last set independently of the former one. If it was held: now, when its rest begins."""
+    terms: str | None = None
+    """With which values its deadline was computed; None: it was set by hand."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
         """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
         due_at = None if row["is_due_by_request"] else row["due_at"]
-        held_until, more = row["hold_ended_at"] or row["created_at"], (row["remaining"], row["restarted_at"])
-        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
-
-    def against_policy(self, due_at: datetime) -> RoundMemory:
-        """Return what it keeps if its policy gives it the deadline `due_at` now.
-
-        A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
-        """
-        is_moved = self.due_at != self.first_due_at or self.extensions > 0
-        return (
-            self
-            if is_moved or self.first_due_at > due_at
-            else self._replace(due_at=None, first_due_at=due_at, restarted_at=None)
+        held_until, more = (
+            row["hold_ended_at"] or row["created_at"],
+            (row["remaining"], row["restarted_at"], row["terms"]),
         )
+        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
 
 class Round(NamedTuple):
@@ -83,6 +77,22 @@ class Round(NamedTuple):
     kept: RoundMemory | None
     rest: timedelta | None
     """The rest of its time, if its clock is stopped; None: it runs, or it has been running until now."""
+    data: Any
+    """What its deadline was computed of: values or the object; None: of `since_at` and constants."""
+
+    @property
+    def terms(self) -> str:
+        """Return with what values its deadline was computed."""
+        return terms_now(self.state, self.since_at, self.data)
+
+
+def terms_now(state: RowState, since_at: datetime, data: Any) -> str:
+    """Return with what values the deadline of `state` is computed now. `data`: see `Round`."""
+    if not follows_data(state.policy):
+        return CONSTANT
+    if has_column(state.policy):
+        return state.terms or CONSTANT
+    return terms_of_code(state.policy, data, since_at)
 
 
 @dataclass(slots=True)
@@ -94,6 +104,8 @@ class Changes:
     """By the id of the pending row."""
     cancel: dict[int, tuple[RowState, Timeout.Cause]] = field(default_factory=dict)
     """By the id of the pending row."""
+    recompute: dict[int, Round] = field(default_factory=dict)
+    """By the id of the pending row, whose `since` is the same, but not its data."""
     hold: dict[int, RowState] = field(default_factory=dict)
     resume: dict[int, RowState] = field(default_factory=dict)
     """By the ids of the rows whose clock must be stopped, and of those whose clock must run."""
@@ -103,6 +115,7 @@ class Changes:
         self.insert += other.insert
         self.move |= other.move
         self.cancel |= other.cancel
+        self.recompute |= other.recompute
         self.hold |= other.hold
         self.resume |= other.resume
         self.too_old += other.too_old
@@ -110,7 +123,7 @@ class Changes:
     @property
     def pks(self) -> list[Any]:
         """Return the sorted keys of the objects of these changes, one for each change."""
-        states = [each.state for each in (*self.insert, *self.move.values())]
+        states = [each.state for each in (*self.insert, *self.move.values(), *self.recompute.values())]
         states += [*self.hold.values(), *self.resume.values()]
         return sorted(state.pk for state in (*states, *(state for state, _ in self.cancel.values())))
 

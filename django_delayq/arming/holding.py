@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db import Error as DatabaseError
 
 from django_delayq.arming.row_state import is_on_hold, objects_of_policy, on_hold_among
-from django_delayq.clock import database_now, within_calendar
+from django_delayq.clock import database_now, shifted, within_calendar
 from django_delayq.ledger.columns import far
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import message_of
@@ -32,9 +32,10 @@ from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import model_and_pk_of, slots_of
+from django_delayq.lengths import elapsed, forward
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policies import registry
-from django_delayq.spans import Length, elapsed, forward
+from django_delayq.spans import Length
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -66,6 +67,11 @@ class OwnTime(NamedTuple):
             return cls(None)
         obj = read() if policy.needs_object else None
         return cls(policy.length_in_use(obj, in_force()), obj)
+
+    @classmethod
+    def for_data(cls, policy: TimeoutPolicy[Any], data: Any, in_force: timedelta | None) -> OwnTime:
+        """Return the time of a deadline that is computed of `data`: values, an object, or None for constants alone."""
+        return cls(policy.length_in_use(data, in_force), data)
 
     @classmethod
     def of_row(cls, row: Timeout, using: str) -> OwnTime:
@@ -282,6 +288,23 @@ def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> N
     else:
         rest += by if isinstance(by, timedelta) else time.elapsed(row.due_at, due_at)
     row.remaining = max(rest, _NOTHING)
+
+
+def carried(
+    due_at: datetime, rest: timedelta | None, former: datetime, computed: datetime, time: OwnTime
+) -> tuple[datetime, timedelta | None]:
+    """Return deadline and rest of a round that a policy computes anew: holds have moved it as much as the former one.
+
+    Args:
+        due_at, rest: of the round until now; `rest` is None if its clock runs.
+        former, computed: the deadline that the policy had computed, and the one that it computes now.
+        time: in which it counts.
+    """
+    if rest is not None:
+        rest = max(rest + time.elapsed(former, computed), _NOTHING)
+    if due_at <= former:  # a delay that an operator has shortened
+        return shifted(computed, due_at - former), rest
+    return time.forward(computed, time.elapsed(former, due_at)), rest
 
 
 def end_holds_by_hand(using: str) -> int:

@@ -6,7 +6,8 @@ a save that was missed.
 | the row | the ledger has | change |
 | --- | --- | --- |
 | `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_settled_rounds` |
-| `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
+| `when` holds, `since` is set | a pending round of the same `since` | none if it was set by hand |
+| also its data has changed | a computed round of the same `since` | compute it; cancel it if too old or exempt |
 | also `hold_when` holds | a round whose clock runs | stop it; a round that is armed or moved is held, too |
 | `hold_when` does not hold | a round that is held, but not by hand | let its clock run |
 | `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if closed, too old or exempt |
@@ -35,7 +36,9 @@ from django_delayq.arming.changes import (
     RoundKey,
     RoundMemory,
     is_of_one_object,
+    terms_now,
 )
+from django_delayq.arming.holding import OwnTime
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
@@ -58,7 +61,9 @@ from django_delayq.ledger.locking import lock_in_slot_order, lock_keys, lock_row
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
+from django_delayq.lengths import after_stop
 from django_delayq.models import Installation, Timeout
+from django_delayq.policy_terms import changed, has_column, terms_of_code, values_in
 from django_delayq.signals import (
     timeout_cancelled,
     timeout_held,
@@ -66,7 +71,6 @@ from django_delayq.signals import (
     timeout_resumed,
     timeout_scheduled,
 )
-from django_delayq.spans import after_stop
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -194,7 +198,9 @@ def diff(
                     since_at = None if obj is None else state.policy.since_of(obj)
                 if state.pending_id is None or state.pending_since != since_at:
                     unfit.append((state, since_at))
-                elif state.policy.hold_when is not None:
+                    continue
+                _diff_terms(changes, state, since_at, object_of, oldest)
+                if state.policy.hold_when is not None and state.pending_id not in changes.cancel:
                     changes.set_clock(state, state.pending_id, state.held)
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
@@ -208,6 +214,46 @@ def diff(
                 _diff_round(changes, state, since_at, object_of, settled, is_closed=is_closed, oldest=oldest)
     _diff_keyed(changes, states, using)
     return changes
+
+
+def _diff_terms(
+    changes: Changes,
+    state: RowState,
+    since_at: datetime | None,
+    object_of: Callable[[RowState], Any],
+    oldest: timedelta | None,
+) -> None:
+    """Add to `changes` the deadline of a pending round if it was computed, and its data has changed since then."""
+    policy, pending_id = state.policy, state.pending_id
+    if since_at is None or pending_id is None or not is_outdated(state, since_at, object_of):
+        return
+    data = data_of(state, object_of)
+    due_at = None if data is None else policy.due_of(data, since_at, state.after)
+    if due_at is None:
+        changes.cancel[pending_id] = (state, Cause.CONDITION)
+    elif _is_too_old(policy, due_at, oldest, has_row=True):
+        changes.cancel[pending_id] = (state, Cause.LATE)
+    else:
+        changes.recompute[pending_id] = Round(state, since_at, due_at, None, None, data)
+
+
+def is_outdated(state: RowState, since_at: datetime, object_of: Callable[[RowState], Any]) -> bool:
+    """Return whether the data of the computed deadline of the pending round has changed."""
+    if state.pending_terms is None:
+        return False
+    terms = state.terms
+    if not has_column(state.policy):
+        if not changed(state.policy, state.pending_terms, None):
+            return False
+        obj = object_of(state)
+        terms = None if obj is None else terms_of_code(state.policy, obj, since_at)
+    return changed(state.policy, state.pending_terms, terms)
+
+
+def data_of(state: RowState, object_of: Callable[[RowState], Any]) -> Any:
+    """Return what the deadline of `state` is computed of: the values that SQL has read, or else its object."""
+    values = values_in(state.terms, state.policy)
+    return object_of(state) if values is None else values
 
 
 def _diff_keyed(changes: Changes, states: Sequence[RowState], using: str) -> None:
@@ -253,16 +299,19 @@ def _diff_round(
     `settled` reads what the ledger has of the rounds of all states. Only a round to be inserted keeps any of it.
     """
     policy, pending_id = state.policy, state.pending_id
-    needs_object = policy.needs_object and since_at is not None
-    obj = object_of(state) if needs_object else None
-    due_at = None if needs_object and obj is None else policy.due_of(obj, since_at, state.after)
+    needs_data = policy.needs_object and since_at is not None
+    obj = data_of(state, object_of) if needs_data else None
+    due_at = None if needs_data and obj is None else policy.due_of(obj, since_at, state.after)
     if since_at is None or due_at is None:
         if pending_id is not None:
             changes.cancel[pending_id] = (state, Cause.CONDITION)
         return
     kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
+    if kept is not None and kept.due_at is not None and changed(policy, kept.terms, terms_now(state, since_at, obj)):
+        time = OwnTime.for_data(policy, obj, state.after)
+        moved, kept_rest = holding.carried(kept.due_at, kept.rest, kept.first_due_at, due_at, time)
+        kept = kept._replace(due_at=moved, rest=kept_rest, first_due_at=due_at, terms=terms_now(state, since_at, obj))
     if kept is not None and kept.rest is None:
-        kept = kept.against_policy(due_at)
         due_at = kept.due_at or due_at
     due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)
     is_too_old = _is_too_old(policy, due_at, oldest, has_row=pending_id is not None or kept is not None)
@@ -271,13 +320,13 @@ def _diff_round(
         if is_too_old:
             changes.too_old += 1
         else:
-            changes.insert.append(Round(state, since_at, due_at, kept, rest))
+            changes.insert.append(Round(state, since_at, due_at, kept, rest, obj))
     elif is_closed:
         changes.cancel[pending_id] = (state, Cause.SUPERSEDED)
     elif is_too_old:
         changes.cancel[pending_id] = (state, Cause.LATE)
     else:
-        changes.move[pending_id] = Round(state, since_at, due_at, kept, rest)
+        changes.move[pending_id] = Round(state, since_at, due_at, kept, rest, obj)
 
 
 def _with_clock(
@@ -291,7 +340,7 @@ def _with_clock(
     kept_rest = None if kept is None else kept.rest
     if not state.on_hold and kept_rest is None:
         return due_at, None
-    time = holding.OwnTime.of(state.policy, lambda: state.after, lambda: object_of(state))
+    time = OwnTime.of(state.policy, lambda: state.after, lambda: object_of(state))
     if kept is None:
         return due_at, time.whole(since_at, due_at, clock.now())
     if kept_rest is None:  # `apply` stops its clock, which has been running until now
@@ -380,23 +429,16 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
     moved, cancelled = list[Timeout](), list[Timeout]()
-    alone = [each for each in changes.insert if signals or each.kept or each.rest is not None]  # few
-    armed = [_new_row(each, using) for each in alone]
-    writing.insert(armed, using)
-    if not signals:
-        plain = [each for each in changes.insert if not each.kept and each.rest is None]
-        for policy in {each.state.policy for each in plain}:
-            rounds = {each.state.pk: each for each in plain if each.state.policy is policy}
-            slots = slots_of(policy, rounds, "", using)
-            given = [(slot, text, rounds[pk].since_at, rounds[pk].due_at) for pk, text, slot in slots]
-            paging.insert_rounds(policy, given, using)
+    armed, ran = _insert(changes.insert, using, alone=signals)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         restarted = [(row, changes.move[row.pk]) for row in moved]
+        for row, each in restarted:
+            row.terms = each.terms
         writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], using)
         if stopped := [(row, each.rest) for row, each in restarted if each.rest is not None]:
             hold_rows(stopped, using, at=clock.now(), by="save")
-    ran = [row for row, each in zip(armed, alone, strict=True) if each.state.on_hold and each.rest is None]
+    moved += _recompute(changes.recompute, using)
     held, resumed = _set_clocks(changes, ran, using)
     if changes.cancel:
         _cancel(changes.cancel, using)
@@ -409,9 +451,48 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
                 announce(signal, row, using)
 
 
+def _insert(rounds: Sequence[Round], using: str, *, alone: bool) -> tuple[list[Timeout], list[Timeout]]:
+    """Insert these rounds; return the rows of some, and of those the rows whose clock must be stopped.
+
+    Those that continue a former round are inserted as rows of their own: they are few. The others in bulk, unless
+    `alone`.
+    """
+    single = [each for each in rounds if alone or each.kept or each.rest is not None]
+    rows = [_new_row(each, using) for each in single]
+    writing.insert(rows, using)
+    plain = [] if alone else [each for each in rounds if not each.kept and each.rest is None]
+    by_terms: dict[tuple[TimeoutPolicy[Any], str], dict[Any, Round]] = {}  # few: the same values, the same terms
+    for each in plain:
+        by_terms.setdefault((each.state.policy, each.terms), {})[each.state.pk] = each
+    for (policy, terms), found in by_terms.items():
+        slots = slots_of(policy, found, "", using)
+        given = [(slot, text, found[pk].since_at, found[pk].due_at) for pk, text, slot in slots]
+        paging.insert_rounds(policy, given, using, terms=terms)
+    return rows, [row for row, each in zip(rows, single, strict=True) if each.state.on_hold and each.rest is None]
+
+
+def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
+    """Give waiting rows whose data has changed their new deadlines; return the rows.
+
+    By how much a hold or a stopped clock had moved the former deadline, the new one is moved, too.
+    """
+    rows, moves = Timeout.objects.using(using), []
+    for ids in chunks(list(rounds)):
+        for row in lock_in_slot_order(rows.filter(pk__in=ids, slot_taken=1, terms__isnull=False), using):
+            each = rounds[row.pk]
+            time = OwnTime.for_data(each.state.policy, each.data, each.state.after)
+            due_at, row.remaining = holding.carried(row.due_at, row.remaining, row.first_due_at, each.due_at, time)
+            row.terms, row.first_due_at = each.terms, each.due_at
+            row.asked_due_at = None if due_at == each.due_at else each.due_at
+            moves.append((row, due_at, writing.run_at_of(row, due_at)))
+    return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save", columns=("first_due_at",))
+
+
 def _new_row(each: Round, using: str) -> Timeout:
-    row = writing.new_row(subject_at(each.state.policy, each.state.pk, "", using), each.due_at, each.since_at)
+    subject = subject_at(each.state.policy, each.state.pk, "", using)
+    row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms)
     if each.kept is not None:
+        row.terms = each.kept.terms if each.kept.due_at is not None else row.terms
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
         row.restarted_at = each.kept.restarted_at

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
-from django.db.models import Case, Exists, IntegerField, OuterRef, Q, Subquery, Value, When
+from django.db.models import Case, CharField, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, IsNull
@@ -24,9 +24,18 @@ from django_delayq.ledger.statements import Param, Statement, compiled, params
 from django_delayq.ledger.subjects import NEWEST_FIRST, kind_of, slots_of
 from django_delayq.models import Timeout
 from django_delayq.policy_rules import reads_other_rows, since_name, with_since
+from django_delayq.policy_terms import (
+    CONSTANT,
+    follows_data,
+    has_column,
+    lacks_none,
+    prefix,
+    terms_column,
+    terms_of_code,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime, timedelta
 
     from django.db.models import Model, QuerySet
@@ -44,6 +53,8 @@ CLOSING = (
 )
 COLUMNS = 6
 """The number of columns of each policy in the query: the fields of `RowState` that it reads."""
+TERMS_COLUMNS = 2
+"""The number of those that follow if its deadlines follow data."""
 HOLD_COLUMNS = 2
 """The number of those that follow if the policy has `hold_when`."""
 MAX_SINCE = 400
@@ -69,6 +80,9 @@ class RowState:
     """Whether `hold_when` holds; None: it was not asked. The last two are read only if the policy has it."""
     held: int = 0
     """How the pending round is held: see `held_how`."""
+    terms: str | None = None
+    pending_terms: str | None = None
+    """The terms of the row now, if SQL knows them, and of the pending round: see `policy_terms`."""
 
 
 def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lock: bool) -> list[RowState]:
@@ -81,9 +95,16 @@ def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lo
     rows, states = _read(_row, policies, pk, using, lock), list[RowState]()
     for key, *values in rows:
         for policy in policies:
-            width = COLUMNS if policy.hold_when is None else COLUMNS + HOLD_COLUMNS
-            states.append(RowState(key, policy, *values[:width]))
-            del values[:width]
+            read = values[:COLUMNS]
+            del values[:COLUMNS]
+            found: dict[str, Any] = {}
+            if follows_data(policy):
+                found |= zip(("terms", "pending_terms"), values, strict=False)
+                del values[:TERMS_COLUMNS]
+            if policy.hold_when is not None:
+                found |= zip(("on_hold", "held"), values, strict=False)
+                del values[:HOLD_COLUMNS]
+            states.append(RowState(key, policy, *read, **found))
     return states
 
 
@@ -121,6 +142,11 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
             f"delayq{number}_round": Subquery(pending.values("since_at")[:1], output_field=DateTimeField()),
             f"delayq{number}_closed": closed,
         }
+        if follows_data(policy):
+            columns |= {
+                f"delayq{number}_terms": _terms(policy, using),
+                f"delayq{number}_with": Subquery(pending.values("terms")[:1], output_field=CharField()),
+            }
         if policy.hold_when is not None:
             held = Subquery(pending.values(held=held_how())[:1], output_field=IntegerField())
             columns |= {
@@ -131,6 +157,32 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
     return for_update(rows, using) if lock else rows
 
 
+def _terms(policy: TimeoutPolicy[Any], using: str) -> Any:
+    """Return the terms of the row now as an expression; NULL if SQL does not know them."""
+    return terms_column(policy, using) if has_column(policy) else Value(None, output_field=CharField())
+
+
+def terms_of(
+    policy: TimeoutPolicy[Any], rounds: Mapping[Any, tuple[datetime | None, Any]], using: str
+) -> dict[Any, str]:
+    """Return the terms of deadlines that `policy` computes for locked objects, by key.
+
+    `rounds`: the `since` and the object of each; the object only matters if the policy needs it. One query at most.
+    """
+    if not policy.is_automatic or not follows_data(policy):  # nothing will ask
+        return dict.fromkeys(rounds, CONSTANT)
+    if not has_column(policy):
+        known = {pk: (since_at, obj) for pk, (since_at, obj) in rounds.items() if since_at is not None}
+        found = {pk: terms_of_code(policy, obj, since_at) for pk, (since_at, obj) in known.items()}
+    else:
+        rows = read_committed(rows_of(policy.concrete_model, using).filter(pk__in=list(rounds)), using)
+        with in_own_zone():
+            found = dict(rows.values_list("pk", terms_column(policy, using)))
+        to_python = root_of_key(policy.concrete_model).to_python
+        found = {to_python(pk): terms for pk, terms in found.items()}
+    return dict.fromkeys(rounds, CONSTANT) | found
+
+
 def _by_key(policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
     model = policies[0].concrete_model
     return with_since(rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), *policies)
@@ -139,11 +191,13 @@ def _by_key(policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any,
 def ledger_fits(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> bool:
     """Return whether the ledger has what `policies` require for the row `pk`.
 
-    The database compares, and returns nothing but the key. False also for a callable `since`, which SQL cannot read,
-    and with `hold_when`, which also concerns rounds with a key.
+    The database compares, and returns nothing but the key. False also for callables, which SQL cannot read, and with
+    `hold_when`, which also concerns rounds with a key.
     """
-    if not all(isinstance(policy.since, str) and policy.hold_when is None for policy in policies):
-        return False
+    for policy in policies:
+        is_known = isinstance(policy.since, str) and (has_column(policy) or not follows_data(policy))
+        if not is_known or policy.hold_when is not None:
+            return False
     return bool(_read(_fitting, policies, pk, using))
 
 
@@ -153,8 +207,13 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
         since = since_name(policy, number)
         of_since = Q(since_at=OuterRef(str(since)))
         is_needed = Q(Exact(condition_value(policy, policy.when, using), 1), (f"{since}__lt", latest_start()))
+        unfit = pending.exclude(of_since)
+        if has_column(policy):
+            rows = rows.alias(**{f"delayq{number}_terms": terms_column(policy, using)})
+            unfit = pending.filter(~of_since | data_changed(policy, OuterRef(f"delayq{number}_terms")))
+            is_needed &= lacks_none(policy)
         is_there = Case(  # in this order: an object may have very many closed rounds
-            When(has_some(pending.exclude(of_since)), then=Value(False)),
+            When(has_some(unfit), then=Value(False)),
             When(has_some(pending.filter(of_since)), then=Value(True)),
             default=Exists(rounds.filter(CLOSING, of_since)),
             output_field=BooleanField(),
@@ -162,6 +221,14 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
         fits = Case(When(is_needed, then=is_there), default=has_none(pending), output_field=BooleanField())
         rows = rows.filter(fits)
     return rows.values_list("pk")
+
+
+def data_changed(policy: TimeoutPolicy[Any], terms: Any) -> Q:
+    """Return the condition on rounds that data of their computed deadline has changed: see `policy_terms.changed`.
+
+    `terms`: those of their object now.
+    """
+    return Q(terms__startswith=prefix(policy)) & ~Q(terms=terms)
 
 
 def held_how() -> Case:
@@ -209,6 +276,8 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     model, columns = policies[0].concrete_model, dict[str, Any]()
     for number, policy in enumerate(policies):
         columns |= _columns(number, policy, using)
+        if follows_data(policy):
+            columns[f"delayq{number}_terms"] = _terms(policy, using)
         if policy.hold_when is not None:
             columns[f"delayq{number}_on_hold"] = condition_value(policy, policy.hold_when, using)
     rows = with_since(rows_of(model, using).filter(pk__in=pks), *policies).annotate(**columns)
@@ -219,10 +288,13 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     for key, *values in found:
         pk = to_python(key)
         for policy in policies:
-            row_id, since_at, held = pending.get((policy.label, pk), (None, None, 0))
-            holds, since, after, *on_hold = values[: 3 + (policy.hold_when is not None)]
-            del values[: 3 + len(on_hold)]
-            more: dict[str, Any] = {"on_hold": bool(on_hold[0]), "held": held} if on_hold else {}
+            row_id, since_at, held, terms = pending.get((policy.label, pk), (None, None, 0, None))
+            (holds, since, after), more = values[:3], dict[str, Any]()
+            del values[:3]
+            if follows_data(policy):
+                more |= {"terms": values.pop(0), "pending_terms": terms}
+            if policy.hold_when is not None:
+                more |= {"on_hold": bool(values.pop(0)), "held": held}
             states.append(RowState(pk, policy, holds, since, after, row_id, since_at, **more))
     return states
 
@@ -242,8 +314,10 @@ def keyed_rounds(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -
 
 def pending_rounds(
     policies: Collection[TimeoutPolicy[Any]], pks: Collection[Any], using: str
-) -> dict[tuple[str, Any], tuple[int, datetime | None, int]]:
-    """Return id, `since_at` and `held_how` of the pending rounds of the objects `pks`, by label and key, in one query.
+) -> dict[tuple[str, Any], tuple[int, datetime | None, int, str | None]]:
+    """Return the pending rounds of the objects `pks`, by label and key, in one query.
+
+    Of each, id, `since_at`, `held_how` and `terms`; the last two only if one of the policies needs them.
 
     Subqueries for each object would take a plan each, and without statistics PostgreSQL reads whole tables for one.
     """
@@ -251,8 +325,9 @@ def pending_rounds(
     # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
     rows = read_committed(Timeout.objects.using(using).filter(slot__in=list(slots), slot_taken=1), using)
     is_read = any(policy.hold_when is not None for policy in policies)
-    found = rows.values_list("id", "slot", "since_at", held_how() if is_read else Value(0))
-    return {slots[slot]: (row_id, since_at, held) for row_id, slot, since_at, held in found}
+    terms = F("terms") if any(map(follows_data, policies)) else Value(None, output_field=CharField())
+    found = rows.values_list("id", "slot", "since_at", held_how() if is_read else Value(0), terms)
+    return {slots[slot]: (row_id, since_at, held, terms) for row_id, slot, since_at, held, terms in found}
 
 
 def slots_by_object(

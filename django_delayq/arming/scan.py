@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db.models import F, OuterRef, Q, QuerySet, Value
-from django.db.models.functions import Concat
+from django.db.models.functions import Coalesce, Concat, Left
 from django.db.models.lookups import Exact, In
 
 from django_delayq import clock
@@ -29,9 +29,11 @@ from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 from django_delayq.policy_rules import since_name, with_since
+from django_delayq.policy_terms import changed, has_column, lacks_none, prefix, terms_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -157,6 +159,7 @@ def _lacking(policy: TimeoutPolicy[Any], using: str, delay: timedelta | None) ->
     rows = with_since(rows, policy)
     fitting = Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(since))
     # Without NULL, and without datetimes that mean "never": each sync would lock and check such rows again.
+    rows = rows.filter(lacks_none(policy))
     latest = clock.latest_start(max(delay or timedelta(0), timedelta(0)))
     rows = rows.filter(**{f"{since}__lt": latest})
     return rows.filter(has_none(_rounds(policy, using).filter(fitting)))
@@ -210,18 +213,29 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
         rows = _matching(policy, on_hold, using)
         if since is not None:
             rows = with_since(rows, policy).filter(**{since: OuterRef("since_at")})
+        rows = _with_same_data(policy, rows, using)
         # The database finds them, mostly none, in one query, if it can compare the keys.
         wrongly = waiting if key is None else waiting.filter(has_none(rows.filter(pk=key)))
         last = 0
-        while page := list(wrongly.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
+        while page := list(wrongly.filter(pk__gt=last).values_list("id", "object_id", "since_at", "terms")[:PAGE]):
             last = page[-1][0]
             rounds: dict[Any, Any] = {}
-            for _, object_id_, since_at in page:
+            for _, object_id_, *round_ in page:
                 with suppress(ValueError):  # unreadable: firing settles it as gone
-                    rounds[pk_of(model, object_id_)] = since_at
+                    rounds[pk_of(model, object_id_)] = round_
             wrong = list(rounds) if key is not None else _without_fit(policy, rounds, on_hold, using)
             if wrong:
                 yield wrong
+
+
+def _with_same_data(policy: TimeoutPolicy[Any], rows: QuerySet[Any], using: str) -> QuerySet[Any]:
+    """Return those of `rows` whose data is that of the deadline of the pending round, the surrounding query."""
+    if not has_column(policy):
+        return rows
+    is_other_code = ~Exact(Left(Coalesce(OuterRef("terms"), Value("")), len(prefix(policy))), prefix(policy))
+    return rows.alias(delayq_terms=terms_column(policy, using)).filter(
+        Q(delayq_terms=OuterRef("terms")) | is_other_code
+    )
 
 
 def _matching(policy: TimeoutPolicy[Any], on_hold: bool | None, using: str) -> QuerySet[Any]:
@@ -260,17 +274,22 @@ def _with_wrong_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[A
 
 
 def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], on_hold: bool | None, using: str) -> list[Any]:
-    """Return the keys of rows that do not fit their round; `rounds` has the `since_at` of each key's round."""
+    """Return the keys of rows that do not fit their round; `rounds` has `since_at` and `terms` of each key's round."""
     rows = _matching(policy, on_hold, using).filter(pk__in=list(rounds))
     since = since_name(policy)
     to_python = root_of_key(policy.concrete_model).to_python
     try:
-        found = list(with_since(rows, policy).values_list("pk", "pk" if since is None else F(since)))
+        terms = terms_column(policy, using) if has_column(policy) else F("pk")
+        found = list(with_since(rows, policy).values_list("pk", "pk" if since is None else F(since), terms))
     except Exception as error:  # for `repair`, which reads one by one
         if not is_of_one_object(error):
             raise
         return list(rounds)
-    matching = {to_python(pk): value for pk, value in found}
-    return [
-        pk for pk, since_at in rounds.items() if pk not in matching or (since is not None and matching[pk] != since_at)
-    ]
+    matching = {to_python(pk): values for pk, *values in found}
+
+    def is_wrong(pk: Any, since_at: datetime | None, terms: str | None) -> bool:
+        if pk not in matching or (since is not None and matching[pk][0] != since_at):
+            return True
+        return has_column(policy) and changed(policy, terms, matching[pk][1])
+
+    return [pk for pk, round_ in rounds.items() if is_wrong(pk, *round_)]

@@ -27,10 +27,11 @@ from django_delayq.ledger.columns import attempt_expired
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.ledger.stops import is_stop_in_force
+from django_delayq.lengths import resized
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
 from django_delayq.policy_options import Brake, Late
-from django_delayq.spans import Length, resized
+from django_delayq.spans import Length
 
 CACHE_SECONDS: Final = 1.0
 """A stop is in force everywhere after it. Without a cache, each firing would read the stops once more."""

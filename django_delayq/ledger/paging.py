@@ -203,13 +203,17 @@ def insert_rounds(
     payload: Any = None,
     reason: str = "",
     replace: bool = False,
+    terms: str | None = None,
 ) -> int:
     """Insert a pending row for each of `rounds`, one statement a page; return how many. The objects are locked.
+
+    `terms`: with what values the policy has computed their deadlines; None: they were set by hand.
 
     A slot that is taken keeps its row as it is, or with `replace` begins a new round with the new values.
     """
     common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
     common |= {"queue": policy.queue, "payload": payload, "reason": clipped(reason), "created_at": clock.now()}
+    common["terms"] = terms
     reports_inserted = connections[using].features.supports_update_conflicts_with_target  # not MySQL
     count = 0
     for page in chunks(sorted(rounds)):
@@ -242,7 +246,7 @@ def _write(
         if policy.within is not None:
             given += ([*map(written_as, map(policy.opening, due))],)
     rows = json.dumps([dict(zip(GIVEN, row, strict=False)) for row in zip(*given, strict=True)])
-    empty = tuple(name for name in ("payload", "since_at") if common.get(name, given) is None)
+    empty = tuple(name for name in ("payload", "since_at", "terms") if common.get(name, given) is None)
     shape = (using, GIVEN[: len(given)], empty, replace)
     if connection.features.supports_update_conflicts_with_target:
         written = _inserted.rows(*shape, rows=rows, **common)
@@ -255,8 +259,10 @@ def _write(
 @compiled
 def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: bool) -> Raw:
     connection = connections[using]
-    common = ("policy", "content_type_id", "key", "queue", "payload", "reason", "created_at", "since_at", *TIMES)
-    columns: dict[str, Any] = {name: param(name) for name in common} | {name: f"given.{name}" for name in given}
+    common = ("policy", "content_type_id", "key", "queue", "payload", "reason", "created_at", "since_at", "terms")
+    columns: dict[str, Any] = {name: param(name) for name in (*common, *TIMES)} | {
+        name: f"given.{name}" for name in given
+    }
     columns |= dict.fromkeys(empty, "NULL")  # as a parameter it would have no type
     returning: Sequence[str] = ("id",)
     if "due_at" in given:

@@ -46,10 +46,11 @@ from django_delayq.ledger.statements import (
 )
 from django_delayq.ledger.stops import stop_in_force
 from django_delayq.ledger.subjects import object_id
+from django_delayq.lengths import end_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
-from django_delayq.spans import Length, end_of
+from django_delayq.spans import Length
 
 State, Cause = Timeout.State, Timeout.Cause
 MATCHES: Final = 1

@@ -245,11 +245,14 @@ def move_rows(
 
 def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bool = False, **_: object) -> None:
     """Set what decisions depend on after a move of `row`, whose `due_at` is still the former one."""
-    row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
     row.suspected_at = None
+    if what == "recomputed":  # of the same round: the caller has set what else changes
+        return
+    row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
     if what == "hold_ended":
         row.hold_ended_at = at
     elif what != "replanned":  # a move of all rows of a policy does not take a request back
+        row.terms = None if by != "save" else row.terms
         row.is_requested = row.is_due_by_request = what == "fire_requested"
         # A duration counts from the former deadline, unless that had passed.
         counts_anew = fixed or (what in {"postponed", "deadline_changed"} and row.due_at < at)
@@ -268,7 +271,7 @@ def run_at_of(row: Timeout, due_at: datetime) -> datetime:
 def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: str) -> list[Timeout]:
     """Begin new rounds in waiting, locked rows: each with the `since_at` and `due_at` of its round; return the rows.
 
-    Their clocks run, also of those that were held.
+    The caller has set their `terms`. Their clocks run, also of those that were held.
     """
     moves, was_held = [], False
     for row, since_at, due_at in rounds:

@@ -32,11 +32,11 @@ from django_delayq.ledger.locking import for_update, read_committed, transaction
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
+from django_delayq.lengths import after_stop
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
 from django_delayq.paths import read_relations
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
-from django_delayq.spans import after_stop
 
 logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What

@@ -31,12 +31,13 @@ from django_delayq.ledger.history import iso
 from django_delayq.ledger.paging import Page, each_page, newest_id
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count_each
+from django_delayq.lengths import resized
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, run_move, unfinished, wake_for
 from django_delayq.paths import read_relations
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.policy_options import Brake, Late, Then
-from django_delayq.spans import Length, resized
+from django_delayq.spans import Length
 
 Stop, What = PolicyControl.Stop, PolicyChange.What
 Mode = Literal["keep", "recompute", "shift"]

@@ -9,7 +9,7 @@ from django.db.models import Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.arming import holding
-from django_delayq.arming.row_state import objects_of_policy
+from django_delayq.arming.row_state import objects_of_policy, terms_of
 from django_delayq.delays import added, parse_delay
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
@@ -21,11 +21,12 @@ from django_delayq.ledger.paging import PENDING, Page, each_page
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
+from django_delayq.lengths import needs_object
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
+from django_delayq.policy_terms import CONSTANT, follows_data, has_column
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
-from django_delayq.spans import needs_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -89,7 +90,10 @@ def schedule_timeouts(
                 raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
             if is_limited:
                 _check_totals(resolved, rounds, taken, key, using)
-        count = paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        count = 0
+        for terms, same in _by_terms(resolved, rounds, given, using).items():
+            options: dict[str, Any] = {"key": key, "payload": body, "reason": reason, "replace": replace}
+            count += paging.insert_rounds(resolved, same, using, terms=terms, **options)
         if resolved.hold_when is not None:
             kept = [] if replace else [row.pk for row in taken]
             holding.hold_scheduled(resolved, pks, key, using, is_computed=given is None, kept=kept)
@@ -147,6 +151,23 @@ def _lock_and_plan(
                 raise single.no_deadline(subject_at(policy, pk, key, using))
             rounds.append((slot, object_id, since_at, due))
     return rounds
+
+
+def _by_terms(
+    policy: TimeoutPolicy[Any], rounds: list[paging.Round], given: Delay | None, using: str
+) -> dict[str | None, list[paging.Round]]:
+    """Return `rounds` by the terms of their deadlines; None: the caller has given them."""
+    if given is not None or not follows_data(policy):
+        return {None if given is not None else CONSTANT: rounds} if rounds else {}
+    keys, found = {each[1]: pk_of(policy.concrete_model, each[1]) for each in rounds}, dict[str | None, Any]()
+    objects = {} if has_column(policy) else objects_of_policy(policy, set(keys.values()), using)
+    since = {keys[object_id]: (since_at, objects.get(keys[object_id])) for _, object_id, since_at, _ in rounds}
+    terms = dict[Any, str]()
+    for chunk in chunks(list(since)):
+        terms |= terms_of(policy, {pk: since[pk] for pk in chunk}, using)
+    for each in rounds:
+        found.setdefault(terms[keys[each[1]]], []).append(each)
+    return found
 
 
 def _without_fired(

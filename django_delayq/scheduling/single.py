@@ -18,7 +18,7 @@ from django.db.models import Q
 from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Failures
-from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy
+from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
@@ -30,10 +30,11 @@ from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.rounds import lock_newest, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
+from django_delayq.lengths import end_of, length_text
 from django_delayq.models import WAITING, Timeout
+from django_delayq.policy_terms import CONSTANT
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
-from django_delayq.spans import end_of, length_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -98,7 +99,7 @@ def schedule_timeout(
     due_at = None if in_steps else _due_at(subject, given)
     if due_at is None:
         return _put_in_steps(subject, given, on_conflict, **values)
-    new = writing.new_row(subject, due_at, None, **values)
+    new = writing.new_row(subject, due_at, None, terms=CONSTANT if given is None else None, **values)
     if writing.insert_at_once(new, subject):
         return _announced(new, new, using)
     if on_conflict == "replace" and resolved.total is None and resolved.since is None:
@@ -138,7 +139,8 @@ def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict
             return fired[-1]
         if policy.total is not None:
             check_total(lock_newest(subject, pending=True), due_at, subject, fresh)
-        new = writing.new_row(subject, due_at, since_at, **values)
+        terms = None if given else terms_of(policy, {subject.pk: (since_at, fresh)}, subject.using)[subject.pk]
+        new = writing.new_row(subject, due_at, since_at, terms=terms, **values)
         row = writing.upsert(new, subject)
         if is_on_hold(policy, subject.pk, subject.using):
             holding.hold_new([row], subject.using, database_now(subject.using), is_computed=given is None, by="hand")

@@ -7,7 +7,7 @@ import uuid
 from django.db import models
 
 from django_delayq import TimeoutRelation
-from tests.testapp import desk, keys  # noqa: F401 - Django finds models through this module
+from tests.testapp import desk, keys, market  # noqa: F401 - Django finds models through this module
 
 
 class Customer(models.Model):

@@ -11,10 +11,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from dateutil.relativedelta import relativedelta
 
-from django_delayq import spans
+from django_delayq import lengths, spans
 from django_delayq.calendars import WorkingHours
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.spans import Length, Wall, Working, as_length, end_of
+from django_delayq.lengths import as_length, end_of
+from django_delayq.spans import Length, Wall, Working
 
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
 NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)
@@ -66,7 +67,7 @@ def test_an_end_beyond_the_supported_years_is_none(length: Length) -> None:
     since = datetime(2020, 6, 1, tzinfo=UTC)
     found = end_of(length, since, None)
     assert found is None or found.year < 1970
-    if not spans.is_negative(length):
+    if not lengths.is_negative(length):
         assert found is None
 
 

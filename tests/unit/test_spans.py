@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from django_delayq import spans
+from django_delayq import lengths
 from django_delayq.calendars import WorkingHours, instant_of
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.spans import Length, Wall, Working, as_length, elapsed, end_of, forward, resized
+from django_delayq.lengths import as_length, elapsed, end_of, forward, resized
+from django_delayq.spans import Length, Wall, Working
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
 
 BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")  # the latter is TIME_ZONE of the tests
@@ -392,12 +393,12 @@ LENGTHS: list[tuple[Length, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("length", "text", "facts"), LENGTHS, ids=[text for _, text, _ in LENGTHS])
 def test_what_other_modules_ask_about_a_length(length: Length, text: str, facts: dict[str, Any]) -> None:
-    assert spans.length_text(length) == text
-    assert spans.needs_object(length) == facts.get("object", False)
-    assert spans.paths_of(length) == ((facts["path"],) if "path" in facts else ())
-    assert spans.relations_of(length) == ((facts["relation"],) if "relation" in facts else ())
-    assert spans.has_wall_time(length) == facts.get("wall_time", False)
-    assert spans.is_negative(length) == facts.get("negative", False)
+    assert lengths.length_text(length) == text
+    assert lengths.needs_object(length) == facts.get("object", False)
+    assert lengths.paths_of(length) == ((facts["path"],) if "path" in facts else ())
+    assert lengths.relations_of(length) == ((facts["relation"],) if "relation" in facts else ())
+    assert lengths.has_wall_time(length) == facts.get("wall_time", False)
+    assert lengths.is_negative(length) == facts.get("negative", False)
 
 
 def test_another_delay_of_an_operator_is_counted_in_the_calendar_of_the_policy() -> None:
@@ -433,7 +434,7 @@ def test_another_delay_of_an_operator_is_counted_in_the_calendar_of_the_policy()
     ids=str,
 )
 def test_a_delay_is_described_with_what_it_counts_from(length: Any, text: str) -> None:
-    assert spans.delay_text(length, "paid_at") == text
+    assert lengths.delay_text(length, "paid_at") == text
 
 
 def test_spans_are_compared_by_value_hashed_and_copied() -> None:

@@ -20,13 +20,13 @@ from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
+from django_delayq.lengths import length_text
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.monitoring import snapshot
 from django_delayq.operations import Refusal
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Then
 from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import explain_timeout
-from django_delayq.spans import length_text
 
 STOPS: Final = PolicyControl.Stop.choices[1:]
 """How a policy is stopped; null: it is not."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from django_delayq.clock import plural
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
+from django_delayq.lengths import length_text
 from django_delayq.models import Timeout
-from django_delayq.spans import length_text
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member

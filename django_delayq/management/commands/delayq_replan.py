@@ -8,9 +8,10 @@ from django_delayq.clock import plural
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
+from django_delayq.lengths import length_text
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.operations import preview_delay
-from django_delayq.spans import Length, length_text
+from django_delayq.spans import Length
 
 
 class Command(PolicyCommand):

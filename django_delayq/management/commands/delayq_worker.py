@@ -26,12 +26,12 @@ from django_delayq.conf import MAX_CONCURRENCY, get_settings
 from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import how_to_migrate, unapplied_migrations
+from django_delayq.lengths import delay_text, length_text
 from django_delayq.logs import shown
 from django_delayq.management.operating import TextCommand
 from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
-from django_delayq.spans import delay_text, length_text
 from django_delayq.worker.loop import Worker, signal_handlers
 from django_delayq.worker.servers import RedisHealth
 from django_delayq.worker.supervisor import NUMBER_VARIABLE, REFUSED, Supervisor

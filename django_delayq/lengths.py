@@ -1,0 +1,190 @@
+"""Lengths: a timedelta or a span, and all questions about either: where it ends, what it reads, how it is displayed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import MAXYEAR, UTC, date, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+
+from django_delayq import clock
+from django_delayq.calendars import Calendar
+from django_delayq.exceptions import InvalidDelay
+from django_delayq.paths import relations_on
+from django_delayq.spans import SAMPLE, BuiltIn, Length, Relative, Span, fitting_end, in_utc
+
+_LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
+
+
+def as_length(value: Any, name: str) -> Length:
+    """Return `value` if it is a timedelta or a span, and a relativedelta as a span. Otherwise raise InvalidDelay."""
+    if isinstance(value, timedelta):
+        return value
+    if is_relativedelta(value):
+        return wrapped(value)
+    if is_span(value):
+        return value  # type: ignore[no-any-return]
+    raise InvalidDelay(f"{name} must be a timedelta, a span such as Working(...) or a relativedelta, not {value!r}.")
+
+
+def is_relativedelta(value: Any) -> bool:
+    """Return whether `value` is a relativedelta. dateutil is not imported: without it there is none."""
+    dateutil = sys.modules.get("dateutil.relativedelta")
+    return dateutil is not None and isinstance(value, dateutil.relativedelta)
+
+
+def is_span(value: Any) -> bool:
+    """Return whether `value` is a span. A class is none, nor a timedelta."""
+    return callable(getattr(value, "end", None)) and not isinstance(value, type)
+
+
+def wrapped(value: Any) -> Span:
+    """Return the relativedelta `value` as a span. Raises InvalidDelay if it leads to no datetime (`hour=25`)."""
+    try:
+        SAMPLE + value
+    except (ValueError, OverflowError) as error:
+        raise InvalidDelay(f"{value} leads to no datetime: {error}.") from error
+    return Relative(value)
+
+
+def end_of(length: Length, since: datetime | date, obj: Any) -> datetime | None:
+    """Return the end of `length` from `since`, in UTC if aware.
+
+    None if `obj` is exempt, or if the end is not `clock.within_calendar`.
+
+    Raises:
+        InvalidDelay: the calendar is closed for a year; a date as `since` without a local time; or a span that returns
+            something else than a datetime that fits `USE_TZ`.
+    """
+    if isinstance(length, timedelta):
+        return clock.within_calendar(since, length)  # type: ignore[arg-type] # declarations refuse a date here
+    try:
+        found = length.end(since, obj)
+    except OverflowError:
+        return None
+    if found is None:
+        return None
+    if not isinstance(found, datetime) or timezone.is_aware(found) != settings.USE_TZ:
+        clock.check_awareness(found, f"The end of '{length_text(length)}'")
+    return clock.within_calendar(found)
+
+
+def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
+    """Return the time from `start` to `end` that `length` counts, negative if `end` is before `start`.
+
+    That is the open time of its calendar, and real time for a length without one.
+    """
+    begin, finish, calendar = in_utc(start), in_utc(end), _calendar_of(length, obj)
+    return finish - begin if calendar is None else timedelta(seconds=calendar.between(begin, finish))
+
+
+def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetime:
+    """Return when `length` has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
+
+    Raises:
+        InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
+    """
+    if by <= timedelta(0):
+        return start
+    found, calendar = clock.shifted(start, by), _calendar_of(length, obj)
+    if calendar is None:
+        return found
+    try:
+        found = calendar.add(in_utc(start), by.total_seconds())
+    except OverflowError:
+        found = datetime(MAXYEAR, 1, 1, tzinfo=UTC)
+    return clock.shifted(fitting_end(found), timedelta(0))
+
+
+def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: datetime, obj: Any) -> datetime:
+    """Return the deadline `due_at` if its clock was stopped from `begin` to `end`.
+
+    The rest counts on from `end` in the own time of `length`, so that a night adds nothing to working hours. None: real
+    time, as for a deadline that had passed at `begin`. Raises InvalidDelay, see `forward`.
+    """
+    if end <= begin:
+        return due_at
+    if length is None or due_at <= begin:
+        return clock.shifted(due_at, end - begin)
+    return forward(length, end, elapsed(length, begin, due_at, obj), obj)
+
+
+def resized(length: Length, to: timedelta, *, strict: bool = False) -> Length:
+    """Return the delay `to` for a policy that declares `length`: in its calendar and zone, if it has one.
+
+    If `length` counts days, and `to` is not a number of whole days: `to` as real time, so that no save fails after the
+    declaration was changed. With `strict`, that raises InvalidDelay.
+    """
+    try:
+        return length.resized(to) if isinstance(length, BuiltIn) else to
+    except InvalidDelay:
+        if strict:
+            raise
+        return to
+
+
+def needs_object(length: Length) -> bool:
+    """Return whether the end may depend on the object: by a path or a callable, or as the span is not built in."""
+    if not isinstance(length, BuiltIn):
+        return not isinstance(length, timedelta)
+    return length.source is not None or bool(length.amounts)
+
+
+def paths_of(length: Length) -> tuple[str, ...]:
+    """Return the paths that `length` reads from an object, such as "team__sla_hours", "team__calendar"."""
+    if not isinstance(length, BuiltIn):
+        return ()
+    return (*length.amounts.values(), *((length.source,) if isinstance(length.source, str) else ()))
+
+
+def amount_paths_of(length: Length) -> tuple[str, ...]:
+    """Return those of the paths of `length` that lead to numbers."""
+    return tuple(length.amounts.values()) if isinstance(length, BuiltIn) else ()
+
+
+def reads_unnamed(length: Length) -> bool:
+    """Return whether the end may depend on values of the object that no path names: of a callable or a foreign span."""
+    if isinstance(length, BuiltIn):
+        return callable(length.source)
+    return not isinstance(length, timedelta)
+
+
+def relations_of(length: Length) -> tuple[str, ...]:
+    """Return the relations on the paths of `length`, for `select_related`: the paths without their last step."""
+    return tuple(relation for path in paths_of(length) for relation in relations_on(path))
+
+
+def has_wall_time(length: Length) -> bool:
+    """Return whether `length` may count from a date: it sets the local time, or is a span that is not built in."""
+    return length.has_wall_time if isinstance(length, BuiltIn) else not isinstance(length, timedelta)
+
+
+def is_negative(length: Length) -> bool:
+    """Return whether the end is before the beginning; False for a span that is not built in."""
+    if isinstance(length, timedelta):
+        return length < timedelta(0)
+    return isinstance(length, BuiltIn) and length.is_negative
+
+
+def length_text(length: Length) -> str:
+    """Return `30 min`, `4 working hours, Europe/Berlin` or `1 month before, at 08:00, tenant__zone`."""
+    return clock.duration_text(length) if isinstance(length, timedelta) else str(length)
+
+
+def delay_text(length: Length, since: str) -> str:
+    """Return `30 min after paid_at` or `4 working hours after paid_at, Europe/Berlin`."""
+    if isinstance(length, timedelta):
+        if not length:
+            return f"at {since}"
+        return f"{clock.duration_text(abs(length))} {'before' if length < timedelta(0) else 'after'} {since}"
+    amount, rest = _LENGTH_TEXT.fullmatch(length_text(length)).groups("")  # type: ignore[union-attr] # matches anything
+    if not amount:
+        return f"{since} {rest}"
+    return f"{amount}{'' if amount.endswith('before') else ' after'} {since}{rest}"
+
+
+def _calendar_of(length: Length, obj: Any) -> Calendar | None:
+    return length.calendar_of(obj) if hasattr(length, "calendar_of") else None
