@@ -30,7 +30,8 @@ from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
+from django_delayq.policy_rules import ignored_deletion, unindexed
+from django_delayq.policy_watches import cannot_watch
 
 
 def register() -> None:
@@ -121,14 +122,13 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
-    reading = ["when or hold_when" if policy.hold_when else "when"] if reads_other_rows(policy) else []
-    reading += ["since"] if isinstance(policy.since, str) and "__" in policy.since else []
-    if reading:
+    if policy.is_automatic and (reading := cannot_watch(policy)):
+        lookups = "a lookup, such as ~Q(payments__status=...)"
         yield Warning(
-            f"{' and '.join(reading)} {'read' if len(reading) > 1 else 'reads'} other rows: "
-            "saving those schedules and cancels nothing.",
-            hint="Copy the values to the object; or call sync_timeouts() where they change, and add "
-            'silenced_checks="W001".',
+            f"{' and '.join(reading)} of {policy.label} {'read' if len(reading) > 1 else 'reads'} other rows in a way "
+            "that cannot be watched: saving those schedules and cancels nothing.",
+            hint=f"Name them by {lookups}; or call sync_timeouts({policy.model._meta.model_name}) in a receiver of "
+            'post_save and post_delete of their model, and add silenced_checks="W001".',
             id="django_delayq.W001",
         )
 

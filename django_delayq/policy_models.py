@@ -119,6 +119,8 @@ class PolicySync(models.Model):
     finished_at = models.DateTimeField(null=True, default=None)
     """The start of the present or last pass, and the end of the last complete one."""
     claimed_until = models.DateTimeField(null=True, default=None)
+    asked_at = models.DateTimeField(null=True, default=None)
+    """When a write that concerns very many objects has last asked for a pass."""
     declarations: Field[Any, Any] = models.JSONField(default=list)
     """The fingerprints of the declarations that workers had, the newest first: see `ledger.declarations`."""
     confirmed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None)
@@ -129,6 +131,11 @@ class PolicySync(models.Model):
 
     def __str__(self) -> str:
         return self.policy
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a pass was asked for since the present or last one began."""
+        return self.asked_at is not None and (self.began_at is None or self.began_at <= self.asked_at)
 
     @property
     def is_running(self) -> bool:

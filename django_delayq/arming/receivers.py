@@ -15,10 +15,11 @@ from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
+from django_delayq.arming import watched
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, transaction_of
-from django_delayq.ledger.routing import database_of, has_ledger, writer_of
+from django_delayq.ledger.routing import has_timeouts
 from django_delayq.ledger.statements import chunks
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import M, get_policies, registry
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
+    from django_delayq.policy_watches import Watch
+
 
 def connect() -> None:
     """Connect to saves and deletes of all models with policies, their proxies and children.
@@ -36,7 +39,7 @@ def connect() -> None:
     The receivers are connected for each model, because one for all models would prevent Django's fast bulk deletes of
     models without policies. Called again for each policy that is declared after the start.
     """
-    for model in apps.get_models():
+    for model in apps.get_models(include_auto_created=True):
         _connect_to(model)
     # Proxies and children may be loaded later: in an `admin.py` whose app comes after this one, or in a function.
     class_prepared.connect(_connect_to, dispatch_uid="django_delayq.connect")
@@ -44,7 +47,11 @@ def connect() -> None:
 
 
 def _connect_to(sender: type[Model], **_: Any) -> None:
-    """Connect to saves and deletes of a model, if it has policies. The models of migrations have none."""
+    """Connect to saves and deletes of a model, if it has policies, or policies read its rows.
+
+    The models of migrations have none.
+    """
+    watched.connect_to(sender)
     policies = get_policies(sender)
     # Deleting a multi-table child deletes its parent's row too, and sends the parent's signals.
     if any(policy.concrete_model is sender._meta.concrete_model for policy in policies):
@@ -104,18 +111,6 @@ def arm_saved(
         if not has_timeouts(sender, instance, using):
             return
         arm_one(policies, policies[0].pk_of(instance), using, is_new=created)
-
-
-def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
-    """Return whether `using`, to which `instance` was written, is the database that has its timeouts.
-
-    Copies that the application writes to another database, such as an archive, have none. Raises ConfigError if the
-    routers separate the model from the ledger.
-    """
-    is_home = using == writer_of(sender)
-    if not is_home and (writer_of(sender, instance) != using or not has_ledger(using)):
-        return False
-    return database_of(sender, instance) == using
 
 
 # For each connection and table, by key, the objects whose deletion has begun. The deletion itself keeps them alive, so
@@ -179,11 +174,20 @@ class ArmingQuerySet(QuerySet[M]):
         using = self._armed_in(None)
         if using is None:
             return super().bulk_create(objects, **given)
-        self._check_keys(objects, using, ignore_conflicts, update_conflicts and not self._is_key(unique_fields))
+        if policies_by_table(self.model):
+            self._check_keys(objects, using, ignore_conflicts, update_conflicts and not self._is_key(unique_fields))
+        watches = self._watches(None, using)
+        owners = watched.owners_by_values(watches, objects, using)
+        if update_conflicts:
+            for page in chunks([obj.pk for obj in objects if obj.pk is not None]):
+                owners.update(watched.owners_by_keys(watches, page, using))
         # After an error the caller's transaction must be rolled back.
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
+            owners.lock(using)
             created = super().bulk_create(objects, **given)
-            sync_timeouts(objects)
+            if policies_by_table(self.model):
+                sync_timeouts(objects)
+            owners.arm(using)
         return created
 
     def update(self, **values: Any) -> int:
@@ -197,7 +201,10 @@ class ArmingQuerySet(QuerySet[M]):
             return super().update(**values)
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             keys = list(dict.fromkeys(self.using(using).order_by("pk").values_list("pk", flat=True)))
-            pages = list(chunks(keys))
+            pages, watches, owners = list(chunks(keys)), self._watches(values, using), watched.Owners()
+            for page in pages:
+                owners.update(watched.owners_by_keys(watches, page, using))
+            owners.lock(using)
             for page in pages:
                 lock_keys(self.model, page, using)
             # One statement, because the condition may read what the statement changes. It is evaluated again on the
@@ -205,18 +212,29 @@ class ArmingQuerySet(QuerySet[M]):
             rows = self.filter(pk__in=keys) if len(pages) <= 1 else self
             updated = super(ArmingQuerySet, rows).update(**values)
             for page in pages:
+                owners.update(watched.owners_by_keys(watches, page, using))  # some may belong to others now
                 sync_timeouts(rows_of(self.model, using).filter(pk__in=page))
+            owners.arm(using)
         self._result_cache = None
         return updated
 
     def _armed_in(self, names: Collection[str] | None) -> str | None:
         """Return the database to which this queryset writes; None: no timeouts depend on the fields `names` there."""
         self._for_write = True
+        if self._watches(names, self.db):
+            return self.db
         if not policies_by_table(self.model, names):
             return None
+        return self.db if has_timeouts(self.model, self._row(), self.db) else None
+
+    def _watches(self, names: Collection[str] | None, using: str) -> list[Watch]:
+        """Return what policies watch of the fields `names` of this model, in the database `using`."""
+        return watched.watches_for(self.model, self._row(), using, names)
+
+    def _row(self) -> M:
         row = self.model()
         row._state.db = self.db
-        return self.db if has_timeouts(self.model, row, self.db) else None
+        return row
 
     def _is_key(self, target: Collection[str] | None) -> bool:
         """Return whether only the primary key can conflict in an upsert with the unique fields `target`."""

@@ -233,9 +233,9 @@ def _with_same_data(policy: TimeoutPolicy[Any], rows: QuerySet[Any], using: str)
     if not has_column(policy):
         return rows
     is_other_code = ~Exact(Left(Coalesce(OuterRef("terms"), Value("")), len(prefix(policy))), prefix(policy))
-    return rows.alias(delayq_terms=terms_column(policy, using)).filter(
-        Q(delayq_terms=OuterRef("terms")) | is_other_code
-    )
+    rows = rows.alias(delayq_terms=terms_column(policy, using))
+    is_same: QuerySet[Any] = rows.filter(Q(delayq_terms=OuterRef("terms")) | is_other_code)
+    return is_same
 
 
 def _matching(policy: TimeoutPolicy[Any], on_hold: bool | None, using: str) -> QuerySet[Any]:

@@ -155,7 +155,7 @@ def repair(
     done, policy = Synced(too_old=step.too_old), failures.policy
     for pks in chunks(step.wrong, LOCKED):
         changes = arm_readable(failures, pks, using, oldest, wait=wait, dry_run=dry_run)
-        found = (changes.insert, changes.move, changes.cancel)
+        found = (changes.insert, {**changes.move, **changes.recompute}, changes.cancel)
         done += (*map(len, found), changes.too_old, len(changes.hold), len(changes.resume))
         if step.may_be_gone:
             done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0, 0, 0)
@@ -253,7 +253,10 @@ class TableSync:
             rows.filter(is_free, pk__in=[row.pk for row in left]).update(**anew)
             found = list(rows.all())
         free = [row for row in found if (at := row.claimed_until) is None or at in self._claims or at <= now]
-        due = [row for row in free if row.is_running or row.began_at is None or row.began_at <= now - interval * EARLY]
+        begun_by = now - interval * EARLY
+        due = [
+            row for row in free if row.is_running or row.is_asked or row.began_at is None or row.began_at <= begun_by
+        ]
         due = [row for row in due if row.policy not in self._failed or not self._failed[row.policy].seconds_left]
         if not due and not self._claims:
             others = [row.claimed_until - now for row in found if row not in free and row.claimed_until is not None]

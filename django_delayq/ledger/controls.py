@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import DurationField, QuerySet, Subquery, Value
+from django.db.models import DurationField, F, Q, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
@@ -28,7 +28,7 @@ from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.lengths import resized
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
 from django_delayq.policy_options import Brake, Late
 from django_delayq.spans import Length
@@ -230,6 +230,8 @@ class StopChanges(NamedTuple):
     """The time of the database."""
     has_expired: bool
     """Whether a row is `firing` although its worker has died."""
+    wants_sync: bool
+    """Whether a write that concerns very many objects has asked for a pass of the sync, which has not begun."""
     stopped: Stopped
     controls: dict[str, PolicyControl]
     """What operators have changed, by the present label of the policy."""
@@ -251,8 +253,8 @@ def read_stop_changes(using: str) -> StopChanges:
     """Read all of it in one query, which is not cached. Raises the database's errors."""
     asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
     rows = _controls.rows(using, get_settings().longest_lease)
-    *_, now, has_expired = rows[0]
-    changes = StopChanges(asked_at, now, bool(has_expired), Stopped(), {}, {})
+    *_, now, has_expired, wants_sync = rows[0]
+    changes = StopChanges(asked_at, now, bool(has_expired), bool(wants_sync), Stopped(), {}, {})
     by_label: dict[str, list[PolicyControl]] = {}
     for row in rows:
         if row[0] is not None:  # else there are no controls
@@ -345,21 +347,24 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
 
 @compiled
 def _controls(using: str, longest_lease: timedelta) -> Raw:
-    """Select all controls, with the time and whether rows have expired; one row without a control if there are none."""
+    """Select all controls, with the time, and whether rows have expired and a sync is wanted; at least one row."""
     connection = connections[using]
     quoted, time_field = connection.ops.quote_name, PolicyControl._meta.get_field("changed_at")
     firing = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
     expired, parameters = sql_of(firing.filter(attempt_expired(longest_lease)).values("pk"), using)
+    asked = PolicySync.objects.using(using).filter(asked_at__isnull=False)
+    asked = asked.filter(Q(began_at__isnull=True) | Q(began_at__lte=F("asked_at")))
+    wanted, of_wanted = sql_of(asked.values("pk"), using)
     compiler = firing.query.get_compiler(using)
     with evaluated_at_execution():
         now, given = compiler.compile(DatabaseNow())
     columns = [selected(f"control.{quoted(field.column)}", field, connection) for field in _FIELDS]
     columns.append(selected(now, time_field, connection))
     sql = (
-        f"SELECT {', '.join(columns)}, EXISTS ({expired}) FROM (SELECT 1 AS one) one"
+        f"SELECT {', '.join(columns)}, EXISTS ({expired}), EXISTS ({wanted}) FROM (SELECT 1 AS one) one"
         f" LEFT JOIN {quoted(PolicyControl._meta.db_table)} control ON 1 = 1"
     )
-    return Raw(sql, [*given, *parameters], [*_FIELDS, time_field])
+    return Raw(sql, [*given, *parameters, *of_wanted], [*_FIELDS, time_field])
 
 
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:

@@ -80,3 +80,15 @@ def has_ledger(using: str) -> bool:
 @functools.cache
 def _is_migrated(using: str) -> bool:
     return Timeout._meta.db_table in connections[using].introspection.table_names()
+
+
+def has_timeouts(model: type[Model], instance: Model, using: str) -> bool:
+    """Return whether `using`, to which `instance` is written, is the database that has the timeouts of `model`.
+
+    Copies that the application writes to another database, such as an archive, have none. Raises ConfigError if the
+    routers separate the model from the ledger.
+    """
+    is_home = using == writer_of(model)
+    if not is_home and (writer_of(model, instance) != using or not has_ledger(using)):
+        return False
+    return database_of(model, instance) == using

@@ -181,6 +181,7 @@ class Migration(migrations.Migration):
                 ('began_at', models.DateTimeField(default=None, null=True)),
                 ('finished_at', models.DateTimeField(default=None, null=True)),
                 ('claimed_until', models.DateTimeField(default=None, null=True)),
+                ('asked_at', models.DateTimeField(default=None, null=True)),
                 ('declarations', models.JSONField(default=list)),
                 ('confirmed_at', models.DateTimeField(default=None, null=True)),
             ],

@@ -108,6 +108,10 @@ class Job:
         """Return how long it is until the next run. 0: it is due."""
         return max(0.0, self._due_at - time.monotonic())
 
+    def hasten(self) -> None:
+        """Make the job due now."""
+        self._due_at = time.monotonic()
+
     def run(self) -> None:
         """Run the job once, and once more on another connection if its own was broken. Raises nothing."""
         failure = self._attempt()
@@ -281,11 +285,18 @@ class Background:
         # thread use only the library's own tables and Redis.
         slow = PeriodicThread("slow-jobs")
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
+        sync = Job("sync", lambda: self.sync(slow.run_urgent))
+
+        def due_changes() -> None:
+            self.end_holds()
+            if stop_cache.recent(self._using).wants_sync:
+                sync.hasten()
+
         slow.jobs += [
-            Job.every(get_settings().sweep_interval, "holds", self.end_holds, longest=longest),
+            Job.every(get_settings().sweep_interval, "holds", due_changes, longest=longest),
             Job.every(min(6 * get_settings().sweep_interval, ABANDONED_AFTER), "moves", moves),
             Job.every(MISSED_EVERY, "missed-moves", partial(move_missed, self._using)),
-            Job("sync", lambda: self.sync(slow.run_urgent)),
+            sync,
             Job.every(PRUNE_INTERVAL, "prune", lambda: self._prune(slow.run_urgent)),
         ]
         return [quick, slow]
