@@ -14,6 +14,7 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
 from django.contrib.contenttypes.models import ContentType
+from django.db import connections, router
 from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -25,6 +26,7 @@ from django_delayq.admin.actions import banners, permitted_actions, timeout_acti
 from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
+from django_delayq.ledger.locking import begin_write, lock_keys
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_of, tables_of
 from django_delayq.models import Timeout
@@ -115,6 +117,24 @@ class TimeoutAdminMixin(_Mixin):
         shown = {name: Subquery(pending.values(column)[:1]) for name, column in columns.items()}
         annotated: QuerySet[Any] = rows.using(using).annotate(**shown)
         return annotated
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Return the object, which is locked before it is changed.
+
+        The page saves all of its columns, also those that it does not show. Without the lock it would write them as
+        they were before a timeout fired in the same moment.
+        """
+        obj = super().get_object(request, object_id, from_field)
+        if obj is None or request.method != "POST" or not (using := self._locks_in(obj)):
+            return obj
+        begin_write(using)
+        lock_keys(type(obj), [obj.pk], using)
+        return super().get_object(request, object_id, from_field)
+
+    def _locks_in(self, obj: Model) -> str:
+        """Return the database in whose transaction `obj` is about to be changed, if it may have timeouts there."""
+        using = router.db_for_write(type(obj), instance=obj)
+        return using if get_policies(type(obj)) and connections[using].in_atomic_block else ""
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = [*super().get_list_display(request)]

@@ -17,6 +17,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from django_delayq import Limits, Rate, Retry, timeout_policy
+from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
 if TYPE_CHECKING:
@@ -83,6 +84,17 @@ def chase(parcel: Parcel, timeout: Timeout) -> None:
 def expire(voucher: Voucher, timeout: Timeout) -> None:
     voucher.status = "expired"
     voucher.save()
+
+
+LOSE_UNPAID: dict[str, Any] = {"after": timedelta(minutes=30), "since": "created_at"}
+LOSE_UNPAID["when"] = Q(status="unpaid") & ~Q(payments__status="captured")
+
+
+def lose(purchase: Purchase, timeout: Timeout) -> None:
+    """Lose a purchase none of whose payments was captured."""
+    purchase.status = "cancelled"
+    purchase.save()
+    Effect.objects.create(what="lose_unpaid", object_id=purchase.pk, timeout_id=timeout.pk)
 
 
 SOME = os.environ.get("DELAYQ_TEST_POLICIES", "").split()
@@ -170,3 +182,10 @@ def end_process(order: Order, timeout: Timeout) -> None:
     """End the process while others run in it."""
     time.sleep(0.05)
     os._exit(7)
+
+
+if "lose_unpaid" in SOME:
+
+    @timeout_policy(Purchase, **LOSE_UNPAID)
+    def lose_unpaid(purchase: Purchase, timeout: Timeout) -> None:
+        lose(purchase, timeout)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
 from django.utils import timezone
 
 from django_delayq.clock import database_now
-from tests.e2e.races.paying import RIGHT_WAYS, Payment
+from tests.e2e.races.paying import RIGHT_WAYS
+from tests.e2e.races.paying_rows import ROW_WAYS
+from tests.testapp.market import Purchase
 from tests.testapp.models import Order
 
 
@@ -19,12 +22,12 @@ def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, f
 
     Return each key with the result of the payment, and its lateness in seconds.
     """
-    payment = RIGHT_WAYS[way]
-    _warm_up(payment)
+    model, payment = (Purchase, ROW_WAYS[way]) if way in ROW_WAYS else (Order, RIGHT_WAYS[way])
+    _warm_up(model, payment)
     ahead = _database_is_ahead_by()
     answers = []
     for pk, moment in share:
-        order = Order.objects.get(pk=pk)  # as a view reads it, some time before it decides
+        order = model._default_manager.get(pk=pk)  # as a view reads it, some time before it decides
         # Not to wait for anything to happen: this is the planned instant of the race.
         time.sleep(max(0.0, moment - ahead - time.time()))
         late = time.time() + ahead - moment
@@ -32,9 +35,9 @@ def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, f
     return answers
 
 
-def _warm_up(payment: Payment) -> None:
+def _warm_up(model: Any, payment: Callable[[Any], bool]) -> None:
     """Make a first payment that does not count, because it is many times slower than the next ones."""
-    order = Order.objects.create(created_at=timezone.now())
+    order = model.objects.create(created_at=timezone.now())
     payment(order)
     order.delete()
 

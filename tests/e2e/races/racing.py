@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
+from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
 
 from django_delayq import sync_timeouts
 from django_delayq.clock import database_now
 from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy
 from tests.e2e.races.stage import Actor, all_answer
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
@@ -30,6 +32,22 @@ IN_TIME = {("paid", "cancelled", 0, True), ("paid", "skipped", 0, True)}
 TOO_LATE = {("cancelled", "fired", 1, False)}
 
 
+@dataclass(frozen=True)
+class Goods:
+    """What is paid in a race, and how to see afterwards how each of them ended."""
+
+    model: Any
+    policy: TimeoutPolicy[Any]
+    status: Callable[[Collection[int]], dict[int, str]]
+
+
+def _status_of_orders(pks: Collection[int]) -> dict[int, str]:
+    return dict(Order.objects.filter(pk__in=pks).values_list("pk", "status"))
+
+
+ORDERS = Goods(Order, cancel_unpaid, _status_of_orders)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a race ended: how many won each way, and by how many seconds both sides were late, in the median."""
@@ -44,14 +62,23 @@ class Outcome:
         return self.paid / (self.paid + self.cancelled)
 
 
-def race(way: str, payers: Sequence[Actor], *, count: int, per_second: float, shift: float, seed: str) -> Outcome:
+def race(
+    way: str,
+    payers: Sequence[Actor],
+    *,
+    count: int,
+    per_second: float,
+    shift: float,
+    seed: str,
+    goods: Goods = ORDERS,
+) -> Outcome:
     """`count` orders are paid at their deadlines + `shift` seconds, give or take the jitter.
 
     Raises AssertionError unless each of them was either paid or cancelled and both sides know which.
     """
     dice = random.Random(seed)
     offsets = sorted(timedelta(seconds=dice.uniform(0, count / per_second)) for _ in range(count))
-    orders, deadlines = _arm(offsets)
+    orders, deadlines = _arm(offsets, goods)
     plan = [
         (pk, deadline.timestamp() + shift + dice.uniform(-JITTER, JITTER))
         for pk, deadline in zip(orders, deadlines, strict=True)
@@ -61,11 +88,11 @@ def race(way: str, payers: Sequence[Actor], *, count: int, per_second: float, sh
     answers = [answer for answers in all_answer(payers) for answer in answers]
     unsettled = Timeout.objects.unsettled()
     wait_until(lambda: not unsettled.exists(), "all timeouts are settled")
-    paid, cancelled = judge(orders, {pk: was_paid for pk, was_paid, _ in answers})
-    return Outcome(paid, cancelled, median(late for _, _, late in answers), _lateness(orders))
+    paid, cancelled = judge(orders, {pk: was_paid for pk, was_paid, _ in answers}, goods)
+    return Outcome(paid, cancelled, median(late for _, _, late in answers), _lateness(orders, goods))
 
 
-def _arm(offsets: Sequence[timedelta]) -> tuple[list[int], list[datetime]]:
+def _arm(offsets: Sequence[timedelta], goods: Goods) -> tuple[list[int], list[datetime]]:
     """Create unpaid orders, and return their keys and deadlines, the first of which is in the future.
 
     If the machine was too busy to arm them in time, repeat it with twice the lead; late orders are cancelled by the
@@ -75,31 +102,32 @@ def _arm(offsets: Sequence[timedelta]) -> tuple[list[int], list[datetime]]:
     while lead < LONGEST_LEAD:
         begin = database_now(DEFAULT_DB_ALIAS) + lead
         deadlines = [begin + offset for offset in offsets]
-        orders = _place(deadlines)
+        orders = _place(deadlines, goods)
         if database_now(DEFAULT_DB_ALIAS) < deadlines[0]:
             return orders, deadlines
         lead *= 2
     raise AssertionError(f"{len(offsets)} orders cannot be armed within {LONGEST_LEAD}")
 
 
-def _place(deadlines: Sequence[datetime]) -> list[int]:
-    assert isinstance(cancel_unpaid.after, timedelta)
-    before = Order.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-    Order.objects.bulk_create([Order(created_at=deadline - cancel_unpaid.after) for deadline in deadlines])
-    orders = Order.objects.filter(pk__gt=before).order_by("pk")
+def _place(deadlines: Sequence[datetime], goods: Goods) -> list[int]:
+    model, after = goods.model, goods.policy.after
+    assert isinstance(after, timedelta)
+    before = model.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    model._base_manager.bulk_create([model(created_at=deadline - after) for deadline in deadlines])
+    orders = model.objects.filter(pk__gt=before).order_by("pk")
     sync_timeouts(orders)  # returns less than all where the regular sync of a worker has armed some just before
     pks = list(orders.values_list("pk", flat=True))
-    assert len(_rows_of(pks)) == len(deadlines)
+    assert len(_rows_of(pks, goods)) == len(deadlines)
     return pks
 
 
-def judge(orders: Collection[int], answers: Mapping[int, bool]) -> tuple[int, int]:
+def judge(orders: Collection[int], answers: Mapping[int, bool], goods: Goods = ORDERS) -> tuple[int, int]:
     """How many were paid and how many were cancelled. Raises AssertionError for each that was both or neither."""
-    rows = _rows_of(orders)
+    rows = _rows_of(orders, goods)
     effects = Counter(
         Effect.objects.filter(object_id__in=[str(pk) for pk in orders]).values_list("timeout_id", flat=True)
     )
-    status = dict(Order.objects.filter(pk__in=orders).values_list("pk", "status"))
+    status = goods.status(orders)
     ends = {pk: (status[pk], rows[pk].state, effects[rows[pk].pk], answers.get(pk)) for pk in orders}
     wrong = {pk: end for pk, end in ends.items() if end not in IN_TIME | TOO_LATE}
     assert not wrong, f"{len(wrong)} of {len(ends)} ended as none may: {wrong}"
@@ -110,9 +138,9 @@ def judge(orders: Collection[int], answers: Mapping[int, bool]) -> tuple[int, in
     return len(ends) - len(fired), len(fired)
 
 
-def _rows_of(orders: Collection[int]) -> dict[int, Timeout]:
+def _rows_of(orders: Collection[int], goods: Goods) -> dict[int, Timeout]:
     """Return the only timeout of each order."""
-    rows = list(Timeout.objects.filter(object_id__in=[str(pk) for pk in orders], policy=cancel_unpaid.label))
+    rows = list(Timeout.objects.filter(object_id__in=[str(pk) for pk in orders], policy=goods.policy.label))
     by_order = {int(row.object_id): row for row in rows}
     times = Counter(int(row.object_id) for row in rows)
     wrong = {pk: [vars(row) for row in rows if row.object_id == str(pk)] for pk in orders if times[pk] != 1}
@@ -120,6 +148,6 @@ def _rows_of(orders: Collection[int]) -> dict[int, Timeout]:
     return by_order
 
 
-def _lateness(orders: Collection[int]) -> float:
-    late = [row.lateness() or 0.0 for row in _rows_of(orders).values() if row.state == Timeout.State.FIRED]
+def _lateness(orders: Collection[int], goods: Goods) -> float:
+    late = [row.lateness() or 0.0 for row in _rows_of(orders, goods).values() if row.state == Timeout.State.FIRED]
     return median(late) if late else 0.0

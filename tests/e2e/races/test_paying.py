@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
+from tests.e2e.races import racing
 from tests.e2e.races.paying import RIGHT_WAYS
-from tests.e2e.races.racing import race
+from tests.e2e.races.racing import Goods, race
 from tests.e2e.races.stage import Actor
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
@@ -33,11 +34,21 @@ _fair_shifts = [0.0]
 def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
     way: str, actors: Callable[[int], list[Actor]]
 ) -> None:
-    payers = actors(PAYERS)
+    race_until_fair(way, actors(PAYERS), racing.ORDERS)
+
+
+def race_until_fair(way: str, payers: list[Actor], goods: Goods) -> None:
+    """Race until each side has won its part."""
     shift, step, shares = _fair_shifts[-1], 0.0, []
     for attempt in range(ATTEMPTS):
         outcome = race(
-            way, payers, count=ORDERS, per_second=PER_SECOND[connection.vendor], shift=shift, seed=f"{way} {attempt}"
+            way,
+            payers,
+            count=ORDERS,
+            per_second=PER_SECOND[connection.vendor],
+            shift=shift,
+            seed=f"{way} {attempt}",
+            goods=goods,
         )
         logger.info("%s, shifted by %.0f ms: %s", way, shift * 1000, outcome)
         shares.append(outcome.share_paid)
