@@ -313,7 +313,7 @@ class _Options(TypedDict, Generic[M], total=False):
     """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
 
     name: str | None
-    after: Length | relativedelta | Callable[[M], Length | None] | None
+    after: Length | relativedelta | str | Callable[[M], Length | None] | None
     since: str | Callable[[M], datetime | None] | None
     when: Q | None
     hold_when: Q | None

@@ -157,6 +157,10 @@ class Timeout(models.Model):
         max_length=200, null=True, default=None, editable=False
     )
     """The values with which its policy has computed its deadline, see `policy_terms`; NULL: it was set by hand."""
+    computed_due_at: Field[datetime | None, datetime | None] = models.DateTimeField(
+        null=True, default=None, editable=False
+    )
+    """What its policy has computed of them; the deadline is later if holds have moved it. NULL if `terms` is."""
     extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
     attempts: Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
     payload: Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)

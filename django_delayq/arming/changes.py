@@ -36,7 +36,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "is_due_by_request",
     "own_key",
 )
-KEPT_COLUMNS += ("remaining", "restarted_at", "terms")
+KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -56,15 +56,14 @@ class RoundMemory(NamedTuple):
     """When its deadline was last set independently of the former one. If it was held: now, when its rest begins."""
     terms: str | None = None
     """With which values its deadline was computed; None: it was set by hand."""
+    computed_due_at: datetime | None = None
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
         """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
         due_at = None if row["is_due_by_request"] else row["due_at"]
-        held_until, more = (
-            row["hold_ended_at"] or row["created_at"],
-            (row["remaining"], row["restarted_at"], row["terms"]),
-        )
+        held_until = row["hold_ended_at"] or row["created_at"]
+        more = (row["remaining"], row["restarted_at"], row["terms"], row["computed_due_at"])
         return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
 

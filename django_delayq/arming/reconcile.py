@@ -309,8 +309,9 @@ def _diff_round(
     kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
     if kept is not None and kept.due_at is not None and changed(policy, kept.terms, terms_now(state, since_at, obj)):
         time = OwnTime.for_data(policy, obj, state.after)
-        moved, kept_rest = holding.carried(kept.due_at, kept.rest, kept.first_due_at, due_at, time)
-        kept = kept._replace(due_at=moved, rest=kept_rest, first_due_at=due_at, terms=terms_now(state, since_at, obj))
+        moved, kept_rest = holding.carried(kept.due_at, kept.rest, kept.computed_due_at or due_at, due_at, time)
+        kept = kept._replace(due_at=moved, rest=kept_rest, first_due_at=due_at, computed_due_at=due_at)
+        kept = kept._replace(terms=terms_now(state, since_at, obj))
     if kept is not None and kept.rest is None:
         due_at = kept.due_at or due_at
     due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)
@@ -481,8 +482,9 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
         for row in lock_in_slot_order(rows.filter(pk__in=ids, slot_taken=1, terms__isnull=False), using):
             each = rounds[row.pk]
             time = OwnTime.for_data(each.state.policy, each.data, each.state.after)
-            due_at, row.remaining = holding.carried(row.due_at, row.remaining, row.first_due_at, each.due_at, time)
-            row.terms, row.first_due_at = each.terms, each.due_at
+            former = row.computed_due_at or row.first_due_at
+            due_at, row.remaining = holding.carried(row.due_at, row.remaining, former, each.due_at, time)
+            row.terms, row.first_due_at, row.computed_due_at = each.terms, each.due_at, each.due_at
             row.asked_due_at = None if due_at == each.due_at else each.due_at
             moves.append((row, due_at, writing.run_at_of(row, due_at)))
     return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save", columns=("first_due_at",))
@@ -492,7 +494,8 @@ def _new_row(each: Round, using: str) -> Timeout:
     subject = subject_at(each.state.policy, each.state.pk, "", using)
     row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms)
     if each.kept is not None:
-        row.terms = each.kept.terms if each.kept.due_at is not None else row.terms
+        if each.kept.due_at is not None:
+            row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
         row.restarted_at = each.kept.restarted_at

@@ -263,6 +263,8 @@ def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: b
     columns: dict[str, Any] = {name: param(name) for name in (*common, *TIMES)} | {
         name: f"given.{name}" for name in given
     }
+    if "terms" not in empty:
+        columns["computed_due_at"] = columns["due_at"]
     columns |= dict.fromkeys(empty, "NULL")  # as a parameter it would have no type
     returning: Sequence[str] = ("id",)
     if "due_at" in given:

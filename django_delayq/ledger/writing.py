@@ -71,6 +71,8 @@ def new_row(
         "idempotency_key": new_idempotency_key(),
         "slot": subject.slot,
     }
+    if columns.get("terms") is not None:
+        given["computed_due_at"] = due_at
     if subject.policy and subject.policy.within is not None and not columns.get("is_requested"):
         given["run_at"] = subject.policy.opening(due_at)
     values: Any = (DEFAULTS | given | columns).values()
@@ -252,7 +254,8 @@ def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bo
     if what == "hold_ended":
         row.hold_ended_at = at
     elif what != "replanned":  # a move of all rows of a policy does not take a request back
-        row.terms = None if by != "save" else row.terms
+        if by != "save":
+            row.terms = row.computed_due_at = None
         row.is_requested = row.is_due_by_request = what == "fire_requested"
         # A duration counts from the former deadline, unless that had passed.
         counts_anew = fixed or (what in {"postponed", "deadline_changed"} and row.due_at < at)
@@ -280,6 +283,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
             was_held = True
         row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
         row.idempotency_key = new_idempotency_key()
+        row.computed_due_at = None if row.terms is None else due_at
         moves.append((row, due_at, due_at))
     columns = (
         "since_at",

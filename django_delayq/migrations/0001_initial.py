@@ -214,6 +214,7 @@ class Migration(migrations.Migration):
                 ('remaining', models.DurationField(blank=True, default=None, null=True, verbose_name='rest of its time')),
                 ('content_type', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='contenttypes.contenttype', verbose_name='kind of object')),
                 ('terms', models.CharField(default=None, editable=False, max_length=200, null=True)),
+                ('computed_due_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('extensions', models.PositiveSmallIntegerField(default=0, verbose_name='extensions')),
                 ('attempts', models.PositiveSmallIntegerField(default=0, verbose_name='attempts')),
                 ('claims', models.PositiveSmallIntegerField(default=0, editable=False)),

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq import PolicyError, Wall, Working, WorkingHours, clock
+from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -185,3 +185,34 @@ def test_an_amount_that_is_no_number_is_refused(declare: Declare) -> None:
     with pytest.raises(PolicyError, match="is not a field of numbers of Purchase"):
         declare(Purchase, name="pay", after=Working(hours="status", calendar=ALWAYS), **UNPAID)
     assert str(Working(hours="channel__hours", calendar=ALWAYS)) == "channel__hours working hours, UTC"
+
+
+def test_what_a_call_without_a_delay_computes_follows_the_data_as_if_it_were_armed(declare: Declare) -> None:
+    declare(Purchase, name="pay", after="grace", **UNPAID)
+    for verb in (lambda obj: dq.schedule_timeout(obj, "pay"), lambda obj: dq.schedule_timeouts([obj], "pay")):
+        obj = bought(grace=30 * MINUTE)
+        dq.extend_timeout(obj, "pay", minutes=5)
+        for minutes, call in ((20, True), (40, False), (10, False)):
+            obj.grace = minutes * MINUTE
+            obj.save()
+            if call:
+                assert due(obj) == [35]
+                verb(obj)
+            assert due(obj) == [minutes]
+
+
+def test_a_policy_hold_stays_added_when_the_data_changes(declare: Declare) -> None:
+    policy = declare(Purchase, name="pay", after="grace", **UNPAID)
+    obj = bought(grace=40 * MINUTE)
+    operations.hold(policy, by="admin:a")
+    with clock.set_to(at(10)):
+        operations.resume(policy, by="admin:a")
+        assert due(obj) == [50]
+        obj.grace = 60 * MINUTE
+        obj.save()
+        assert due(obj) == [70]
+        obj.status = "paid"
+        obj.save()
+        obj.status, obj.grace = "unpaid", 20 * MINUTE
+        obj.save()
+        assert due(obj) == [30]
