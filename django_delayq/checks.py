@@ -102,7 +102,8 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
         return
     if hasattr(connections[using], "schema_name"):
         yield Error(
-            f"Database {using!r} has a schema for each tenant, and workers serve one: use a database for each tenant.",
+            f"Database {using!r} has a schema for each tenant, and workers serve only one schema.",
+            hint="Use a column or a database for each tenant: see docs/how-to/tenants.md.",
             id="django_delayq.E024",
         )
     if policy.counts_from_date and django_settings.USE_TZ and connections[using].settings_dict.get("TIME_ZONE"):

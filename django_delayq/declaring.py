@@ -350,19 +350,22 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
 
     Put it into `timeouts.py` of any installed app. With both `when` and `since` the policy is automatic:
     saving an object arms it while `when` holds, moves it when the value of `since` changes and cancels it
-    when `when` stops holding; deleting the object cancels. Any other policy is scheduled by hand.
+    when `when` stops holding; deleting the object cancels. Writing a related row that the policy reads does the same.
+    Any other policy is scheduled by hand.
 
     Args:
         model: a model class, or `"app.Model"`.
         name: unique per model; the function's name by default.
         after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta, a
-            span (`Working`, `Wall`, a relativedelta, or an object with `end(since, obj)`), or a callable
-            `obj -> timedelta or span or None` (None: this object is exempt). Negative, only with `since`: the deadline
-            is before it. Without `after` each call that schedules needs a delay.
+            span (`Working`, `Wall`, a relativedelta, or an object with `end(since, obj)`), the name of a
+            `DurationField` or a path to one over foreign keys, such as `"channel__pay_within"` (NULL: this object is
+            exempt), or a callable `obj -> timedelta or span or None`. Negative, only with `since`: the deadline is
+            before it. Without `after` each call that schedules needs a delay.
         since: name of a `DateTimeField`, of a `DateField` if `after` has a time of day, a path to one over foreign
             keys, such as `"event__starts_at"`, or a callable `obj -> datetime | None` (None: not yet). Write
             `since=None` for a policy with `when` and `after` that is scheduled by hand: otherwise a check asks for it.
-        when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
+        when: a `Q` on columns of the object or of related rows, checked again on the locked object at the deadline.
+            `Q()`: always.
         hold_when: a `Q` like `when`, for an automatic policy: while it holds, the clock of the timeout is stopped, and
             nothing fires. The rest of its time is kept, and counts from when it stops holding.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.

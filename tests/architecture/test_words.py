@@ -116,7 +116,7 @@ def _texts(suffix: str, source: str) -> Iterator[tuple[int, str]]:
     elif suffix == ".html":
         yield 1, source
     else:
-        yield 1, _FENCED.sub(_blank, source)
+        yield 1, _FENCED.sub(lambda match: "\n" * match[0].count("\n"), source)  # a backtick would open code
         for block in re.finditer(r"^```python\n(.*?)^```", source, re.DOTALL | re.MULTILINE):
             first = source.count("\n", 0, block.start(1))
             yield from ((first + line, text) for line, text in _comments(block[1]))
@@ -176,6 +176,12 @@ def report(paths: list[Path]) -> list[str]:
 @pytest.mark.parametrize("folder", CHECKED)
 def test_words_of_the_deny_list_are_not_used(folder: str) -> None:
     assert report([ROOT / folder]) == []
+
+
+def test_words_between_blocks_of_a_page_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("```sh\nls\n```\n\nNobody `looks`.\n\n```sh\nls\n```\n\nIt is repeated in vain.\n")
+    assert [(line, words) for line, words, _ in findings(path)] == [(5, "Nobody"), (11, "in vain")]
 
 
 @pytest.mark.parametrize(

@@ -54,4 +54,5 @@ def test_a_cache_of_the_other_tables_of_the_app_is_refused(monkeypatch: pytest.M
 def test_schemas_of_tenants_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a shared ledger, the orders 1 of two tenants would be the same object: one payment cancelled both timeouts."""
     monkeypatch.setattr(connections["default"], "schema_name", "public", raising=False)
-    assert [check_id for check_id, _ in errors()] == ["django_delayq.E024"]
+    ((check_id, hint),) = errors()
+    assert (check_id, "docs/how-to/tenants.md" in hint) == ("django_delayq.E024", True)
