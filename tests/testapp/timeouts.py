@@ -189,3 +189,10 @@ if "lose_unpaid" in SOME:
     @timeout_policy(Purchase, **LOSE_UNPAID)
     def lose_unpaid(purchase: Purchase, timeout: Timeout) -> None:
         lose(purchase, timeout)
+
+
+if "by_terms" in SOME:
+
+    @timeout_policy(Purchase, after="channel__pay_within", since="created_at", when=Q(status="unpaid"))
+    def by_terms(purchase: Purchase, timeout: Timeout) -> None:
+        lose(purchase, timeout)
