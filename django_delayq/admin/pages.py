@@ -133,7 +133,7 @@ class TimeoutAdmin(LedgerAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Show the list, with a banner for each reason why its timeouts do not fire."""
-        owner = filters.model_named(request.GET.get(filters.OWNER, ""))
+        owner = selection.model_named(request.GET.get(filters.RELATED, ""))
         if owner is not None and not selection.may_view(request.user, owner):
             raise PermissionDenied
         policy = request.GET.get(filters.POLICY)

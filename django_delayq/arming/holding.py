@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db import Error as DatabaseError
 
 from django_delayq.arming.row_state import is_on_hold, objects_of_policy, on_hold_among
-from django_delayq.clock import database_now, shifted, within_calendar
+from django_delayq.clock import database_now, within_calendar
 from django_delayq.ledger.columns import far
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import message_of
@@ -302,9 +302,52 @@ def carried(
     """
     if rest is not None:
         rest = max(rest + time.elapsed(former, computed), _NOTHING)
-    if due_at <= former:  # a delay that an operator has shortened
-        return shifted(computed, due_at - former), rest
+    if due_at <= former:
+        return computed, rest
     return time.forward(computed, time.elapsed(former, due_at)), rest
+
+
+class Plan(NamedTuple):
+    """A waiting round as its policy computes it anew."""
+
+    due_at: datetime
+    rest: timedelta | None
+    """The rest of its time; None: its clock runs."""
+    computed: datetime
+    """The deadline before holds moved it."""
+    terms: str
+
+    def is_of(self, row: Timeout) -> bool:
+        """Return whether `row` is so already."""
+        return self == (row.due_at, row.remaining, row.computed_due_at, row.terms)
+
+
+def plan_of(row: Timeout, computed: datetime, terms: str, time: OwnTime) -> Plan:
+    """Return `row`, pending or held, with the deadline that its policy computes for it now.
+
+    By how much holds and stopped clocks had moved a computed deadline, the new one is moved, too. Of a deadline that
+    was set by hand nobody knows that: the new one is as computed.
+
+    Args:
+        row: pending or held.
+        computed, terms: the deadline, and with what values it is computed.
+        time: in which it counts.
+    """
+    former = (row.computed_due_at or row.first_due_at) if row.is_computed else row.due_at
+    due_at, rest = carried(row.due_at, row.remaining, former, computed, time)
+    return Plan(due_at, rest, computed, terms)
+
+
+FOLLOWED = ("first_due_at",)
+"""The column that `follow` writes beside those of every move."""
+
+
+def follow(row: Timeout, plan: Plan) -> None:
+    """Set what `row` has of `plan` beside the deadline, before it is moved to that."""
+    if not row.is_computed:  # the deadline counts from `since` again, and nobody has asked for another one
+        row.restarted_at, row.is_requested, row.is_due_by_request = None, False, False
+    row.remaining, row.terms = plan.rest, plan.terms
+    row.first_due_at = row.computed_due_at = plan.computed
 
 
 def end_holds_by_hand(using: str) -> int:

@@ -158,6 +158,7 @@ class Migration(migrations.Migration):
                 ('held_until', models.DateTimeField(default=None, editable=False, null=True)),
                 ('shift', models.DurationField(default=None, editable=False, null=True)),
                 ('former_delay', models.DurationField(default=None, editable=False, null=True)),
+                ('hand_set', models.BooleanField(default=False, editable=False)),
             ],
             options={
                 'verbose_name': 'policy change',

@@ -138,8 +138,12 @@ THEN: Final = (
 )
 MODES: Final = (
     ("keep", _("keep: pending deadlines stay unchanged")),
-    ("recompute", _("recompute: each is counted from its start again, also one that was set by hand")),
+    ("recompute", _("recompute: each is counted from its start again")),
     ("shift", _("shift: each moves by the difference")),
+)
+HAND_SET_HELP: Final = _("They are computed by the policy from then on.")
+HAND_SET: Final = Flag(
+    "hand_set", "--hand-set", _("Also deadlines that were set by hand"), HAND_SET_HELP, default=False
 )
 MAX_DELAY: Final = timedelta(days=10_000)
 """A longer delay is a typing error, and with the `since` of old rows it would lead beyond the calendar."""
@@ -217,6 +221,24 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         ),
         done=ngettext_lazy("{n} deadline was changed.", "{n} deadlines were changed."),
         log_message=_("Deadline changed: {reason}"),
+    ),
+    Operation(
+        name="replan",
+        call=operations.replan,
+        permission="postpone_timeout",
+        parameters=(HAND_SET,),
+        has_preview=True,
+        states=frozenset({State.PENDING, State.HELD}),
+        button=ngettext_lazy("Compute the deadline again", "Compute {n} deadlines again"),
+        action=_("Compute the deadlines of selected timeouts again"),
+        on_objects=_("Compute the deadlines of their timeouts again"),
+        question=_("Compute the deadlines of these timeouts again?"),
+        explanation=_(
+            "Each gets the deadline that its policy computes now, with the present delay, values and calendars. The "
+            "next page shows how many would be due immediately."
+        ),
+        done=ngettext_lazy("{n} deadline was computed again.", "{n} deadlines were computed again."),
+        log_message=_("Deadline computed again: {reason}"),
     ),
     Operation(
         name="hold_timeout",
@@ -332,6 +354,7 @@ POLICY_OPERATIONS: Final = _by_name(
         parameters=(
             DELAY,
             Choice("mode", "--mode", _("Pending deadlines"), choices=MODES, default="keep", is_required=True),
+            HAND_SET,
         ),
         has_preview=True,
         moves_rows=True,

@@ -196,6 +196,10 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         "reschedule",
         "Move the deadline of a timeout, earlier or later. One in the past becomes now, as `due_at_once` reports.",
     )
+    replan = operation(
+        "replan",
+        "Compute the deadline of a timeout again, as its policy declares it now. One that has passed is due at once.",
+    )
     hold_timeout = operation("hold_timeout", "Stop the clock of a timeout by hand. The rest of its time is kept.")
     resume_timeout = operation(
         "resume_timeout", "End the hold of a timeout by hand: its deadline is now plus the rest of its time."
