@@ -30,6 +30,8 @@ MAX_LABELS: Final = 100
 """Each is a query of its own within one statement. Labels that nothing declares any more may be many."""
 STATE, POLICY, DUE, OBJECT, RELATED = "state__exact", "policy", "due", "object", "related"
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
+SET_BY: Final = {"policy": _("policy"), "hand": _("hand")}
+"""Who may have set a deadline."""
 DUE_LABELS: Final = {
     "hour": _("due in the next hour"),
     "overdue": _("overdue"),
@@ -124,6 +126,17 @@ class DueFilter(ConditionFilter):
         return [(choice, DUE_LABELS[choice]) for choice in ("waiting", "hour", "overdue", "failing", "dead")]
 
 
+class SetByFilter(ConditionFilter):
+    """By who has set the deadline."""
+
+    title = _("deadline set by")
+    parameter_name = "set_by"
+    condition = staticmethod(lambda who: Q(terms__isnull=who == "hand"))
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return list(SET_BY.items())
+
+
 class DeadlineFilter(admin.DateFieldListFilter):
     """By deadline: Django's preset periods, and two that lie ahead."""
 
@@ -164,7 +177,7 @@ class RelatedFilter(ObjectFilter):
 
 
 TIMEOUT_FILTERS: Final = (
-    *(DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter),
+    *(DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), SetByFilter, QueueFilter),
     *(ObjectFilter, RelatedFilter),
 )
 

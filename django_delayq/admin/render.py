@@ -192,6 +192,7 @@ def story(row: Timeout, values: str = "") -> SafeString:
     """
     events = explain_timeout(row)
     now = format_html("<br>{} <code>{}</code>", _("The object has now:"), values) if values else ""
+    now = format_html("<br>{}", events.deadline) if events.deadline else now
     return format_html(
         '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}{}</p>',
         format_html_join("", '<li><div dir="auto">{}</div></li>', ((_event(event),) for event in events)),

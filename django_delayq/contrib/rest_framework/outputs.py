@@ -76,12 +76,16 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
         help_text=_("The seconds that are left when its clock runs again, if it is or was stopped."),
     )
 
+    is_computed = serializers.BooleanField(
+        read_only=True, help_text=_("Its policy has computed its deadline, which follows its data; false: set by hand.")
+    )
+
     class Meta:
         model = Timeout
         fields = [
             *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "since_at"),
             *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
-            *("remaining", "held_at", "held_until", "held_by_hand"),
+            *("remaining", "held_at", "held_until", "held_by_hand", "is_computed"),
         ]
         read_only_fields = fields
         extra_kwargs: typing.ClassVar[dict[str, Any]] = {"run_at": {"allow_null": True}}
@@ -107,6 +111,9 @@ class StorySerializer(serializers.Serializer[Any]):
 
     events = EventSerializer(many=True)
     outlook = serializers.CharField()
+    deadline = serializers.CharField(
+        allow_blank=True, help_text=_("Who has set the deadline of a pending timeout, as a sentence.")
+    )
 
     def to_representation(self, row: Timeout) -> dict[str, Any]:
         return super().to_representation(explain_timeout(row))
