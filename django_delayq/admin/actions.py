@@ -275,7 +275,7 @@ class TimeoutOperationView(OperationView):
         """Return how many deadlines would change, and which rows would not."""
         result: operations.Result = self.call(self.rows, form, dry_run=True)
         n, due = result.changed, result.due_at_once
-        sentences = [ngettext("{n} deadline will change.", "{n} deadlines will change.", n).format(n=n)]
+        sentences = [(self.operation.will % n).format(n=n)]
         if due:
             text = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", due)
             sentences.append(text.format(n=due))

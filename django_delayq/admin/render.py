@@ -128,7 +128,9 @@ def deadline(row: Timeout) -> SafeString:
     more = ""
     if row.state == Timeout.State.PENDING:
         more = pending_until(row.due_at, row.run_at, row.attempts)
-    elif row.state == Timeout.State.HELD:
+    elif row.is_paused:
+        more = countdown(row.due_at)
+    elif row.has_stopped_clock:
         words = _("stopped, {duration} left")
         more = words.format(duration=duration(math.ceil((row.remaining or timedelta(0)).total_seconds())))
     elif not row.is_settled:
@@ -169,6 +171,8 @@ def badge(row: Timeout) -> SafeString:
 
 def state_label(row: Timeout) -> str:
     """Return the word of the badge."""
+    if row.is_paused:
+        return _("paused")
     return _("failing") if is_failing(row) else str(Timeout.State(row.state).label)
 
 

@@ -243,12 +243,13 @@ def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolic
     in_force, failed = read_delay(policy, page.using), list[str]()
     if policy.relations:
         read_relations([page.object_of(row) for row in page.rows], policy.relations)
-    for row in [each for each in page.rows if each.state == Timeout.State.PENDING]:
+    for row in [each for each in page.rows if not each.has_stopped_clock]:
         obj = page.object_of(row)
         begin = max(change.held_from, counts_from(row, policy, in_force, partial(page.object_of, row)))
         try:
             due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
-            run_at = shifted(row.run_at, due_at - row.due_at)  # a retry or a snooze waits as much longer
+            # A retry or a snooze waits as much longer, also that of a paused row.
+            run_at = row.run_at if row.is_paused else shifted(row.run_at, due_at - row.due_at)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
         except DatabaseError:

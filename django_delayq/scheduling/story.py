@@ -54,6 +54,7 @@ EVENT_LABELS = {
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
     "held": gettext_lazy("its clock is stopped"),
+    "paused": gettext_lazy("paused, its deadline stays"),
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
 RETRIED_EVENTS = frozenset(("failed", "snoozed"))
@@ -239,7 +240,11 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
 
 def hold_label(row: Timeout) -> str:
     """Return why the clock of a held row is stopped, and the rest of its time, as a sentence about it."""
-    if row.held_by_hand and row.held_until is not None:
+    if row.is_paused:
+        text = _("It is paused until {until}. Its deadline stays {deadline}.")
+        if row.held_until is None:
+            text = _("It is paused until it is resumed. Its deadline stays {deadline}.")
+    elif row.held_by_hand and row.held_until is not None:
         text = _("Its clock is stopped by hand until {until}; {duration} of its time is left.")
     elif row.held_by_hand:
         text = _("Its clock is stopped by hand until it is resumed; {duration} of its time is left.")
@@ -248,7 +253,8 @@ def hold_label(row: Timeout) -> str:
             "Its clock is stopped while the condition hold_when of its policy holds; {duration} of its time is left."
         )
     until = _local(row.held_until) if row.held_until else ""
-    return text.format(until=until, duration=duration_label(row.remaining or timedelta(0)))
+    rest = duration_label(row.remaining or timedelta(0))
+    return text.format(until=until, duration=rest, deadline=_local(row.due_at))
 
 
 def deadline_label(row: Timeout) -> str:

@@ -21,7 +21,7 @@ State = Timeout.State
 COLUMNS = (
     *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "since_at", "first_due_at"),
     *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
-    *("remaining", "held_at", "held_until", "held_by_hand", "is_computed"),
+    *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
 )
 """Of JSON, beside `failing` and `model`. The history has a command of its own."""
 ALWAYS = {"id", "policy", "object", "state", "due"}
@@ -88,7 +88,7 @@ class Command(ReportCommand):
             "key": row.key,
             "state": Painted("pending, failing", style.WARNING)
             if row.is_failing
-            else Painted(row.state, paint.get(State(row.state), str)),
+            else Painted("paused" if row.is_paused else row.state, paint.get(State(row.state), str)),
             "due": Painted(local(row.due_at), style.WARNING if is_overdue else str),
             "set by": "hand" if _is_set_by_hand(row) else "",
             "next attempt": ""
