@@ -117,7 +117,7 @@ class TimeoutAdmin(LedgerAdmin):
     state_badge = column(_("state"), lambda row: render.badge(row))
     reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
     deadline = column(_("deadline"), render.deadline)
-    set_by = column(_("set by"), lambda row: filters.SET_BY["policy" if row.is_computed else "hand"])
+    set_by = column(_("set by"), lambda row: str(filters.SET_BY["policy" if row.is_computed else "hand"]))
     next_attempt = column(_("next attempt"), render.next_attempt)
     counts_from = column(_("counts from"), lambda row: render.time_tag(row.since_at))
     first_deadline = column(_("first deadline"), lambda row: render.time_tag(row.first_due_at))

@@ -223,7 +223,7 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     The clock of a row that is held stays stopped. The end of a hold leaves it alone; a delay changes the rest.
     """
     reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
-    event = {"at": change.touched_at, "by": change.by, "reason": reason}
+    event: dict[str, Any] = {"at": change.touched_at, "by": change.by, "reason": reason}
     if change.held_from is not None:
         return len(move_rows(_moves_of_hold(page, change, policy), page.using, what="hold_ended", **event))
     if change.shift is not None:

@@ -246,18 +246,17 @@ def preview_delay(
     using = database_of(found.concrete_model)
     before, now = policy_state(found, using), clock.now()
     new, shift = _new_delay(found, after, mode, before.delay)
-    rows = {state: _rows_of(found, state, using) for state in WAITING}
+    rows = {state.value: _rows_of(found, state, using) for state in WAITING}
     wanted = dict[str, QuerySet[Timeout]]()
     if mode == "recompute" and not hand_set:
         wanted = {f"hand_set {state}": of_state.filter(terms=None) for state, of_state in rows.items()}
         rows = {state: of_state.filter(terms__isnull=False) for state, of_state in rows.items()}
-    concerned = dict[str, QuerySet[Timeout]](rows)
-    pending = rows[Timeout.State.PENDING]
+    pending = rows[Timeout.State.PENDING.value]
     if mode != "recompute":
         wanted["overdue"] = pending.filter(due_at__lte=now - shift)
     elif new is not None:
         wanted["overdue"] = pending.filter(_is_overdue(new, now))
-    counts = count_each({**wanted, **concerned}, using, MAX_COUNT)
+    counts = count_each({**wanted, **rows}, using, MAX_COUNT)
     number = Count(sum(counts[state].value for state in rows), any(counts[state].is_capped for state in rows))
     overdue = counts["overdue"].value if "overdue" in counts else None
     length = PolicyState(found, after=after).length

@@ -179,7 +179,8 @@ class Selection(serializers.Serializer[Any]):
     def _about(self, user: Any, using: str) -> Q:
         """Return the condition on the objects of `related` and `where`. Raises PermissionDenied, ValidationError."""
         asked, field = self.validated_data, cast("RelatedReference", self.fields["related"])
-        wanted, policy = asked.get("related", Q()), registry.get(asked.get("policy", ""))
+        wanted: Q = asked.get("related", Q())
+        policy = registry.get(asked.get("policy", ""))
         if user is not None and "related" in asked and field.model and not selection.may_view(user, field.model):
             raise PermissionDenied
         if "where" not in asked or policy is None:
