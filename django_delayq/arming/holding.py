@@ -343,7 +343,7 @@ def carried(
 
 
 class Plan(NamedTuple):
-    """A waiting round as its policy computes it anew."""
+    """A waiting round as its policy computes it again."""
 
     due_at: datetime
     rest: timedelta | None
@@ -361,7 +361,7 @@ def plan_of(row: Timeout, computed: datetime, terms: str, time: OwnTime) -> Plan
     """Return `row`, pending or held, with the deadline that its policy computes for it now.
 
     By how much holds and stopped clocks had moved a computed deadline, the new one is moved, too. Of a deadline that
-    was set by hand nobody knows that: the new one is as computed.
+    was set by hand that is unknown: the new one is as computed.
 
     Args:
         row: pending or held.
@@ -379,7 +379,7 @@ FOLLOWED = ("first_due_at",)
 
 def follow(row: Timeout, plan: Plan) -> None:
     """Set what `row` has of `plan` beside the deadline, before it is moved to that."""
-    if not row.is_computed:  # the deadline counts from `since` again, and nobody has asked for another one
+    if not row.is_computed:  # the deadline counts from `since` again, and no caller has asked for another one
         row.restarted_at, row.is_requested, row.is_due_by_request = None, False, False
     row.remaining, row.terms = plan.rest, plan.terms
     row.first_due_at = row.computed_due_at = plan.computed
