@@ -76,7 +76,7 @@ def resume_timeout(
 ) -> Result:
     """End the holds and pauses by hand: the deadline of a stopped clock is now plus the rest of its time.
 
-    One that is paused has its former deadline. Those that are due then are counted in `Result.due_at_once`. The clocks of
+    One that is paused has its former deadline. `Result.due_at_once` counts those that are due then. The clocks of
     timeouts for which `hold_when` of their policy holds stay stopped until it does not. Arguments and errors are those
     of `cancel`.
     """

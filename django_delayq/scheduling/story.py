@@ -127,7 +127,7 @@ class Story:
     note: str = ""
     """A sentence if there are more rounds; empty: all are shown."""
     deadline: str = ""
-    """A sentence on who has set the deadline of the pending timeout; empty: there is none, or its policy computes none."""
+    """A sentence on who has set the deadline of the pending timeout; empty: there is none, or none that is computed."""
 
     def __iter__(self) -> Iterator[StoryEvent]:
         return iter(self.events)

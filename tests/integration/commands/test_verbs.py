@@ -261,6 +261,7 @@ def test_the_list_as_json_has_every_public_column(do: Do) -> None:
         "failing": False,
         "is_computed": False,
     }
+    expected |= {"is_computed": False, "keeps_deadline": False}
     assert shown == {name: getattr(value, "isoformat", lambda v=value: v)() for name, value in expected.items()}
 
 
