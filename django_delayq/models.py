@@ -186,6 +186,9 @@ class Timeout(models.Model):
     """When a hold by hand ends by itself."""
     held_by_hand = models.BooleanField(_("on hold by hand"), default=False)
     """Only `resume_timeout` or `held_until` ends it, also if the condition `hold_when` does not hold."""
+    keeps_deadline = models.BooleanField(default=False, editable=False)
+    """Of a row that is held by hand: it is paused, its clock runs, and its deadline stays where it is. `remaining` is
+    how much later than the deadline its next attempt is."""
 
     # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
     ready_at = models.DateTimeField(null=True, default=None, editable=False)  # its last move, or the end of a snooze
@@ -319,6 +322,16 @@ class Timeout(models.Model):
     def is_waiting(self) -> bool:
         """Return whether the row waits for its deadline: it is pending, or its clock is stopped."""
         return self.state in WAITING
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether the row does not fire until it is resumed, but keeps its deadline."""
+        return self.state == self.State.HELD and self.keeps_deadline
+
+    @property
+    def has_stopped_clock(self) -> bool:
+        """Return whether its clock is stopped, so that it keeps the rest of its time and no deadline."""
+        return self.state == self.State.HELD and not self.keeps_deadline
 
     @property
     def is_computed(self) -> bool:

@@ -87,6 +87,7 @@ class PolicyChange(models.Model):
     held_until: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
     shift = models.DurationField(null=True, default=None, editable=False)
     former_delay = models.DurationField(null=True, default=None, editable=False)  # NULL: it differed between objects
+    hand_set = models.BooleanField(default=False, editable=False)  # also those that were set by hand
 
     class Meta:
         verbose_name = _("policy change")

@@ -9,6 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, cast
 
+from django.core.exceptions import FieldDoesNotExist
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import (
     DateTimeField,
@@ -29,7 +30,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 
 from django_delayq.dialects import dialect_of
-from django_delayq.paths import field_at
+from django_delayq.paths import field_at, is_reference
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
 from django_delayq.policy_terms import follows_data, has_column, named_paths
 
@@ -160,6 +161,44 @@ def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
             own.add(alias)
     others = query.alias_map.keys() - own  # not the aliases of subqueries
     return any(isinstance(node, Query) or getattr(node, "alias", None) in others for node in _walk(query.where))
+
+
+@lru_cache(maxsize=1000)
+def related_paths(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
+    """Return the paths of foreign keys that `policy` names, with all their beginnings: "channel", "channel__merchant".
+
+    Those of `owner`, and of the values that `since`, `after`, `when` and `hold_when` read.
+    """
+    named = [policy.owner, policy.since, *named_paths(policy), *_lookups(policy.when), *_lookups(policy.hold_when)]
+    found: list[str] = []
+    for path in named:
+        model, taken = policy.model, list[str]()
+        for step in path.split("__") if isinstance(path, str) else ():
+            try:
+                field: Any = model._meta.get_field(step)
+            except FieldDoesNotExist:
+                break
+            if not is_reference(field):
+                break
+            taken.append(field.name)
+            found.append("__".join(taken))
+            model = field.related_model
+    return tuple(dict.fromkeys(found))
+
+
+def _lookups(node: Any) -> Iterator[str]:
+    """Yield the paths, with their lookups, that a condition names; not those in subqueries, nor in raw SQL."""
+    if isinstance(node, F):
+        yield str(vars(node)["name"])  # which django-stubs does not know
+    elif isinstance(node, tuple):
+        yield node[0]
+        yield from _lookups(node[1])
+    elif isinstance(node, Q):
+        for child in node.children:
+            yield from _lookups(child)
+    elif isinstance(node, BaseExpression):
+        for part in node.get_source_expressions():
+            yield from _lookups(part)
 
 
 SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", "is_removed", "removed_at"))

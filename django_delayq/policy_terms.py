@@ -118,12 +118,15 @@ def lacks_none(policy: TimeoutPolicy[Any]) -> Q:
 
 
 def values_in(terms: str | None, policy: TimeoutPolicy[Any]) -> Values | None:
-    """Return the values at the paths of `policy` that `terms`, read just now, contain.
+    """Return the values at the paths of `policy` that `terms` contain.
 
-    None: the object must be read, because a path leads to an attribute of Python, or values are too long.
+    None: the object must be read, because a path leads to an attribute of Python, or values are too long; or the terms
+    are of other code.
     """
     paths = named_paths(policy)
     if not terms or not has_column(policy) or paths != _columns(policy) or len(terms) >= MAX_TERMS:
+        return None
+    if not terms.startswith(prefix(policy)):
         return None
     parts = terms.removeprefix(prefix(policy)).split(_BETWEEN, len(paths) - 1)
     try:

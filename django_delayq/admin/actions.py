@@ -275,7 +275,7 @@ class TimeoutOperationView(OperationView):
         """Return how many deadlines would change, and which rows would not."""
         result: operations.Result = self.call(self.rows, form, dry_run=True)
         n, due = result.changed, result.due_at_once
-        sentences = [ngettext("{n} deadline will change.", "{n} deadlines will change.", n).format(n=n)]
+        sentences = [(self.operation.will % n).format(n=n)]
         if due:
             text = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", due)
             sentences.append(text.format(n=due))
@@ -359,6 +359,13 @@ class PolicyOperationView(OperationView):
         if preview.mode == "keep":
             return [*sentences, _("Pending timeouts: {n}. None of them is moved.").format(n=pending)]
         sentences.append(_("Pending timeouts: {n}. All of them are moved.").format(n=pending))
+        if preview.hand_set:
+            text = ngettext(
+                "{n} other deadline was set by hand, and stays.",
+                "{n} other deadlines were set by hand, and stay.",
+                preview.hand_set,
+            )
+            sentences.append(text.format(n=preview.hand_set))
         if overdue is None:
             return [*sentences, _("It is unknown how many of them would be due immediately.")]
         due = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", overdue)

@@ -157,7 +157,7 @@ class LedgerChangeList(OwnFiltersChangeList):
         text = _("Enter a complete object id, key or {fields}.") if names else _("Enter a complete object id or key.")
         help_text = self.search_help_text or text.format(fields=", ".join(names))
         self.search_help_text = format_html('<span dir="auto">{}</span>', help_text)
-        if about := self.params.get(filters.OWNER) or self.params.get(filters.OBJECT):
+        if about := self.params.get(filters.RELATED) or self.params.get(filters.OBJECT):
             self.title = _("Timeouts of {object}").format(object=filters.object_label(about, request.user))
 
     def get_filters_params(self, params: Any = None) -> Any:
@@ -173,7 +173,7 @@ class LedgerChangeList(OwnFiltersChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         """Choose the window, and return its rows that match all filters."""
         asked = set(self.get_filters_params())
-        if any("\0" in str(self.params.get(name)) for name in asked - {filters.OBJECT, filters.OWNER}):
+        if any("\0" in str(self.params.get(name)) for name in asked - {filters.OBJECT, filters.RELATED}):
             raise IncorrectLookupParameters("A parameter contains a NUL, which PostgreSQL refuses.")
         if self.query:
             for params in (self.params, self.filter_params):  # search forms send all parameters of the page
@@ -308,15 +308,15 @@ def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk:
     if not listed:
         return []
     own = cast("type[Model]", model._meta.concrete_model)
-    is_owner = selection.is_owner(own) and selection.may_view(request.user, own)
-    named = [(filters.OWNER if is_owner else filters.OBJECT, own, pk)]
+    is_related = selection.is_related(own) and selection.may_view(request.user, own)
+    named = [(filters.RELATED if is_related else filters.OBJECT, own, pk)]
     owners = selection.owners_of(own, pk, database_of(own))
-    named += [(filters.OWNER, owner, key) for owner, key in owners if selection.may_view(request.user, owner)]
+    named += [(filters.RELATED, owner, key) for owner, key in owners if selection.may_view(request.user, owner)]
     found = []
     for parameter, kind, key in named:
         value = f"{kind._meta.label_lower}:{object_id_of(kind, key)}"
         label = _("All timeouts of this object")
-        if parameter == filters.OWNER:
+        if parameter == filters.RELATED:
             label = _("All timeouts of {object}").format(object=filters.object_label(value, request.user))
         found.append({"label": label, "address": f"{listed}?{urlencode({parameter: value})}"})
     return found

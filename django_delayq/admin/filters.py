@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.conf import ConfigError
-from django_delayq.key_types import HAS_FAILED, pk_of
+from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
@@ -29,8 +28,10 @@ State = Timeout.State
 
 MAX_LABELS: Final = 100
 """Each is a query of its own within one statement. Labels that nothing declares any more may be many."""
-STATE, POLICY, DUE, OBJECT, OWNER = "state__exact", "policy", "due", "object", "owner"
+STATE, POLICY, DUE, OBJECT, RELATED = "state__exact", "policy", "due", "object", "related"
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
+SET_BY: Final = {"policy": _("policy"), "hand": _("hand")}
+"""Who may have set a deadline."""
 DUE_LABELS: Final = {
     "hour": _("due in the next hour"),
     "overdue": _("overdue"),
@@ -62,26 +63,16 @@ def object_condition(value: str) -> Q:
     return Q(pk__in=[])
 
 
-def owner_condition(value: str) -> Q:
-    """Return the condition for the rows about the owner `app.model:id`, and about what belongs to it."""
-    model = model_named(value)
-    if model is not None:
-        with suppress(ConfigError, ValueError):
-            key, using = pk_of(model, value.partition(":")[2]), database_of(model)
-            return object_condition(value) | selection.owned_by(model, key, using)
+def related_condition(value: str) -> Q:
+    """Return the condition for the rows about `app.model:id`, and about all objects whose policies lead to it."""
+    with suppress(ConfigError, LookupError, ValueError):
+        return selection.about_related(value, database_of(Timeout))
     return Q(pk__in=[])
-
-
-def model_named(value: str) -> type[Model] | None:
-    """Return the model of `app.model:id`; None if there is no such model."""
-    with suppress(LookupError, ValueError):
-        return apps.get_model(value.partition(":")[0])
-    return None
 
 
 def object_label(value: str, user: Any) -> str:
     """Return how pages name the object `app.model:id` to this user: its model, and its name or id."""
-    model, (label, _colon, object_id) = model_named(value), value.partition(":")
+    model, (label, _colon, object_id) = selection.model_named(value), value.partition(":")
     if model is None:
         return f"{label} {object_id}"
     name = selection.name_of(model, object_id, database_of(model), user)
@@ -135,6 +126,17 @@ class DueFilter(ConditionFilter):
         return [(choice, DUE_LABELS[choice]) for choice in ("waiting", "hour", "overdue", "failing", "dead")]
 
 
+class SetByFilter(ConditionFilter):
+    """By who has set the deadline."""
+
+    title = _("deadline set by")
+    parameter_name = "set_by"
+    condition = staticmethod(lambda who: Q(terms__isnull=who == "hand"))
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return list(SET_BY.items())
+
+
 class DeadlineFilter(admin.DateFieldListFilter):
     """By deadline: Django's preset periods, and two that lie ahead."""
 
@@ -166,15 +168,18 @@ class ObjectFilter(ConditionFilter):
         return [(asked, object_label(asked, request.user))] if asked else []
 
 
-class OwnerFilter(ObjectFilter):
-    """The timeouts of one customer, across models. Not offered here either."""
+class RelatedFilter(ObjectFilter):
+    """The timeouts of one customer, merchant or team, across models. Not offered here either."""
 
-    title = _("owner")
-    parameter_name = OWNER
-    condition = staticmethod(owner_condition)
+    title = _("related object")
+    parameter_name = RELATED
+    condition = staticmethod(related_condition)
 
 
-TIMEOUT_FILTERS = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter, OwnerFilter)
+TIMEOUT_FILTERS: Final = (
+    *(DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), SetByFilter, QueueFilter),
+    *(ObjectFilter, RelatedFilter),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +199,7 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     found, due, policy = list[Scan](), params.get(DUE, ""), params.get(POLICY)
     state = DUE_STATES.get(due) or params.get(STATE, "")
     of_policy = rows.of_labels(labels_of(policy)) if policy else rows
-    for name, condition in ((OBJECT, object_condition), (OWNER, owner_condition)):
+    for name, condition in ((OBJECT, object_condition), (RELATED, related_condition)):
         if params.get(name):
             found.append(Scan(rows.filter(condition(params[name])).order_by(*search.NEWEST.fields)))
     if state in {State.PENDING, State.HELD, State.FIRING}:

@@ -200,7 +200,7 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
             rows, obj = self.visible.none(), self.instance
             if obj is not None and obj.pk is not None:
                 model, using = type(obj), database_of(type(obj), obj)
-                wanted = about_objects(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
+                wanted = about_objects(tables_of(model), [obj], using) | selection.related_to(model, obj.pk, using)
                 rows = self.visible.using(using).filter(wanted)
             self._queryset = named(rows.defer("history", "payload").order_by("-id")[: self.shown], self.user)
         return self._queryset
@@ -238,7 +238,7 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the columns, for an owner with the object of each timeout."""
-        is_owner = obj is not None and selection.is_owner(type(obj))
+        is_owner = obj is not None and selection.is_related(type(obj))
         return ("object_shown", *self.fields) if is_owner else self.fields
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:

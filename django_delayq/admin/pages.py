@@ -83,11 +83,11 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = object_column(request, self.admin_site)
-        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts_shown")
+        return ("id", shown, "policy_shown", "deadline", "set_by", "state_and_reason", "attempts_shown")
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         shown, related = object_column(request, self.admin_site), related_column(request, self.admin_site)
-        times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
+        times = ("deadline", "set_by", "next_attempt", "counts_from", "first_deadline", "created", "settled")
         return (
             (None, {"fields": ("policy", shown, related, "key", "state_badge", "cause", "reason_shown")}),
             (_("Story"), {"fields": (story_column(request),)}),
@@ -117,6 +117,7 @@ class TimeoutAdmin(LedgerAdmin):
     state_badge = column(_("state"), lambda row: render.badge(row))
     reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
     deadline = column(_("deadline"), render.deadline)
+    set_by = column(_("set by"), lambda row: str(filters.SET_BY["policy" if row.is_computed else "hand"]))
     next_attempt = column(_("next attempt"), render.next_attempt)
     counts_from = column(_("counts from"), lambda row: render.time_tag(row.since_at))
     first_deadline = column(_("first deadline"), lambda row: render.time_tag(row.first_due_at))
@@ -133,7 +134,7 @@ class TimeoutAdmin(LedgerAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Show the list, with a banner for each reason why its timeouts do not fire."""
-        owner = filters.model_named(request.GET.get(filters.OWNER, ""))
+        owner = selection.model_named(request.GET.get(filters.RELATED, ""))
         if owner is not None and not selection.may_view(request.user, owner):
             raise PermissionDenied
         policy = request.GET.get(filters.POLICY)

@@ -128,7 +128,9 @@ def deadline(row: Timeout) -> SafeString:
     more = ""
     if row.state == Timeout.State.PENDING:
         more = pending_until(row.due_at, row.run_at, row.attempts)
-    elif row.state == Timeout.State.HELD:
+    elif row.is_paused:
+        more = countdown(row.due_at)
+    elif row.has_stopped_clock:
         words = _("stopped, {duration} left")
         more = words.format(duration=duration(math.ceil((row.remaining or timedelta(0)).total_seconds())))
     elif not row.is_settled:
@@ -169,6 +171,8 @@ def badge(row: Timeout) -> SafeString:
 
 def state_label(row: Timeout) -> str:
     """Return the word of the badge."""
+    if row.is_paused:
+        return _("paused")
     return _("failing") if is_failing(row) else str(Timeout.State(row.state).label)
 
 
@@ -192,6 +196,7 @@ def story(row: Timeout, values: str = "") -> SafeString:
     """
     events = explain_timeout(row)
     now = format_html("<br>{} <code>{}</code>", _("The object has now:"), values) if values else ""
+    now = format_html("<br>{}", events.deadline) if events.deadline else now
     return format_html(
         '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}{}</p>',
         format_html_join("", '<li><div dir="auto">{}</div></li>', ((_event(event),) for event in events)),

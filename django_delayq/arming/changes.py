@@ -36,7 +36,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "is_due_by_request",
     "own_key",
 )
-KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at")
+KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -63,7 +63,8 @@ class RoundMemory(NamedTuple):
         """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
         due_at = None if row["is_due_by_request"] else row["due_at"]
         held_until = row["hold_ended_at"] or row["created_at"]
-        more = (row["remaining"], row["restarted_at"], row["terms"], row["computed_due_at"])
+        rest = None if row["keeps_deadline"] else row["remaining"]
+        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"])
         return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
 

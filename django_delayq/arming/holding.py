@@ -7,6 +7,7 @@ or its end ends. Its `remaining` counts in its policy's own time: open hours for
 | --- | --- |
 | its clock is stopped | from now to the deadline, or to the next attempt if it waits for a retry or a snooze |
 | it is armed while `hold_when` holds | all of it: from `since` to the deadline |
+| it is paused by hand | its deadline stays where it is, and it fires when it is resumed, if that has passed |
 | its deadline had passed, also unnoticed | nothing: it fires when its clock runs |
 | its clock runs again | the deadline is now plus the rest |
 | `when` stops holding | the cancelled row keeps the rest, with which the round continues when `when` holds again |
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db import Error as DatabaseError
 
 from django_delayq.arming.row_state import is_on_hold, objects_of_policy, on_hold_among
-from django_delayq.clock import database_now, shifted, within_calendar
+from django_delayq.clock import database_now, within_calendar
 from django_delayq.ledger.columns import far
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import message_of
@@ -203,14 +204,36 @@ def hold_scheduled(
 
 
 def hold_by_hand(
-    rows: Iterable[Timeout], using: str, now: datetime, until: datetime | None, **event: Any
+    rows: Iterable[Timeout],
+    using: str,
+    now: datetime,
+    until: datetime | None,
+    *,
+    keep_deadline: bool = False,
+    **event: Any,
 ) -> list[Timeout]:
-    """Stop the clocks of pending or held, locked rows by hand, `until` a datetime or until they are resumed."""
+    """Hold pending or held, locked rows by hand, `until` a datetime or until they are resumed; return them.
+
+    `keep_deadline`: pause them, instead of stopping their clocks. A clock that is stopped already stays stopped.
+    """
     rests = []
     for row in rows:
-        rests.append((row, rest_of(row, now, using) if row.remaining is None else row.remaining))
+        rest = row.remaining or _NOTHING
+        if not row.has_stopped_clock:
+            _let_run(row)
+            waits_longer = row.run_at > row.due_at and (row.attempts or row.snoozes)
+            longer = row.run_at - row.due_at if waits_longer else _NOTHING
+            rest = longer if keep_deadline else rest_of(row, now, using)
+            row.keeps_deadline = keep_deadline
+        rests.append((row, rest))
         row.held_by_hand, row.held_until = True, until
     return hold_rows(rests, using, at=now, **event)
+
+
+def _let_run(row: Timeout) -> None:
+    """Make of a paused row, in memory, one that waits for its next attempt."""
+    if row.is_paused:
+        row.run_at, row.held_at = row.due_at + (row.remaining or _NOTHING), None
 
 
 def resume(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
@@ -224,7 +247,15 @@ def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
     return _deadline_from(row, min(row.held_until or now, now), using)
 
 
+def attempt_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
+    """Return when a held row would be tried next if its clock ran from now on, or since the end of its hold."""
+    deadline = deadline_if_resumed(row, using, now)
+    return deadline + (row.remaining or _NOTHING) if row.is_paused else deadline
+
+
 def _deadline_from(row: Timeout, start: datetime, using: str) -> datetime:
+    if row.keeps_deadline:
+        return row.due_at
     rest = row.remaining or _NOTHING
     return OwnTime.of_row(row, using).forward(start, rest) if rest else start
 
@@ -244,6 +275,10 @@ def end_hold_by_hand(
             resume_rows([(row, ended_at, _deadline_from(row, ended_at, using))], using, at=now, **event)
         elif row not in kept:
             resume([row], using, now, **event)
+        elif row.is_paused:  # from then on its condition has stopped its clock
+            begin = min(ended_at or now, now)
+            _let_run(row)
+            row.remaining, row.held_at, row.keeps_deadline = rest_of(row, begin, using), begin, False
         row.held_by_hand, row.held_until = False, None
     note_holds(kept, using, what="resumed", at=now, **event)
     return [row for row in rows if row not in kept], kept
@@ -280,7 +315,7 @@ def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> N
         by: the duration by which it is moved, which is added to the rest. None: the deadline is given, and the rest is
             the time from now to it.
     """
-    if row.state != State.HELD:
+    if not row.has_stopped_clock:
         return
     time, rest = OwnTime.of_row(row, using), row.remaining or _NOTHING
     if by is None:
@@ -302,9 +337,52 @@ def carried(
     """
     if rest is not None:
         rest = max(rest + time.elapsed(former, computed), _NOTHING)
-    if due_at <= former:  # a delay that an operator has shortened
-        return shifted(computed, due_at - former), rest
+    if due_at <= former:
+        return computed, rest
     return time.forward(computed, time.elapsed(former, due_at)), rest
+
+
+class Plan(NamedTuple):
+    """A waiting round as its policy computes it again."""
+
+    due_at: datetime
+    rest: timedelta | None
+    """The rest of its time; None: it is pending."""
+    computed: datetime
+    """The deadline before holds moved it."""
+    terms: str
+
+    def is_of(self, row: Timeout) -> bool:
+        """Return whether `row` is so already."""
+        return self == (row.due_at, row.remaining, row.computed_due_at, row.terms)
+
+
+def plan_of(row: Timeout, computed: datetime, terms: str, time: OwnTime) -> Plan:
+    """Return `row`, pending or held, with the deadline that its policy computes for it now.
+
+    By how much holds and stopped clocks had moved a computed deadline, the new one is moved, too. Of a deadline that
+    was set by hand that is unknown: the new one is as computed.
+
+    Args:
+        row: pending or held.
+        computed, terms: the deadline, and with what values it is computed.
+        time: in which it counts.
+    """
+    former = (row.computed_due_at or row.first_due_at) if row.is_computed else row.due_at
+    due_at, rest = carried(row.due_at, row.remaining if row.has_stopped_clock else None, former, computed, time)
+    return Plan(due_at, rest if row.has_stopped_clock else row.remaining, computed, terms)
+
+
+FOLLOWED = ("first_due_at",)
+"""The column that `follow` writes beside those of every move."""
+
+
+def follow(row: Timeout, plan: Plan) -> None:
+    """Set what `row` has of `plan` beside the deadline, before it is moved to that."""
+    if not row.is_computed:  # the deadline counts from `since` again, and no caller has asked for another one
+        row.restarted_at, row.is_requested, row.is_due_by_request = None, False, False
+    row.remaining, row.terms = plan.rest, plan.terms
+    row.first_due_at = row.computed_due_at = plan.computed
 
 
 def end_holds_by_hand(using: str) -> int:

@@ -482,12 +482,11 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
         for row in lock_in_slot_order(rows.filter(pk__in=ids, slot_taken=1, terms__isnull=False), using):
             each = rounds[row.pk]
             time = OwnTime.for_data(each.state.policy, each.data, each.state.after)
-            former = row.computed_due_at or row.first_due_at
-            due_at, row.remaining = holding.carried(row.due_at, row.remaining, former, each.due_at, time)
-            row.terms, row.first_due_at, row.computed_due_at = each.terms, each.due_at, each.due_at
-            row.asked_due_at = None if due_at == each.due_at else each.due_at
-            moves.append((row, due_at, writing.run_at_of(row, due_at)))
-    return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save", columns=("first_due_at",))
+            plan = holding.plan_of(row, each.due_at, each.terms, time)
+            holding.follow(row, plan)
+            row.asked_due_at = None if plan.due_at == plan.computed else plan.computed
+            moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at)))
+    return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save", columns=holding.FOLLOWED)
 
 
 def _new_row(each: Round, using: str) -> Timeout:

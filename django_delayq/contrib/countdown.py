@@ -40,6 +40,8 @@ class Countdown:
     timeout_id: int | None = None
     remaining: timedelta | None = None
     """The rest of its time, if its clock is stopped, or was when it was cancelled."""
+    keeps_deadline: bool = False
+    """If it is held: its clock runs."""
 
     def __bool__(self) -> bool:
         return self.due_at is not None and self.state in WAITING
@@ -47,7 +49,12 @@ class Countdown:
     @property
     def is_stopped(self) -> bool:
         """Return whether its clock is stopped, so that `seconds_left` stays as it is."""
-        return self.state == Timeout.State.HELD
+        return self.state == Timeout.State.HELD and not self.keeps_deadline
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether it does not fire until it is resumed, although its time runs out: see `keeps_deadline`."""
+        return self.state == Timeout.State.HELD and self.keeps_deadline
 
     @property
     def seconds_left(self) -> int | None:
@@ -63,7 +70,7 @@ class Countdown:
     @property
     def is_due(self) -> bool:
         """Return whether the deadline has passed and the timeout is still pending: a worker is about to fire it."""
-        return self.seconds_left == 0 and not self.is_stopped
+        return self.seconds_left == 0 and self.state == Timeout.State.PENDING
 
 
 def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Countdown:
@@ -76,12 +83,13 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
         ValueError: `target` is not saved.
     """
     if isinstance(target, Timeout):
-        return Countdown(target.due_at, target.state, clock.now(), target.pk, target.remaining)
+        held = target.remaining, target.keeps_deadline
+        return Countdown(target.due_at, target.state, clock.now(), target.pk, *held)
     subject = subject_of(target, policy, key)
     kept = _prefetched(target, subject)
     if kept is None:
-        for timeout_id, due_at, state, now, remaining in _current.rows(subject.using, slot=subject.slot):
-            return Countdown(due_at, state, now, timeout_id, remaining)
+        for values in _current.rows(subject.using, slot=subject.slot):
+            return Countdown(*values)
     elif current := current_round(kept):
         return countdown_of(current)
     return Countdown(None, "", clock.now())
@@ -98,7 +106,7 @@ def _current(using: str) -> QuerySet[Timeout, Any]:
     newest = rows.order_by(F("slot_taken").desc(nulls_last=True), NEWEST_FIRST)
     first = Coalesce(Subquery(pending.values("id")[:1]), Subquery(newest.values("id")[:1]))
     rows = Timeout.objects.using(using).filter(pk=first)
-    return rows.values_list("id", "due_at", "state", clock.DatabaseNow(), "remaining")
+    return rows.values_list("due_at", "state", clock.DatabaseNow(), "id", "remaining", "keeps_deadline")
 
 
 def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:
@@ -121,7 +129,8 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
     for using, slots in asked.items():
         for chunk in chunks(slots):  # by the unique index of slots
             rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
-            for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id", "remaining"):
+            columns = ("due_at", "state", clock.DatabaseNow(), "id", "remaining", "keeps_deadline")
+            for slot, *values in rows.values_list("slot", *columns):
                 found[using, slot] = Countdown(*values)
     return [found.get((subject.using, subject.slot)) for subject in subjects]
 

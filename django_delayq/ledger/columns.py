@@ -30,7 +30,7 @@ def far() -> datetime:
 
 
 RUNNING_CLOCK: dict[str, Any] = {"state": Timeout.State.PENDING.value, "remaining": None, "held_at": None}
-RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False}
+RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False, "keeps_deadline": False}
 """The columns of a pending row by which it differs from one that is held."""
 # The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
 # extend a cart three times could keep it indefinitely by replacing its timeout.

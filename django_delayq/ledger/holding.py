@@ -6,6 +6,7 @@ that no worker and no sweep finds it. The caller has locked the objects, and the
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.ledger.columns import RUNNING_CLOCK, far
@@ -17,7 +18,7 @@ from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
 _WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history")
 _RESUMED = (*_WRITTEN, "due_at", "ready_at", "restarted_at", "asked_due_at")
@@ -25,6 +26,8 @@ _RESUMED = (*_WRITTEN, "due_at", "ready_at", "restarted_at", "asked_due_at")
 
 def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
     """Stop the clocks of rows, pending or held, each with the rest of its time; return the rows.
+
+    Those that keep their deadline are paused: the rest is how much later than that their next attempt is.
 
     Args:
         rests: the rows are locked. Those that are held may have another end, or another rest.
@@ -34,7 +37,8 @@ def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: dat
     """
     rows = []
     for row, rest in rests:
-        record(row, "held", at, until=row.held_until, rest=rest.total_seconds(), **event)
+        details = {"what": "paused"} if row.keeps_deadline else {"what": "held", "rest": rest.total_seconds()}
+        record(row, at=at, until=row.held_until, **details, **event)
         row.state, row.run_at, row.remaining, row.held_at = Timeout.State.HELD.value, far(), rest, row.held_at or at
         _forget_attempt(row)
         rows.append(row)
@@ -48,15 +52,22 @@ def resume_rows(
 ) -> list[Timeout]:
     """Let the clocks of held, locked rows run: each gets its deadline, and since when it counts; return the rows.
 
+    Those that have kept their deadline keep the time of their next attempt, too, unless it has passed.
+
     The other arguments are those of `hold_rows`.
     """
     rows = []
     for row, counts_from, due_at in deadlines:
         record(row, "resumed", at, **{"from": row.due_at, "to": due_at, **event})
-        vars(row).update(RUNNING_CLOCK, asked_due_at=row.asked_due_at or row.due_at)
+        run_at = due_at
+        if row.keeps_deadline:
+            run_at = max(due_at + (row.remaining or timedelta(0)), counts_from)
+        else:
+            row.asked_due_at, row.restarted_at = row.asked_due_at or row.due_at, counts_from
+        vars(row).update(RUNNING_CLOCK)
         policy = registry.get(row.policy)
-        row.due_at, row.run_at = due_at, policy.opening(due_at) if policy else due_at
-        row.ready_at = row.restarted_at = counts_from
+        row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
+        row.ready_at = counts_from
         _forget_attempt(row)
         rows.append(row)
     update_each(rows, _RESUMED, using, WAITING)
@@ -72,4 +83,5 @@ def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: A
     """Write by what the held, locked `rows` are held, which the caller has changed."""
     for row in rows:
         record(row, reason=clipped(reason), **event)
-    update_each(rows, ("held_by_hand", "held_until", "history"), using, (Timeout.State.HELD,))
+    columns = ("held_by_hand", "held_until", "held_at", "remaining", "keeps_deadline", "history")
+    update_each(rows, columns, using, (Timeout.State.HELD,))

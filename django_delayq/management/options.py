@@ -27,11 +27,11 @@ from django_delayq.ledger.subjects import about_model, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import Operation
-from django_delayq.operations.selection import MAX_HITS, about_keys, find_ids
+from django_delayq.operations.selection import MAX_HITS, about_keys, about_related, find_ids, where
 from django_delayq.policies import get_policy, registry
 
-REPEATED: Final = ("policy", "id", "object", "state")
-SELECTING: Final = (*REPEATED, "model", "key", "search", "queue", "due_before", "due_after")
+REPEATED: Final = ("policy", "id", "object", "state", "where")
+SELECTING: Final = (*REPEATED, "model", "related", "key", "search", "queue", "due_before", "due_after")
 SETTINGS: Final = ("on", "off", "declared")
 KEEP: Final = "keep"
 _ASKED: Final[dict[Any, tuple[str, str]]] = {
@@ -128,7 +128,7 @@ def add_parameters(parser: CommandParser, operation: Operation) -> None:
         how: dict[str, Any] = {"metavar": metavar, "help": f"{words}: {example}"}
         match each:
             case Flag():
-                how = {"action": "store_true", "help": f"do not {words}"}
+                how = {"action": "store_true", "help": f"do not {words}" if each.default else words}
             case Choice():
                 how = {"choices": [value for value, _ in each.choices], "required": each.is_required, "help": words}
             case Moment(is_nullable=True):
@@ -142,7 +142,7 @@ def add_parameters(parser: CommandParser, operation: Operation) -> None:
             how["help"] += f"; earlier: {each.option}=-2h"
         if not each.option.startswith("-"):
             how["metavar"] = f"{metavar}|off|declared"
-        (parser if isinstance(each, Choice) else group).add_argument(each.option, **how)
+        (parser if isinstance(each, Choice | Flag) else group).add_argument(each.option, **how)
 
 
 def arguments_of(options: dict[str, Any], operation: Operation) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def arguments_of(options: dict[str, Any], operation: Operation) -> dict[str, Any
         name, value = each.name, options[each.option.lstrip("-").replace("-", "_")]
         match each:
             case Flag():
-                given[name] = not value
+                given[name] = bool(value) != each.default
             case Length() | Number() if value in SETTINGS:
                 settings.append(value)
             case Length(is_nullable=True) if options["declared"]:
@@ -200,6 +200,10 @@ def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple
     add("--model", metavar="APP.MODEL", help="of objects of this model")
     words = "of this object; with --policy or --model; may be repeated"
     add("--object", action="extend", nargs="+", metavar="ID", help=words)
+    words = "of this object, and of all whose policies lead to it over foreign keys"
+    add("--related", metavar="APP.MODEL:ID", help=words)
+    words = "of objects with this value of a column, channel__merchant=7; with --policy or --model; all must fit"
+    add("--where", action="extend", nargs="+", metavar="PATH=VALUE", help=words)
     add("--key", help="with this key")
     add("--search", metavar="TEXT", help="with this object id, key, or field that a policy names")
     add("--queue", metavar="Q", help="in this queue")
@@ -239,7 +243,7 @@ class Selection:
             rows = rows.unsettled()  # which has an index of its own
         labels, about_objects = _about(options, rows.db)
         labels = list(dict.fromkeys(labels))
-        rows = rows.filter(about_objects)
+        rows = rows.filter(about_objects, _about_related(options["related"], rows.db))
         if labels:
             rows = rows.of_labels(labels)
         conditions = {
@@ -320,15 +324,30 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
         labels += policy.labels
         if model is None:
             models.append(policy.concrete_model)
-    if model is None and options["object"] is None:
+    asked = [option for option in ("object", "where") if options[option] is not None]
+    if model is None and not asked:
         return labels, Q()
     if model is None and (not named or len(models) < len(named)):  # a policy that is not declared names no model
-        words = "--object needs --model, or policies that are declared: objects of several models may have the same id."
-        raise CommandError(words)
-    wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in values_of(options["object"])]
-    for table in models:
+        words = "needs --model, or policies that are declared: objects of several models may have the same id."
+        raise CommandError(f"--{asked[0]} {words}")
+    wanted, ids, conditions = Q(pk__in=[]), [*map(str, values_of(options["object"]))], values_of(options["where"])
+    for table in dict.fromkeys(models):
         try:
-            wanted |= about_keys(table, ids, using) if ids else about_model(tables_of(table), table, using)
+            about = about_keys(table, ids, using) if ids else about_model(tables_of(table), table, using)
         except ValueError as error:
             raise CommandError(f"{', '.join(ids)} is not a key of {table.__name__}.") from error
+        try:
+            wanted |= about & where(table, conditions, using) if conditions else about
+        except ValueError as error:
+            raise wrong_value("--where", " ".join(conditions), f"is refused: {error}") from error
     return labels, wanted
+
+
+def _about_related(reference: Any, using: str) -> Q:
+    """Return the condition on the rows of `--related`. Raises CommandError."""
+    try:
+        return Q() if reference is None else about_related(str(reference), using)
+    except LookupError as error:
+        raise wrong_value("--related", reference, f"is refused: {error}") from error
+    except ValueError as error:
+        raise wrong_value("--related", reference, "is not an object, such as shop.customer:17") from error

@@ -158,6 +158,7 @@ class Migration(migrations.Migration):
                 ('held_until', models.DateTimeField(default=None, editable=False, null=True)),
                 ('shift', models.DurationField(default=None, editable=False, null=True)),
                 ('former_delay', models.DurationField(default=None, editable=False, null=True)),
+                ('hand_set', models.BooleanField(default=False, editable=False)),
             ],
             options={
                 'verbose_name': 'policy change',
@@ -225,6 +226,7 @@ class Migration(migrations.Migration):
                 ('is_requested', models.BooleanField(default=False, editable=False)),
                 ('is_due_by_request', models.BooleanField(default=False, editable=False)),
                 ('held_by_hand', models.BooleanField(default=False, verbose_name='on hold by hand')),
+                ('keeps_deadline', models.BooleanField(default=False, editable=False)),
                 ('slot', django_delayq.key_types.HexField(editable=False, max_length=32)),
                 ('idempotency_key', django_delayq.key_types.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),
                 ('policy', models.CharField(max_length=200, verbose_name='policy')),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,20 +20,21 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_delayq.arming.holding import counts_from
+from django_delayq.arming.holding import Plan, counts_from, retarget
 from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped, message_of
+from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.lengths import after_stop
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
 from django_delayq.operations.runner import checked_actor
 from django_delayq.paths import read_relations
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
@@ -164,7 +165,7 @@ def _move_page(change_id: int, using: str) -> int:
         policy = registry.get(change.policy)
         if change.finished_at is not None or policy is None:
             return 0
-        rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
+        rows = Timeout.objects.using(using).waiting().of_labels(policy.labels)
         page = rows.filter(pk__gt=change.cursor, pk__lte=change.last_id).order_by("pk")
         ids = list(page.values_list("pk", flat=True)[: statements.CHUNK])
         change.touched_at = database_now(using)
@@ -200,7 +201,7 @@ def move_missed(using: str) -> int:
         if delays.filter(policy__in=policy.labels, pk__gt=change.pk).exists():
             continue
         change.touched_at = now
-        rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
+        rows = Timeout.objects.using(using).waiting().of_labels(policy.labels)
         rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
         move = partial(_move_missed, change=change, policy=policy, former=former)
         total += sum(paging.each_page(rows, move, by_id="pk"))
@@ -217,51 +218,59 @@ def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[
 
 
 def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> int:
-    """Move the pending rows of `page`; return how many got another deadline. A row that is held keeps its rest."""
-    moves, failed = [], list[str]()
-    in_force = read_delay(policy, page.using)
+    """Move the rows of `page`; return how many got another deadline.
+
+    The clock of a row that is held stays stopped. The end of a hold leaves it alone; a delay changes the rest.
+    """
+    reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
+    event: dict[str, Any] = {"at": change.touched_at, "by": change.by, "reason": reason}
+    if change.held_from is not None:
+        return len(move_rows(_moves_of_hold(page, change, policy), page.using, what="hold_ended", **event))
+    if change.shift is not None:
+        moves = list(_shifted(page.rows, change.shift, page.using))
+        return len(move_rows(moves, page.using, what="replanned", **event))
+    rows = [row for row in page.rows if change.hand_set or row.is_computed]
+    plans = Plans(page, rows)
+    found = [(row, plan) for row in rows if isinstance(plan := plans.of(row), Plan) and not plan.is_of(row)]
+    return len(write_plans(found, page.using, **event))
+
+
+Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]
+"""Rows with their new `due_at` and `run_at`."""
+
+
+def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
+    in_force, failed = read_delay(policy, page.using), list[str]()
     if policy.relations:
         read_relations([page.object_of(row) for row in page.rows], policy.relations)
-    for row in [each for each in page.rows if each.state == Timeout.State.PENDING]:
+    for row in [each for each in page.rows if not each.has_stopped_clock]:
+        obj = page.object_of(row)
+        begin = max(change.held_from, counts_from(row, policy, in_force, partial(page.object_of, row)))
         try:
-            due_at, run_at = _replanned(row, change, policy, page, in_force)
+            due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
+            # A retry or a snooze waits as much longer, also that of a paused row.
+            run_at = row.run_at if row.is_paused else shifted(row.run_at, due_at - row.due_at)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
         except DatabaseError:
             raise
-        except Exception as error:  # noqa: BLE001 - `after` of the application; else it would stop the change for good
-            failed.append(f"{row.object_id}: {type(error).__name__}: {message_of(error)}")
+        except Exception as error:  # noqa: BLE001 - a calendar of the application; else it would stop the change
+            failed.append(failure(row, error))
             continue
-        if (due_at, run_at) != (row.due_at, row.run_at):
-            moves.append((row, due_at, run_at))
-    if failed:
-        logger.warning(
-            "%s: %d deadlines cannot be computed and stay where they are. The first is that of object %s",
-            *(policy.label, len(failed), failed[0]),
-            extra={"event": "replan_failed", "policy": policy.label, "count": len(failed)},
-        )
-    what = "replanned" if change.held_from is None else "hold_ended"
-    reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
-    return len(move_rows(moves, page.using, what=what, at=change.touched_at, by=change.by, reason=reason))
+        if due_at != row.due_at:
+            yield row, due_at, run_at
+    log_failures(policy.label, failed)
 
 
-def _replanned(
-    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None
-) -> tuple[datetime, datetime]:
-    if change.held_from is not None and change.held_until is not None:
-        begin = max(change.held_from, counts_from(row, policy, in_force, lambda: page.object_of(row)))
-        obj = page.object_of(row)
-        due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
-        return due_at, shifted(row.run_at, due_at - row.due_at)  # a retry or a snooze waits as much longer
-    due_at, obj = row.due_at, page.object_of(row)
-    if change.shift is not None:
-        due_at = shifted(due_at, change.shift)
-    elif obj is not None or not policy.needs_object:
-        # The delay that this change has set: no other can be set before it is finished.
-        planned = policy.due_of(obj, row.since_at or row.created_at, in_force) or due_at
-        # A row without `since` counts from when it was scheduled, and is never due before.
-        due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
-    return due_at, run_at_of(row, due_at)
+def _shifted(rows: Iterable[Timeout], by: timedelta, using: str) -> Moves:
+    for row in rows:
+        with suppress(InvalidDelay):  # too far in the future: it stays where it is
+            due_at = shifted(row.due_at, by)
+            computed = row.computed_due_at and shifted(row.computed_due_at, by)
+            retarget(row, due_at, using, by)
+            row.computed_due_at = computed
+            if by:
+                yield row, due_at, run_at_of(row, due_at)
 
 
 def wake_for(policy: TimeoutPolicy[Any], using: str) -> None:

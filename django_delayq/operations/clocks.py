@@ -1,8 +1,9 @@
-"""The operations that stop the clocks of timeouts, and let them run again."""
+"""The operations that hold timeouts: they stop their clocks or pause them, and let them run again."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django_delayq import signals
 from django_delayq.arming import holding
@@ -39,27 +40,53 @@ def hold_timeout(
     Raises:
         InvalidDelay: `until` has passed, is not a datetime, or its awareness does not fit `USE_TZ`.
     """
+    return _hold("hold_timeout", target, until, False, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def pause_timeout(
+    target: Target,
+    *,
+    by: str,
+    reason: str = "",
+    until: datetime | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Let pending timeouts not fire until they are resumed, although their deadlines stay where they are.
+
+    Then those are due at once whose deadlines have passed. A clock that is stopped already stays stopped by hand, with
+    the rest of its time. The other arguments and errors are those of `cancel`, and `until` that of `hold_timeout`.
+    """
+    return _hold("pause_timeout", target, until, True, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool, **options: Any) -> Result:
     end = checked_end(until)
 
     def write(rows: list[Timeout], context: Context) -> None:
         holding.end_passed(rows, context.using)
-        holding.hold_by_hand(rows, context.using, context.now, end, by=context.by, reason=context.reason)
+        event = {"by": context.by, "reason": context.reason}
+        holding.hold_by_hand(rows, context.using, context.now, end, keep_deadline=keep_deadline, **event)
 
-    action = Action("hold_timeout", signals.timeout_held, refuse_unless_waiting, write)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return Action(name, signals.timeout_held, refuse_unless_waiting, write).run(target, **options)
 
 
 def resume_timeout(
     target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
-    """End the holds by hand: each deadline is now plus the rest of the time of its timeout.
+    """End the holds and pauses by hand: the deadline of a stopped clock is now plus the rest of its time.
 
-    The clocks of timeouts for which `hold_when` of their policy holds stay stopped until it does not. Arguments and
-    errors are those of `cancel`.
+    One that is paused has its former deadline. `Result.due_at_once` counts those that are due then. The clocks of
+    timeouts for which `hold_when` of their policy holds stay stopped until it does not. Arguments and errors are those
+    of `cancel`.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        return refuse_unless_waiting(row, context) or (None if row.held_by_hand else Refusal.NOT_HELD)
+        if why := refuse_unless_waiting(row, context) or (None if row.held_by_hand else Refusal.NOT_HELD):
+            return why
+        if not holding.is_held_by_condition(row, context.using):
+            context.action.due_at_once += holding.attempt_if_resumed(row, context.using, context.now) <= context.now
+        return None
 
     def write(rows: list[Timeout], context: Context) -> list[Timeout]:
         return holding.end_hold_by_hand(rows, context.using, context.now, by=context.by, reason=context.reason)[0]

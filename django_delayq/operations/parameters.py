@@ -48,7 +48,7 @@ class Moment(Parameter):
 
 
 class Flag(Parameter):
-    """True or False. The option of the command switches off what is on by default."""
+    """True or False. The option of the command switches on what is off by default, or off what is on."""
 
 
 @dataclass(frozen=True, slots=True)

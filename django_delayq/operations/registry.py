@@ -19,6 +19,7 @@ from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Nu
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
 
+DEADLINES_CHANGE: Final = ngettext_lazy("{n} deadline will change.", "{n} deadlines will change.")
 State, Stop = Timeout.State, PolicyControl.Stop
 FOR_SEVERAL_POLICIES: Final = ("pause", "hold", "resume")
 NOT_MOVING: Final = frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD})
@@ -36,6 +37,7 @@ class Operation:
         is_either: exactly one of the parameters must be given.
         off: for guard rails: the arguments that switch it off. With None for all that is required, it is as declared.
         has_preview: the admin shows the consequences of the parameters before it asks for a confirmation.
+        will: for a preview: what will happen to `{n}` timeouts, by number.
         states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
         moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
         label: for a button beside the policy.
@@ -56,6 +58,7 @@ class Operation:
     is_either: bool = False
     off: Mapping[str, Any] | None = None
     has_preview: bool = False
+    will: Any = DEADLINES_CHANGE
     states: frozenset[str] = NOT_MOVING
     moves_rows: bool = False
     label: Any = None
@@ -138,8 +141,12 @@ THEN: Final = (
 )
 MODES: Final = (
     ("keep", _("keep: pending deadlines stay unchanged")),
-    ("recompute", _("recompute: each is counted from its start again, also one that was set by hand")),
+    ("recompute", _("recompute: each is counted from its start again")),
     ("shift", _("shift: each moves by the difference")),
+)
+HAND_SET_HELP: Final = _("They are computed by the policy from then on.")
+HAND_SET: Final = Flag(
+    "hand_set", "--hand-set", _("Also deadlines that were set by hand"), HAND_SET_HELP, default=False
 )
 MAX_DELAY: Final = timedelta(days=10_000)
 """A longer delay is a typing error, and with the `since` of old rows it would lead beyond the calendar."""
@@ -219,6 +226,24 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         log_message=_("Deadline changed: {reason}"),
     ),
     Operation(
+        name="replan",
+        call=operations.replan,
+        permission="postpone_timeout",
+        parameters=(HAND_SET,),
+        has_preview=True,
+        states=frozenset({State.PENDING, State.HELD}),
+        button=ngettext_lazy("Compute the deadline again", "Compute {n} deadlines again"),
+        action=_("Compute the deadlines of selected timeouts again"),
+        on_objects=_("Compute the deadlines of their timeouts again"),
+        question=_("Compute the deadlines of these timeouts again?"),
+        explanation=_(
+            "Each gets the deadline that its policy computes now, with the present delay, values and calendars. The "
+            "next page shows how many would be due immediately."
+        ),
+        done=ngettext_lazy("{n} deadline was computed again.", "{n} deadlines were computed again."),
+        log_message=_("Deadline computed again: {reason}"),
+    ),
+    Operation(
         name="hold_timeout",
         call=operations.hold_timeout,
         permission="hold_timeout",
@@ -236,17 +261,36 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         log_message=_("Clock stopped: {reason}"),
     ),
     Operation(
+        name="pause_timeout",
+        call=operations.pause_timeout,
+        permission="hold_timeout",
+        parameters=(UNTIL,),
+        states=frozenset({State.PENDING, State.HELD}),
+        button=ngettext_lazy("Pause the timeout", "Pause {n} timeouts"),
+        action=_("Pause selected timeouts"),
+        on_objects=_("Pause their timeouts"),
+        question=_("Pause these timeouts?"),
+        explanation=_(
+            "They do not fire, but their deadlines stay where they are. When they are resumed, those fire whose "
+            "deadlines have passed."
+        ),
+        done=ngettext_lazy("{n} timeout is paused.", "{n} timeouts are paused."),
+        log_message=_("Paused: {reason}"),
+    ),
+    Operation(
         name="resume_timeout",
         call=operations.resume_timeout,
         permission="hold_timeout",
+        has_preview=True,
+        will=ngettext_lazy("{n} timeout will be resumed.", "{n} timeouts will be resumed."),
         states=frozenset({State.HELD}),
         button=ngettext_lazy("Let the clock of the timeout run", "Let the clocks of {n} timeouts run"),
         action=_("Let the clocks of selected timeouts run"),
         on_objects=_("Let the clocks of their timeouts run"),
         question=_("Let the clocks of these timeouts run again?"),
         explanation=_(
-            "Each deadline is as far away as it was when the clock was stopped. A clock that the condition of the "
-            "policy stops stays stopped until that does not hold."
+            "Each deadline is as far away as it was when the clock was stopped; one that was paused has stayed where "
+            "it was. A clock that the condition of the policy stops stays stopped until that does not hold."
         ),
         done=ngettext_lazy("The hold of {n} timeout has ended.", "The holds of {n} timeouts have ended."),
         log_message=_("Clock runs again: {reason}"),
@@ -332,6 +376,7 @@ POLICY_OPERATIONS: Final = _by_name(
         parameters=(
             DELAY,
             Choice("mode", "--mode", _("Pending deadlines"), choices=MODES, default="keep", is_required=True),
+            HAND_SET,
         ),
         has_preview=True,
         moves_rows=True,

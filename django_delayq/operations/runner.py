@@ -54,6 +54,8 @@ class Refusal(TextChoices):
     SAME_DEADLINE = "same_deadline", _("the deadline is this one already")
     HELD = "held", _("its clock is stopped: resume it first")
     NOT_HELD = "not_held", _("its clock is not stopped by hand")
+    HAND_SET = "hand_set", _("its deadline was set by hand")
+    NO_DEADLINE = "no_deadline", _("its policy computes no deadline for it")
 
 
 class Refused(NamedTuple):
@@ -74,7 +76,7 @@ class Result:
         ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
         refusals: the first `MAX_IDS` unchanged rows.
         dry_run: nothing was written.
-        due_at_once: how many of the changed rows `change_deadline` has made due now. 0 in the pages of `progress`.
+        due_at_once: how many of the changed rows are due now because of it. 0 in the pages of `progress`.
         continued: how many rows the same call had changed before it was interrupted; they are not among `changed`.
     """
 

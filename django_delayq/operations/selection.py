@@ -1,29 +1,34 @@
 """Find timeouts by what people know: the id of an object, a key, a number, a customer.
 
-Policies name such fields (`search`) and the path to the owner of an object (`owner`). Every query is bounded and reads
-the writer. At most `MAX_OBJECTS` objects are read by each field or path.
+Policies name such fields (`search`), and lead over foreign keys to other objects: to the `owner`, and to all whose
+values decide about a timeout. Every query reads the writer. A search reads at most `MAX_OBJECTS` objects by each field;
+what is selected by a related object or by a value is complete, however much it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final, cast
 
+from django.apps import apps
 from django.contrib.auth import get_permission_codename
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import ValidationError
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import DatabaseError, connections, transaction
 from django.db.models import CharField, Model, Q, QuerySet, TextField
+from django.utils.translation import gettext
 
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
+from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
-from django_delayq.models import Timeout
-from django_delayq.paths import field_at, stored_type
+from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.paths import field_at, is_reference, stored_type
 from django_delayq.policies import get_policies
+from django_delayq.policy_rules import related_paths
 
 MAX_HITS: Final = 1_000
 """A search that finds more is too general to act on, and would load all of their ids."""
@@ -221,20 +226,105 @@ def about_keys(model: type[Model], keys: Iterable[str], using: str) -> Q:
     return rows
 
 
-def owned_by(model: type[Model], pk: Any, using: str) -> Q:
-    """Return the condition on rows about objects that belong to this object of `model`: the newest of each model."""
+def related_to(model: type[Model], pk: Any, using: str) -> Q:
+    """Return the condition on rows about all objects whose policies lead to this object of `model`.
+
+    Over the foreign keys that they name: see `related_paths`.
+    """
     wanted = Q(pk__in=[])
     for table, path in _paths_to(model):
-        owner, keys = _model_at(table, path), [pk]
-        if root_of_key(owner) is not root_of_key(model):  # it is a multi-table child with a key of its own
-            keys = list(rows_of(model, using).filter(pk=pk).values_list(cast("Any", owner._meta.pk).name, flat=True))
-        owned = table._base_manager.using(using).filter(**{f"{path}__pk__in": keys})
-        wanted |= _about(owned.order_by("-pk"), using)
+        related, keys = _model_at(table, path), [pk]
+        if root_of_key(related) is not root_of_key(model):  # it is a multi-table child with a key of its own
+            keys = list(rows_of(model, using).filter(pk=pk).values_list(cast("Any", related._meta.pk).name, flat=True))
+        objects = table._base_manager.using(using).filter(**{f"{path}__pk__in": keys})
+        wanted |= _about_all(objects.order_by("-pk"), tables_of(table), using)
     return wanted
 
 
-def is_owner(model: type[Model]) -> bool:
-    """Return whether objects belong to those of `model`, according to the policies."""
+def about_related(reference: str, using: str) -> Q:
+    """Return the condition on rows about the object `app.model:key`, and about all whose policies lead to it.
+
+    Raises what `about_reference` raises, and LookupError also if the model has no policy, and none leads to it.
+    """
+    wanted, model = about_reference(reference, using), model_named(reference)
+    if model is None:  # the model was removed
+        return wanted
+    if not is_related(model) and not get_policies(model):
+        raise LookupError(f"No policy leads to {model._meta.label} over a foreign key that it names.")
+    return wanted | related_to(model, pk_of(model, reference.partition(":")[2]), using)
+
+
+def model_named(reference: str) -> type[Model] | None:
+    """Return the model of `app.model:key`; None if there is no such model."""
+    with suppress(LookupError, ValueError):
+        return apps.get_model(reference.partition(":")[0])
+    return None
+
+
+def related_timeouts(obj: Model) -> TimeoutQuerySet:
+    """Return the waiting timeouts about `obj`, and about all objects whose policies lead to it, soonest first.
+
+    A policy leads to the objects on its `owner` path, and to those that `since`, `after`, `when` and `hold_when` read
+    over foreign keys: from a merchant to the orders of all of its channels. The condition is one statement, however
+    many objects there are, and operations change the rows page by page.
+
+    Raises:
+        ValueError: `obj` is not saved.
+    """
+    if obj.pk is None:
+        raise ValueError(f"{obj!r} is not saved: its timeouts are kept by its primary key.")
+    using = database_of(type(obj), obj)
+    rows: TimeoutQuerySet = Timeout.objects.using(using).waiting().order_by("run_at", "id")
+    return rows.filter(about_objects(tables_of(type(obj)), [obj], using) | related_to(type(obj), obj.pk, using))
+
+
+def where(model: type[Model], conditions: Iterable[str], using: str, *, only: type[Model] | None = None) -> Q:
+    """Return the condition on rows about the objects of `model` that have all these values: "channel__merchant=7".
+
+    A path leads over foreign keys to a column. At a foreign key, the value is the key of the object.
+
+    Args:
+        model: the model of a policy.
+        conditions: each a path, `=` and a value.
+        using: the database.
+        only: only rows about objects of this table, not about their parents.
+
+    Raises:
+        ValueError: there is no such path, or no such value of its column.
+    """
+    objects = model._base_manager.using(using).order_by("-pk")
+    for condition in conditions:
+        path, value = _parsed(model, condition)
+        objects = objects.filter(**{path: value})
+    return _about_all(objects, tables_of(model) if only is None else [only], using)
+
+
+def may_ask_where(user: Any, model: type[Model], conditions: Iterable[str]) -> bool:
+    """Return whether `user` may view the models whose columns these conditions compare, as for `searched_fields`."""
+    return all(_may_search(user, model, condition.partition("=")[0]) for condition in conditions)
+
+
+def _parsed(model: type[Model], condition: str) -> tuple[str, Any]:
+    path, is_given, text = condition.partition("=")
+    try:
+        field = field_at(model, path)
+    except FieldDoesNotExist:
+        field = None
+    if not is_given or field is None or not field.concrete or field.many_to_many:
+        words = gettext("{model} has no column {path}. Give a column, or a path of foreign keys to one: channel__id=7.")
+        raise ValueError(words.format(model=model._meta.label, path=repr(path)))
+    field = field.target_field if is_reference(field) else stored_type(field)
+    try:
+        if "\0" in text:  # PostgreSQL refuses it
+            raise ValidationError(text)
+        return path, field.to_python(_trimmed(field, text))
+    except (ValidationError, ValueError, TypeError) as error:
+        words = gettext("{value} is not a value of {path}.")
+        raise ValueError(words.format(value=repr(text), path=path)) from error
+
+
+def is_related(model: type[Model]) -> bool:
+    """Return whether policies lead to objects of `model`, over foreign keys that they name."""
     return bool(_paths_to(model))
 
 
@@ -249,8 +339,8 @@ def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model]
 
 
 def _paths_to(model: type[Model]) -> list[tuple[type[Model], str]]:
-    """Return the models of policies whose owner is a `model`, or one of its parents, each with the path to it."""
-    paths = dict.fromkeys((policy.concrete_model, policy.owner) for policy in get_policies() if policy.owner)
+    """Return the models of policies that lead to a `model`, or one of its parents, each with the path to it."""
+    paths = dict.fromkeys((policy.concrete_model, path) for policy in get_policies() for path in related_paths(policy))
     own = cast("type[Model]", model._meta.concrete_model)
     return [(table, path) for table, path in paths if issubclass(own, _model_at(table, path))]
 
@@ -276,3 +366,13 @@ def _trimmed(field: Any, text: str) -> str:
 def _about(objects: QuerySet[Any], using: str) -> Q:
     """Return the condition on rows about the first `MAX_OBJECTS` of `objects`, also as objects of parent models."""
     return about_objects(tables_of(objects.model), objects[:MAX_OBJECTS], using)
+
+
+def _about_all(objects: QuerySet[Any], tables: Sequence[type[Model]], using: str) -> Q:
+    """Return the condition on rows about all of `objects`, as objects of `tables`.
+
+    Few are a list of keys, by which an index finds the rows. Of many, such as all orders of a large merchant, the
+    database reads the keys itself.
+    """
+    is_many = objects[MAX_OBJECTS : MAX_OBJECTS + 1].values("pk").exists()
+    return about_objects(tables, objects if is_many else objects[:MAX_OBJECTS], using)

@@ -132,7 +132,7 @@ def postpone(
 
     def later(row: Timeout, context: Context) -> datetime:
         obj = context.page.object_of(row) if given.needs_object else None
-        start = row.due_at if row.state == State.HELD else max(row.due_at, context.now)
+        start = row.due_at if row.has_stopped_clock else max(row.due_at, context.now)
         return given.at or added(given.after or timedelta(0), start, obj)
 
     action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, by=given.after)
@@ -158,8 +158,8 @@ def _moves(
             due_at = new(row, context)
         except InvalidDelay:
             return Refusal.TOO_FAR
-        is_held = row.state == State.HELD and by is None
-        before = holding.deadline_if_resumed(row, context.using, context.now) if is_held else row.due_at
+        is_stopped = row.has_stopped_clock and by is None
+        before = holding.deadline_if_resumed(row, context.using, context.now) if is_stopped else row.due_at
         if due_at == before or (due_at < before and unless is Refusal.NOT_LATER):
             return unless
         context.action.due_at_once += writing.run_at_of(row, due_at) <= context.now
@@ -206,7 +206,7 @@ def change_deadline(
 
     def moved(row: Timeout, context: Context) -> datetime:
         due_at = fixed or shifted(row.due_at, by_how_much)
-        return due_at if row.state == State.HELD and fixed is None else max(due_at, context.now)
+        return due_at if row.has_stopped_clock and fixed is None else max(due_at, context.now)
 
     action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, by=shift)
     action.arguments = shift

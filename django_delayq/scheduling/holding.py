@@ -31,6 +31,7 @@ def hold_timeout(
     key: str = "",
     reason: str = "",
     until: datetime | None = None,
+    keep_deadline: bool = False,
 ) -> Timeout | None:
     """Stop the clock of the pending timeout by hand; return its row. None: nothing is pending or held.
 
@@ -42,6 +43,8 @@ def hold_timeout(
         obj, policy, key: as for `cancel_timeout`; `obj` may be a `Timeout`.
         reason: kept in its history.
         until: a datetime in the future; None: until `resume_timeout`.
+        keep_deadline: only pause it: nothing fires either, but its clock runs, and its deadline stays where it is. If
+            that has passed when it is resumed, it is due at once. A clock that is stopped already stays stopped.
 
     Raises:
         InvalidDelay: `until` is not a datetime in the future that fits `USE_TZ`.
@@ -56,7 +59,8 @@ def hold_timeout(
             return None
         holding.end_passed([row], subject.using)
         now = database_now(subject.using)
-        holding.hold_by_hand([row], subject.using, now, end, by="hand", reason=reason)
+        event = {"by": "hand", "reason": reason}
+        holding.hold_by_hand([row], subject.using, now, end, keep_deadline=keep_deadline, **event)
         announce(timeout_held, row, subject.using)
         return row
 
@@ -66,7 +70,8 @@ def resume_timeout(
 ) -> Timeout | None:
     """End the hold by hand of a timeout; return its row. None: nothing is held by hand.
 
-    The deadline is now plus the rest. While `hold_when` of its policy holds, its clock stays stopped.
+    The deadline is now plus the rest; if it was only paused, the deadline has stayed where it was. While `hold_when` of
+    its policy holds, its clock stays stopped.
 
     Raises:
         UnknownPolicy, ValueError: as for `cancel_timeout`.

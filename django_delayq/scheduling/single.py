@@ -349,7 +349,7 @@ def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
 
 def _is_late(subject: Subject, row: Timeout) -> bool:
     """Return whether the deadline of `row` has passed. Not if its clock is stopped, also by a hold of its policy."""
-    if row.state == State.HELD or row.due_at > database_now(subject.using):
+    if row.has_stopped_clock or row.due_at > database_now(subject.using):
         return False
     if (
         subject.policy is not None

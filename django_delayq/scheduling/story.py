@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, cast
 
 from django.db.models import Q
@@ -24,8 +25,9 @@ from django_delayq.ledger.history import BRAKED, DIED, SINCE_CHANGED, message_of
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
-from django_delayq.policies import M, TimeoutPolicy
+from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.policy_rules import condition_columns, condition_text
+from django_delayq.policy_terms import values_in
 
 State = Timeout.State
 MAX_ROUNDS = 200
@@ -42,6 +44,7 @@ EVENT_LABELS = {
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
+    "recomputed": gettext_lazy("computed again, because its data has changed"),
     "hold_ended": gettext_lazy("moved by the hold of its policy"),
     "refired": gettext_lazy("fired again by the new round"),
     "refires": gettext_lazy("repeats the round"),
@@ -51,6 +54,7 @@ EVENT_LABELS = {
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
     "held": gettext_lazy("its clock is stopped"),
+    "paused": gettext_lazy("paused, its deadline stays"),
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
 RETRIED_EVENTS = frozenset(("failed", "snoozed"))
@@ -122,6 +126,8 @@ class Story:
     outlook: str
     note: str = ""
     """A sentence if there are more rounds; empty: all are shown."""
+    deadline: str = ""
+    """A sentence on who has set the deadline of the pending timeout; empty: there is none, or none that is computed."""
 
     def __iter__(self) -> Iterator[StoryEvent]:
         return iter(self.events)
@@ -130,8 +136,8 @@ class Story:
         return len(self.events)
 
     def __str__(self) -> str:
-        lines = [*([self.note] if self.note else []), *self.events, self.outlook]
-        return "\n".join([self.title, *(f"  {line}" for line in lines)])
+        lines = [self.note, *self.events, self.deadline, self.outlook]
+        return "\n".join([self.title, *(f"  {line}" for line in lines if line)])
 
 
 def actor_label(who: str) -> str:
@@ -173,7 +179,10 @@ def story_of(subject: Subject) -> Story:
     events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
     title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.object_and_key)
     note = _("Only the newest {count} rounds are shown.").format(count=MAX_ROUNDS) if len(found) > MAX_ROUNDS else ""
-    return Story(title, tuple(events), _outlook(subject, current_round(rounds)), note)
+    current = current_round(rounds)
+    is_waiting = current is not None and current.is_waiting
+    deadline = deadline_label(current) if current is not None and is_waiting else ""
+    return Story(title, tuple(events), _outlook(subject, current), note, deadline)
 
 
 def events_of(row: Timeout) -> Iterator[StoryEvent]:
@@ -231,7 +240,11 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
 
 def hold_label(row: Timeout) -> str:
     """Return why the clock of a held row is stopped, and the rest of its time, as a sentence about it."""
-    if row.held_by_hand and row.held_until is not None:
+    if row.is_paused:
+        text = _("It is paused until {until}. Its deadline stays {deadline}.")
+        if row.held_until is None:
+            text = _("It is paused until it is resumed. Its deadline stays {deadline}.")
+    elif row.held_by_hand and row.held_until is not None:
         text = _("Its clock is stopped by hand until {until}; {duration} of its time is left.")
     elif row.held_by_hand:
         text = _("Its clock is stopped by hand until it is resumed; {duration} of its time is left.")
@@ -240,7 +253,31 @@ def hold_label(row: Timeout) -> str:
             "Its clock is stopped while the condition hold_when of its policy holds; {duration} of its time is left."
         )
     until = _local(row.held_until) if row.held_until else ""
-    return text.format(until=until, duration=duration_label(row.remaining or timedelta(0)))
+    rest = duration_label(row.remaining or timedelta(0))
+    return text.format(until=until, duration=rest, deadline=_local(row.due_at))
+
+
+def deadline_label(row: Timeout) -> str:
+    """Return who has set the deadline of a row, and with which values, as a sentence.
+
+    Empty if its policy computes none, so that it must have been set by hand.
+    """
+    policy = registry.get(row.policy)
+    if policy is None or policy.after is None:
+        return ""
+    if not row.is_computed:
+        return _("Its deadline was set by hand, and does not follow its data.")
+    values = values_in(row.terms, policy)
+    if not values:
+        return _("Its deadline was computed by its policy.")
+    shown = "; ".join(f"{path} = {_value_label(value)}" for path, value in values.items())
+    return _("Its deadline was computed by its policy with {values}.").format(values=shown)
+
+
+def _value_label(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    return duration_label(value) if isinstance(value, timedelta) else str(value)
 
 
 def duration_label(length: timedelta | float) -> str:

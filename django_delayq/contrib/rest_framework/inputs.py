@@ -8,14 +8,15 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from django.conf import settings
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db.models import Q
+from django.db.models import Model, Q
+from django.http import QueryDict
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -71,11 +72,28 @@ class ObjectReference(serializers.CharField):
         if not key or "." not in model:
             raise ValidationError(_("Give an object like shop.order:17."))
         try:
-            return selection.about_reference(reference, database_of(Timeout))
+            return self.condition(reference)
         except LookupError as error:
             raise ValidationError(_("There is no such model.")) from error
         except ValueError as error:
             raise ValidationError(_("This is not a key of that model.")) from error
+
+    def condition(self, reference: str) -> Q:
+        return selection.about_reference(reference, database_of(Timeout))
+
+
+class RelatedReference(ObjectReference):
+    """`app.model:key`, as the condition on the rows about this object, and about all whose policies lead to it.
+
+    Whether the user may view its model is asked in `Selection.rows`.
+    """
+
+    model: type[Model] | None = None
+
+    def condition(self, reference: str) -> Q:
+        found = selection.about_related(reference, database_of(Timeout))
+        self.model = selection.model_named(reference)
+        return found
 
 
 class Selection(serializers.Serializer[Any]):
@@ -92,6 +110,19 @@ class Selection(serializers.Serializer[Any]):
         max_length=400,
         trim_whitespace=False,
         help_text=_("The timeouts of one object, like `shop.order:17`."),
+    )
+    related = RelatedReference(
+        required=False,
+        max_length=400,
+        trim_whitespace=False,
+        help_text=_(
+            "The timeouts of an object, and of all whose policies lead to it over foreign keys, like `shop.merchant:7`."
+        ),
+    )
+    where = serializers.ListField(
+        child=serializers.CharField(max_length=400, trim_whitespace=False),
+        required=False,
+        help_text=_("Of objects with this value of a column, like `channel__merchant=7`. Needs a policy."),
     )
     key = serializers.CharField(required=False, max_length=200, trim_whitespace=False)
     search = serializers.CharField(
@@ -117,7 +148,10 @@ class Selection(serializers.Serializer[Any]):
         known = {*cls().fields, "format", *others}
         if unknown := sorted(set(query) - known):
             raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
-        selection = cls(data={name: query[name] for name in query})  # of a QueryDict, DRF would ignore empty values
+        data = {name: query[name] for name in query}  # of a QueryDict, DRF would ignore empty values
+        if "where" in data:
+            data["where"] = query.getlist("where") if isinstance(query, QueryDict) else query["where"]
+        selection = cls(data=data)
         selection.is_valid(raise_exception=True)
         return selection
 
@@ -138,7 +172,27 @@ class Selection(serializers.Serializer[Any]):
                 _("Pending rows have a due time and settled rows have none: these filters exclude each other.")
             )
         self.due, self.settled = due, settled
+        if "where" in attrs and registry.get(attrs.get("policy", "")) is None:
+            raise ValidationError({"where": [_("Give a declared policy, too, whose objects have this column.")]})
         return attrs
+
+    def _about(self, user: Any, using: str) -> Q:
+        """Return the condition on the objects of `related` and `where`. Raises PermissionDenied, ValidationError."""
+        asked, field = self.validated_data, cast("RelatedReference", self.fields["related"])
+        wanted: Q = asked.get("related", Q())
+        policy = registry.get(asked.get("policy", ""))
+        if user is not None and "related" in asked and field.model and not selection.may_view(user, field.model):
+            raise PermissionDenied
+        if "where" not in asked or policy is None:
+            return wanted
+        model, conditions = policy.concrete_model, asked["where"]
+        try:
+            condition = selection.where(model, conditions, using, only=model)
+        except ValueError as error:
+            raise ValidationError({"where": [str(error)]}) from error
+        if user is not None and not selection.may_ask_where(user, model, conditions):
+            raise PermissionDenied
+        return wanted & condition
 
     def rows(self, every: TimeoutQuerySet, user: Any = None) -> tuple[TimeoutQuerySet, Q]:
         """Return those of `every` in the order of an index that finds them, and the remaining condition.
@@ -155,7 +209,8 @@ class Selection(serializers.Serializer[Any]):
         is_failing = asked.get("failing", False)
         has_failed = HAS_FAILED if is_failing else Q()
         rows = rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
-        if not {"object", "key", "search"}.isdisjoint(asked):
+        if not {"object", "key", "search", "related", "where"}.isdisjoint(asked):
+            rows = rows.filter(self._about(user, rows.db))
             rows = rows.of_key(asked["key"]) if "key" in asked else rows
             rows = rows.filter(asked["object"]) if "object" in asked else rows
             if "search" in asked:

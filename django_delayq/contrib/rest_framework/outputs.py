@@ -76,12 +76,16 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
         help_text=_("The seconds that are left when its clock runs again, if it is or was stopped."),
     )
 
+    is_computed = serializers.BooleanField(
+        read_only=True, help_text=_("Its policy has computed its deadline, which follows its data; false: set by hand.")
+    )
+
     class Meta:
         model = Timeout
         fields = [
             *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "since_at"),
             *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
-            *("remaining", "held_at", "held_until", "held_by_hand"),
+            *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
         ]
         read_only_fields = fields
         extra_kwargs: typing.ClassVar[dict[str, Any]] = {"run_at": {"allow_null": True}}
@@ -89,6 +93,7 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
     def to_representation(self, row: Timeout) -> dict[str, Any]:
         """Return no next attempt while the clock is stopped: there is none."""
         shown = super().to_representation(row)
+        shown |= {"remaining": None} if row.keeps_deadline else {}
         return {**shown, "run_at": None} if row.state == Timeout.State.HELD else shown
 
 
@@ -107,6 +112,9 @@ class StorySerializer(serializers.Serializer[Any]):
 
     events = EventSerializer(many=True)
     outlook = serializers.CharField()
+    deadline = serializers.CharField(
+        allow_blank=True, help_text=_("Who has set the deadline of a pending timeout, as a sentence.")
+    )
 
     def to_representation(self, row: Timeout) -> dict[str, Any]:
         return super().to_representation(explain_timeout(row))
@@ -256,6 +264,7 @@ class CountdownSerializer(serializers.Serializer[Any]):
 
     due_at = Instant(allow_null=True, format=ISO_8601)
     seconds_left = serializers.IntegerField(allow_null=True, help_text=_("null: nothing is pending."))
+    is_paused = serializers.BooleanField(help_text=_("It does not fire now, but its deadline stays."))
     state = NullableChoice(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = Instant(source="now", format=ISO_8601)
 

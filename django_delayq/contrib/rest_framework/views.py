@@ -196,9 +196,17 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         "reschedule",
         "Move the deadline of a timeout, earlier or later. One in the past becomes now, as `due_at_once` reports.",
     )
+    replan = operation(
+        "replan",
+        "Compute the deadline of a timeout again, as its policy declares it now. One that has passed is due at once.",
+    )
     hold_timeout = operation("hold_timeout", "Stop the clock of a timeout by hand. The rest of its time is kept.")
+    pause_timeout = operation(
+        "pause_timeout", "Let a timeout not fire until it is resumed. Its deadline stays where it is."
+    )
     resume_timeout = operation(
-        "resume_timeout", "End the hold of a timeout by hand: its deadline is now plus the rest of its time."
+        "resume_timeout",
+        "End the hold of a timeout by hand: its deadline is now plus the rest of its time, or stays if it is paused.",
     )
     retry = operation("retry", "Give a dead timeout all its attempts again, now.")
     refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")

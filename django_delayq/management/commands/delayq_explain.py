@@ -88,6 +88,7 @@ class Command(ReportCommand):
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
                 yield from self.wrapped(str(event), paint, hanging=DATETIME_WIDTH)
+            yield from self.wrapped(story.deadline) if story.deadline else ()
             yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
             if more["values"]:
                 yield from self.wrapped(f"The object has now: {more['values']}")

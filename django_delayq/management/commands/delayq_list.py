@@ -15,12 +15,13 @@ from django_delayq.management.options import Selection, add_selection, number
 from django_delayq.management.output import Painted, local
 from django_delayq.models import Timeout
 from django_delayq.operations.selection import is_key_in, names_of
+from django_delayq.policies import registry
 
 State = Timeout.State
 COLUMNS = (
     *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "since_at", "first_due_at"),
     *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
-    *("remaining", "held_at", "held_until", "held_by_hand"),
+    *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
 )
 """Of JSON, beside `failing` and `model`. The history has a command of its own."""
 ALWAYS = {"id", "policy", "object", "state", "due"}
@@ -31,8 +32,9 @@ class Command(ReportCommand):
     """Lists timeouts by the time of their next attempt; settled ones by that of the last.
 
     A column without values is omitted. `next attempt` is shown before a timeout is settled, if it differs from the
-    deadline. `name` is what people call the object: the first field in `search` of its policies, or what its `__str__`
-    returns. JSON has all columns of the ledger but the history, which delayq_explain shows.
+    deadline. `set by` shows which deadlines were set by hand, and do not follow their policy. `name` is what people
+    call the object: the first field in `search` of its policies, or what its `__str__` returns. JSON has all columns of
+    the ledger but the history, which delayq_explain shows.
     """
 
     examples = (
@@ -86,14 +88,21 @@ class Command(ReportCommand):
             "key": row.key,
             "state": Painted("pending, failing", style.WARNING)
             if row.is_failing
-            else Painted(row.state, paint.get(State(row.state), str)),
+            else Painted("paused" if row.is_paused else row.state, paint.get(State(row.state), str)),
             "due": Painted(local(row.due_at), style.WARNING if is_overdue else str),
+            "set by": "hand" if _is_set_by_hand(row) else "",
             "next attempt": ""
             if row.is_settled or row.state == State.HELD or row.run_at == row.due_at
             else local(row.run_at),
             "attempts": row.attempts or "",
             "reason": row.reason,
         }
+
+
+def _is_set_by_hand(row: Timeout) -> bool:
+    """Return whether the deadline of a waiting row was set by hand, although its policy computes deadlines."""
+    policy = registry.get(row.policy)
+    return row.is_waiting and not row.is_computed and policy is not None and policy.after is not None
 
 
 def _values(rows: Sequence[Timeout]) -> list[dict[str, Any]]:

@@ -34,12 +34,12 @@ class Command(PolicyCommand):
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
             options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
             options["declared"] = options["after"] is None
-        after = self.parameters(options)["after"]
-        seen = preview_delay(policy, after, mode)
+        seen = preview_delay(policy, **self.parameters(options))
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
         change = f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}"
-        self.stdout.write(f"{change}; {pending} pending, of which {overdue} would be due at once")
+        kept = f", and {seen.hand_set} set by hand, which stay" if seen.hand_set else ""
+        self.stdout.write(f"{change}; {pending} pending, of which {overdue} would be due at once{kept}")
         if options["dry_run"]:
             self.report(f"would {mode} {plural(pending, 'pending deadline')}", options)
             return

@@ -4,7 +4,10 @@ from django_delayq.management.operating import TimeoutCommand
 
 
 class Command(TimeoutCommand):
-    """Lets the clocks of timeouts run that were stopped by hand. Each deadline is now plus the rest."""
+    """Lets the clocks of timeouts run that were stopped by hand, with the rest of their time, and resumes paused ones.
+
+    --dry-run counts those that would be due at once.
+    """
 
     examples = ("--policy shop.order.cancel_unpaid --object 1234 --reason 'they agreed'", "--id 17")
     name, done = "resume_timeout", "resumed"

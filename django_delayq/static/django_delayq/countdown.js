@@ -158,14 +158,16 @@
     }
 
     update(answer) {
-      if (answer.state === "held") {
+      const isPaused = answer.is_paused ?? answer.isPaused; // its deadline stays, and its time runs out
+      if (answer.state === "held" && !isPaused) {
         this.rest = SECOND * (answer.seconds_left ?? answer.secondsLeft);
         this.isOver = false;
         this.draw();
         return;
       }
       this.rest = null;
-      if (answer.state === "pending" || answer.state === "firing") { // the outcome of a running handler is not known
+      // The outcome of a running handler is not known.
+      if (answer.state === "pending" || answer.state === "firing" || isPaused) {
         const due = answer.due_at ?? answer.dueAt; // some projects render all names in camel case
         this.due = Date.parse(due);
         const time = this.querySelector("time");

@@ -81,7 +81,7 @@ def test_an_owner_and_what_belongs_to_it_are_named(admin_client: Client, order: 
     assert "order A-2026-0050" in page and "All timeouts of customer Ada" in page
     assert "All timeouts of customer Ada" in words(admin_client.get(reverse(DETAIL, args=[row.pk])))
     for query, title in (
-        (f"?owner=testapp.customer:{customer.pk}", "Timeouts of customer Ada"),
+        (f"?related=testapp.customer:{customer.pk}", "Timeouts of customer Ada"),
         (f"?object=testapp.order:{order.pk}", "Timeouts of order A-2026-0050"),
     ):
         assert title in words(admin_client.get(f"{reverse(LIST)}{query}"))

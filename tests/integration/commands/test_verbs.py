@@ -256,7 +256,12 @@ def test_the_list_as_json_has_every_public_column(do: Do) -> None:
     row.refresh_from_db()
     public = {field.name for field in row._meta.fields if field.editable or field.name == "idempotency_key"}
     columns = public - {"content_type", "history"}
-    expected = {name: getattr(row, name) for name in columns} | {"model": "testapp.order", "failing": False}
+    expected = {name: getattr(row, name) for name in columns} | {
+        "model": "testapp.order",
+        "failing": False,
+        "is_computed": False,
+    }
+    expected |= {"is_computed": False, "keeps_deadline": False}
     assert shown == {name: getattr(value, "isoformat", lambda v=value: v)() for name, value in expected.items()}
 
 

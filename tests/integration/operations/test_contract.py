@@ -25,7 +25,7 @@ from django_delayq.admin.forms import OperationForm
 from django_delayq.contrib.rest_framework import inputs
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.parameters import Length, Moment, Parameter
+from django_delayq.operations.parameters import Flag, Length, Moment, Parameter
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from tests.integration.operations.conftest import BY, dead, pending
 from tests.testapp.models import Order
@@ -42,7 +42,9 @@ GOOD: dict[str, list[Values]] = {
     **{name: [{}] for name in ("cancel", "fire", "retry")},
     "postpone": [{"after": 2 * HOUR}, {"at": TOMORROW}],
     "reschedule": [{"shift": 2 * HOUR}, {"shift": -HOUR / 2}, {"at": TOMORROW}],
+    "replan": [{"hand_set": False}, {"hand_set": True}],
     "hold_timeout": [{}, {"until": TOMORROW}],
+    "pause_timeout": [{}, {"until": TOMORROW}],
     "resume_timeout": [{}],
     "refire": [{}, {"at": TOMORROW}],
     "pause": [{}, {"until": TOMORROW}],
@@ -52,6 +54,7 @@ GOOD: dict[str, list[Values]] = {
         {"after": 2 * HOUR, "mode": "keep"},
         {"after": None, "mode": "recompute"},
         {"after": HOUR, "mode": "shift"},
+        {"after": HOUR, "mode": "recompute", "hand_set": True},
     ],
     "late": [{"after": HOUR}, {"after": HOUR, "then": "dead"}],
     "brake": [{"most": 5, "per": HOUR}],
@@ -68,7 +71,9 @@ BAD: dict[str, list[Values]] = {
         *({}, {"shift": HOUR, "at": TOMORROW}, {"shift": "soon"}, {"shift": CENTURIES}),
         *({"at": TOO_FAR}, {"at": "soon"}),
     ],
+    "replan": [],
     "hold_timeout": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
+    "pause_timeout": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
     "resume_timeout": [],
     "refire": [{"at": TOO_FAR}, {"at": "soon"}],
     "pause": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
@@ -95,6 +100,8 @@ def of(table: dict[str, list[Values]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("operation", "values"), cases)
 
 
+COMMANDS = {"delay": "replan", "replan": "replan_timeout"}
+"""The commands that are not named as their operation: operators know the first of them by this name."""
 each_operation = pytest.mark.parametrize(
     "operation", [pytest.param(each, id=each.name) for each in OPERATIONS.values()]
 )
@@ -183,16 +190,16 @@ def by_rest(operation: Operation, values: Values, reason: str = "x") -> bool:
 
 
 def by_command(operation: Operation, values: Values, reason: str = "x") -> bool:
-    name = {"delay": "replan"}.get(operation.name, operation.name)
+    name = COMMANDS.get(operation.name, operation.name)
     before = stored()
     given = [f"--id={target_of(operation).pk}"] if operation.name in TIMEOUT_OPERATIONS else [UNPAID]
     for parameter in operation.parameters:
         value = values.get(parameter.name)
-        if parameter.name not in values or value is True:
+        if parameter.name not in values or (isinstance(parameter, Flag) and value == parameter.default):
             continue
         text = value.isoformat() if isinstance(value, datetime) else str(in_seconds(value))
         text = f"{text}s" if isinstance(value, timedelta) else text
-        if value is None or value is False:
+        if value is None or isinstance(parameter, Flag):
             given.append("--declared" if value is None else parameter.option)
         else:
             given.append(f"{parameter.option}={text}" if parameter.option.startswith("-") else text)
@@ -227,6 +234,10 @@ def stored() -> Any:
 def ready(operation: Operation, controls_are_read_again: None) -> None:
     """One row to which the operation can be done, and a policy in the state that it needs."""
     dead(Order.objects.create()) if operation.name in {"retry", "refire"} else pending(Order.objects.create())
+    if operation.name == "replan":
+        Timeout.objects.all().delete()
+        Order.objects.create(status="unpaid", created_at=timezone.now())
+        Timeout.objects.update(due_at=TOMORROW, run_at=TOMORROW, computed_due_at=TOMORROW)
     if operation.name == "resume_timeout":
         operations.hold_timeout(Timeout.objects.all(), by=BY, reason="before")
     if operation.name == "resume":
@@ -249,7 +260,7 @@ def test_each_edge_asks_for_what_the_registry_declares(operation: Operation) -> 
     assert {*OperationForm(operation).fields} - beside == asked
     body = inputs.BODIES[operation.name]()
     assert names <= {*(field.source for field in body.fields.values()), "after"}
-    command = load_command_class("django_delayq", f"delayq_{'replan' if operation.name == 'delay' else operation.name}")
+    command = load_command_class("django_delayq", f"delayq_{COMMANDS.get(operation.name, operation.name)}")
     actions = command.create_parser("manage.py", "x")._actions
     options = {option for action in actions for option in [*action.option_strings, action.dest]}
     assert {each.option for each in operation.parameters} <= options

@@ -46,7 +46,9 @@ def ledger(schedule: Callable[..., Timeout]) -> list[Timeout]:
     Timeout.objects.filter(pk=rows[4].pk).update(state="fired", cause="due", **settled)
     dq.hold_timeout(rows[6], reason="in talks")
     operations.pause("testapp.order.cancel_unpaid", by="somebody")
-    return rows
+    computed = dq.schedule_timeout(Order.objects.create(status="unpaid", created_at=timezone.now()), "cancel_unpaid")
+    Timeout.objects.filter(pk=computed.pk).update(due_at=timezone.now(), first_due_at=timezone.now())
+    return [*rows, computed]
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def existing(operation: Any, ledger: list[Timeout]) -> Iterator[dict[str, Any]]:
     elif "countdown" in operation.path:
         yield {"id": ledger[0].object_id}
     elif "{id}" in operation.path:
-        only = {"retry": ledger[3:4], "resume_timeout": ledger[6:]}
+        only = {"retry": ledger[3:4], "resume_timeout": ledger[6:7], "replan": ledger[7:]}
         verb = operation.path.rstrip("/").rpartition("/")[2]
         yield from ({"id": row.pk} for row in only.get(verb, ledger))
     else:

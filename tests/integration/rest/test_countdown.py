@@ -109,7 +109,8 @@ def test_times_have_an_offset_also_in_a_project_without_time_zones(
 
 def test_nothing_is_told_but_moment_and_state(url: str, order: Order, schedule: Schedule) -> None:
     schedule(order=order, reason="not trusted", payload={"secret": 1})
-    assert APIClient().get(url, **MINE).json().keys() == {"due_at", "seconds_left", "state", "server_time"}
+    shown = APIClient().get(url, **MINE).json()
+    assert shown.keys() == {"due_at", "seconds_left", "is_paused", "state", "server_time"}
 
 
 def test_the_same_answer_is_not_sent_twice(url: str, order: Order, schedule: Schedule) -> None:

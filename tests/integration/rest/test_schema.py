@@ -25,8 +25,8 @@ def test_the_schema_allows_no_unknown_fields_in_requests(capsys: pytest.CaptureF
     call_command(Command())
     schemas = yaml.safe_load(capsys.readouterr().out)["components"]["schemas"]
     closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
-    requests = {"Cancel", "Fire", "Postpone", "Reschedule", "Hold_Timeout", "Resume_Timeout", "Retry", "Refire"}
-    requests |= {"Pause", "Hold", "Resume", "SetLate", "SetBrake", "SetShadow"}
+    requests = {"Cancel", "Fire", "Postpone", "Reschedule", "Replan", "Hold_Timeout", "Pause_Timeout", "Resume_Timeout"}
+    requests |= {"Retry", "Refire", "Pause", "Hold", "Resume", "SetLate", "SetBrake", "SetShadow"}
     assert requests == {name.removesuffix("Request") for name in closed}
 
 

@@ -1,0 +1,219 @@
+"""Deadlines are computed again, by an operator: of a selection, or of a whole policy. Those set by hand stay."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+import django_delayq as dq
+from django_delayq import clock, operations, pending_timeouts
+from django_delayq.models import Timeout
+from django_delayq.operations import Refusal, change_delay, preview_delay, replan
+from django_delayq.policies import registry
+from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
+from tests.testapp.market import Channel, Purchase
+
+pytestmark = pytest.mark.django_db(transaction=True)
+BY = "admin:alice"
+
+
+def redeclared(declare: Declare, after: Any, **options: Any) -> Any:
+    """The policy `pay` with another declaration, as after a deployment, which moves nothing by itself."""
+    if (found := registry.get("testapp.purchase.pay")) is not None:
+        registry.remove(found)
+    return declare(Purchase, name="pay", after=after, **{**UNPAID, **options})
+
+
+def row_of(obj: Purchase) -> Timeout:
+    row: Timeout = pending_timeouts(obj).get()
+    return row
+
+
+def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand_stay(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    plain, by_hand = bought(), bought()
+    dq.reschedule_timeout(by_hand, "pay", minutes=90)
+    redeclared(declare, 45 * MINUTE)
+    rows = pending_timeouts(Purchase, "pay")
+    seen = replan(rows, by=BY, dry_run=True)
+    assert (seen.changed, seen.refused) == (1, {Refusal.HAND_SET: 1})
+    assert (due(plain), due(by_hand)) == ([30], [90])
+    done = replan(rows, by=BY, reason="new terms")
+    assert (done.verb, done.changed, done.refused) == ("replan", 1, {Refusal.HAND_SET: 1})
+    assert (due(plain), due(by_hand)) == ([45], [90])
+    assert replan(rows, by=BY).refused == {Refusal.HAND_SET: 1, Refusal.SAME_DEADLINE: 1}
+    assert replan(rows, by=BY, hand_set=True).changed == 1
+    assert due(by_hand) == [45]
+    assert row_of(by_hand).is_computed and row_of(by_hand).first_due_at == at(45)
+    (event,) = [each for each in row_of(plain).history if each["what"] == "replanned"]
+    assert (event["by"], event["reason"]) == (BY, "new terms")
+
+
+def test_the_deadline_follows_the_data_of_the_new_declaration_from_then_on(declare: Declare, channel: Channel) -> None:
+    redeclared(declare, 30 * MINUTE)
+    obj = bought(channel=channel, grace=20 * MINUTE)
+    redeclared(declare, "grace")
+    obj.save()
+    assert due(obj) == [30]
+    assert replan(pending_timeouts(obj), by=BY).changed == 1
+    assert due(obj) == [20]
+    obj.grace = 10 * MINUTE
+    obj.save()
+    assert due(obj) == [10]
+    redeclared(declare, "channel__pay_within")
+    obj.grace = 40 * MINUTE
+    obj.save()
+    assert due(obj) == [10]
+    Channel._base_manager.update(pay_within=10 * MINUTE)
+    assert replan(pending_timeouts(obj), by=BY).changed == 1, "the same deadline, of other data"
+    assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.SAME_DEADLINE: 1}
+    assert row_of(obj).terms != "" and due(obj) == [10]
+
+
+def test_it_counts_how_many_would_be_due_at_once(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    soon, later = bought(), bought(created_at=at(10))
+    redeclared(declare, 5 * MINUTE)
+    with clock.set_to(at(8)):
+        rows = pending_timeouts([soon, later])
+        assert replan(rows, by=BY, dry_run=True).due_at_once == 1
+        assert replan(rows, by=BY).due_at_once == 1
+        assert (due(soon), due(later)) == ([5], [15])
+        assert list(Timeout.objects.due()) == [row_of(soon)]
+
+
+def test_a_delay_that_an_operator_has_put_in_force_counts(declare: Declare) -> None:
+    policy = redeclared(declare, 30 * MINUTE)
+    obj = bought()
+    change_delay(policy, 50 * MINUTE, by=BY)
+    assert replan(pending_timeouts(obj), by=BY).changed == 1
+    assert due(obj) == [50]
+    change_delay(policy, 20 * MINUTE, by=BY)
+    replan(pending_timeouts(obj), by=BY)
+    replan(pending_timeouts(obj), by=BY)
+    assert due(obj) == [20]
+
+
+@pytest.mark.parametrize("whole_policy", [False, True])
+def test_holds_are_carried_over_and_a_stopped_clock_stays_stopped(declare: Declare, whole_policy: bool) -> None:
+    policy = redeclared(declare, 30 * MINUTE)
+    held, moved, by_hand = bought(), bought(), bought()
+    dq.reschedule_timeout(by_hand, "pay", minutes=60)
+    with clock.set_to(at(10)):
+        for obj in (held, moved, by_hand):
+            dq.hold_timeout(obj, "pay")
+    with clock.set_to(at(25)):
+        dq.resume_timeout(moved, "pay")
+        assert due(moved) == [45]
+        redeclared(declare, 40 * MINUTE)
+        if whole_policy:
+            change = change_delay(policy.label, None, by=BY, mode="recompute", hand_set=True)
+            assert change.moved == 3
+        else:
+            assert replan(pending_timeouts(Purchase), by=BY, hand_set=True).changed == 3
+        assert due(moved) == [55]
+        assert row_of(held).remaining == row_of(by_hand).remaining == 30 * MINUTE
+        assert (row_of(held).state, due(held), due(by_hand)) == ("held", [40], [40])
+        dq.resume_timeout(held, "pay")
+        assert due(held) == [55]
+
+
+def test_a_held_row_with_nothing_left_is_not_due_at_once(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    obj = bought()
+    with clock.set_to(at(10)):
+        dq.hold_timeout(obj, "pay")
+        redeclared(declare, 5 * MINUTE)
+        done = replan(pending_timeouts(obj), by=BY)
+        assert (done.changed, done.due_at_once, row_of(obj).remaining) == (1, 0, timedelta(0))
+
+
+def broken(purchase: Purchase) -> timedelta:
+    raise ValueError("broken")
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [("grace", Refusal.NO_DEADLINE), (broken, Refusal.NO_DEADLINE), (timedelta(days=100 * 365), Refusal.NO_DEADLINE)],
+)
+def test_without_a_deadline_of_the_policy_it_stays(declare: Declare, after: Any, why: Refusal) -> None:
+    redeclared(declare, 30 * MINUTE)
+    obj = bought()
+    redeclared(declare, after)
+    assert replan(pending_timeouts(obj), by=BY).refused == {why: 1}
+    assert due(obj) == [30]
+
+
+def test_what_cannot_be_computed_says_why(declare: Declare) -> None:
+    redeclared(declare, "grace")
+    gone, unknown, fired = bought(grace=MINUTE), bought(grace=MINUTE), bought(grace=MINUTE)
+    rows = {obj.pk: row_of(obj).pk for obj in (gone, unknown, fired)}
+    dq.cancel_timeout(fired, "pay")
+    Timeout.objects.filter(object_id=str(unknown.pk)).update(policy="testapp.purchase.former")
+    Purchase.objects.filter(pk=gone.pk)._raw_delete("default")
+    refused = {each.id: each.why for each in replan(Timeout.objects.all(), by=BY).refusals}
+    assert refused == {
+        rows[gone.pk]: Refusal.OBJECT_GONE,
+        rows[unknown.pk]: Refusal.POLICY_UNKNOWN,
+        rows[fired.pk]: Refusal.SETTLED,
+    }
+
+
+def test_a_preview_of_a_policy_counts_what_is_left_alone_and_where_holds_have_moved_deadlines(declare: Declare) -> None:
+    policy = redeclared(declare, 30 * MINUTE)
+    bought()
+    moved, by_hand, held = bought(), bought(), bought()
+    dq.reschedule_timeout(by_hand, "pay", minutes=60)
+    dq.hold_timeout(held, "pay")
+    dq.hold_timeout(moved, "pay")
+    with clock.set_to(at(15)):
+        dq.resume_timeout(moved, "pay")
+        seen = preview_delay(policy, 10 * MINUTE)
+        assert (seen.pending, seen.overdue, seen.hand_set) == (3, 1, 1)
+        seen = preview_delay(policy, 10 * MINUTE, hand_set=True)
+        assert (seen.pending, seen.overdue, seen.hand_set) == (4, 2, 0)
+        assert change_delay(policy, 10 * MINUTE, by=BY, mode="recompute", hand_set=True).moved == 4
+        assert Timeout.objects.due().count() == 2
+
+
+def test_a_shift_moves_what_the_policy_has_computed_and_the_rest_of_stopped_clocks(declare: Declare) -> None:
+    policy = redeclared(declare, 30 * MINUTE)
+    plain, held = bought(), bought()
+    dq.hold_timeout(held, "pay")
+    assert change_delay(policy, 40 * MINUTE, by=BY, mode="shift").moved == 2
+    assert (row_of(held).remaining, due(plain), row_of(plain).computed_due_at) == (40 * MINUTE, [40], at(40))
+    assert replan(pending_timeouts(Purchase), by=BY).refused == {Refusal.SAME_DEADLINE: 2}
+
+
+def test_the_commands_replan_a_selection_and_a_policy(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:
+    redeclared(declare, 30 * MINUTE)
+    first, second, by_hand = bought(), bought(), bought()
+    dq.reschedule_timeout(by_hand, "pay", minutes=60)
+    redeclared(declare, 45 * MINUTE)
+    label = "testapp.purchase.pay"
+    call_command("delayq_replan_timeout", policy=label, object=[str(first.pk)], dry_run=True)
+    assert "1 computed again (dry run" in capsys.readouterr().out
+    call_command("delayq_replan_timeout", policy=label, object=[str(first.pk)])
+    assert (due(first), due(second)) == ([45], [30])
+    call_command("delayq_replan", label, mode="recompute")
+    said = capsys.readouterr().out
+    assert "and 1 set by hand, which stay" in said and "1 moved, 2 left unchanged" in said
+    assert (due(second), due(by_hand)) == ([45], [60])
+    call_command("delayq_replan", label, "--mode=recompute", "--hand-set")
+    assert due(by_hand) == [45]
+
+
+def test_many_rows_of_several_policies_are_replanned_page_by_page(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    redeclared(declare, "grace")
+    declare(Purchase, name="warn", after=10 * MINUTE, **UNPAID)
+    objects = [bought(grace=20 * MINUTE) for _ in range(3)]
+    Purchase._base_manager.update(grace=25 * MINUTE)
+    done = operations.replan(Timeout.objects.all(), by=BY)
+    assert (done.changed, done.refused) == (3, {Refusal.SAME_DEADLINE: 3})
+    assert [due(obj) for obj in objects] == [[10, 25]] * 3
