@@ -409,9 +409,9 @@ class _Shares:
             next_at = coming.filter(policy=label).order_by("run_at", "id").values_list("run_at", flat=True)[:1]
             times += [(run_at - self._now).total_seconds() for run_at in next_at]
             if not is_all:
-                due = self._waiting().exclude(share__in=known)
-                due = due.filter(share__in=self._due(label).order_by().values("share"))
-                free_at = due.aggregate(first=Min("free_at"))["first"]
+                # DISTINCT, or PostgreSQL would read all due rows again for each value that waits and has none.
+                due = self._due(label).exclude(share__in=known).order_by().values("share").distinct()
+                free_at = self._waiting().filter(share__in=due).aggregate(first=Min("free_at"))["first"]
                 times += [(free_at - self._now).total_seconds() - TURN_SECONDS] if free_at else []
         return max(0.0, min(times, default=0.0))
 
