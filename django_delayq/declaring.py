@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, overloa
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db.models import (
+    BinaryField,
     CharField,
     DateField,
     DecimalField,
@@ -289,7 +290,7 @@ def _is_searchable(field: Any) -> bool:
 
 
 def _is_column(field: Any) -> bool:
-    return bool(field.concrete and not field.many_to_many)
+    return bool(field.concrete and not field.many_to_many and not isinstance(stored_type(field), BinaryField))
 
 
 def _is_date(field: Any) -> bool:

@@ -132,7 +132,7 @@ class Rate:
         count: how many.
         per: the period.
         by: a column of the object, such as `"merchant_id"`, or a path to one over foreign keys: each of its values has
-            a rate of its own. What is due of one value waits for none of another.
+            a rate of its own. The backlog of one value delays no other.
 
     Raises:
         TypeError, ValueError: `count` is not an int from 1, `per` not a timedelta from 10 ms to a year, or `by` not

@@ -307,7 +307,7 @@ class _Due(NamedTuple):
 
 
 class _Shares:
-    """What is due of a policy whose rate counts by a value, while its counter is locked.
+    """The due rows of a policy whose rate counts by a value, while its counter is locked.
 
     The first rows by deadline are nearly always all there are. Where they are a part, a value with a long backlog could
     have all of them: then the first rows of the other values are read, too, without those whose next slot is not free.

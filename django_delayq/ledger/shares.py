@@ -1,4 +1,4 @@
-"""The share of a timeout: the value by which the rate of its policy counts it, such as the merchant of an order.
+"""The values by which rates count, such as the merchant of an order: the column `share` of its timeout.
 
 It is written with the round, as it is then: to claim what may begin, a worker reads no table but the ledger.
 """
@@ -21,7 +21,7 @@ MAX_SHARE: Final = 64
 
 
 def shares_of(policy: TimeoutPolicy[Any], object_ids: Collection[str], using: str) -> dict[str, str]:
-    """Return the share of each of these objects now; {} for a policy whose rate does not count by a value.
+    """Return the `share` of each of these objects now; {} for a policy whose rate does not count by a value.
 
     The rows must not be locked: those of a merchant would be locked by each order that is scheduled.
     """
@@ -36,13 +36,13 @@ def shares_of(policy: TimeoutPolicy[Any], object_ids: Collection[str], using: st
 
 
 def _share(value: Any) -> str:
-    """Return a value of a column as a share; "" for NULL."""
+    """Return a value as the text that the column holds; "" for NULL."""
     share = "" if value is None else str(value)
     return share if len(share) <= MAX_SHARE else blake2b(share.encode(), digest_size=MAX_SHARE // 2).hexdigest()
 
 
 def set_shares(rows: Sequence[Timeout], using: str) -> bool:
-    """Set the shares of `rows`, which are about to be written; return whether the rate of any counts by a value."""
+    """Set `share` of `rows`, which are about to be written; return whether the rate of any counts by a value."""
     counted = defaultdict[TimeoutPolicy[Any], list[Timeout]](list)
     for row in rows:
         policy = registry.get(row.policy)

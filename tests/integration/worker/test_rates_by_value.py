@@ -1,4 +1,4 @@
-"""`Rate(by=...)`: each value has a rate of its own, and what is due of one waits for none of another."""
+"""`Rate(by=...)`: each value has a rate of its own, and the backlog of one delays no other."""
 
 from __future__ import annotations
 
@@ -251,6 +251,15 @@ def test_a_value_that_has_used_its_slots_is_asked_for_when_the_next_one_is_free(
     assert claim(policy, 4).wait_seconds == pytest.approx(spacing.interval - TURN_SECONDS, abs=30)
 
 
+def test_values_that_wait_for_their_slots_hide_no_other(declare: Declare, shops: list[Channel]) -> None:
+    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
+    for number, shop in enumerate(shops[:2]):
+        due(policy, shop, 10, minutes=60 - number)
+    assert len(claim(policy, 2).slots) == 2
+    last = due(policy, shops[2], minutes=1)
+    assert list(claim(policy, 1).slots) == last
+
+
 def test_a_deadline_that_comes_soon_ends_the_wait(declare: Declare, shops: list[Channel]) -> None:
     policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
     due(policy, shops[0], 3)
@@ -313,7 +322,7 @@ def test_a_standing_clock_frees_each_slot(declare: Declare, shops: list[Channel]
 
 
 def test_no_value_exceeds_its_rate_whatever_is_due(declare: Declare, shops: list[Channel], monkeypatch: Any) -> None:
-    """Random floods and claims of random sizes; the clock is moved by what the claims tell to wait, or more."""
+    """Random floods and claims of random sizes; the clock advances by the wait that a claim returns, or more."""
     chance = random.Random(7)
     rate = Rate(3, per=timedelta(seconds=1), by="channel_id")
     policy = declare(Purchase, name="by", limits=Limits(rate=rate))
