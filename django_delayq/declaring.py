@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, overloa
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db.models import (
+    BinaryField,
     CharField,
     DateField,
     DecimalField,
@@ -126,6 +127,9 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
         given = getattr(policy, option)
         yield given is not None and not isinstance(given, type_), f"{option} must be a {type_.__name__}, not {given!r}."
+    shares_works = policy.limits is not None and policy.counts_by is not None and policy.transaction_size > 1
+    words = "Rate(by=...) counts each timeout by the value of its object: give neither batch nor together with it."
+    yield shares_works, words
     yield not isinstance(policy.shadow, bool), f"shadow must be True or False, not {policy.shadow!r}."
     yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
     yield (
@@ -217,7 +221,7 @@ def _is_count(value: Any, least: int, most: int) -> bool:
 
 
 def check_against_model(policy: TimeoutPolicy[Any]) -> None:
-    """Raise `PolicyError` if `since`, `when`, `hold_when`, `search` or `owner` does not fit the fields of the model."""
+    """Raise `PolicyError` if an option that names fields does not fit those of the model."""
     model: Any = policy.model
     if isinstance(model, str):
         try:
@@ -227,8 +231,6 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
         object.__setattr__(policy, "model", model)
     if words := refusal(model):
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
-    if isinstance(policy.since, str):
-        _check_field(policy, "since", policy.since, "a DateTimeField or DateField", _is_date)
     _check_time(policy)
     for option, condition in (("when", policy.when), ("hold_when", policy.hold_when)):
         try:
@@ -238,6 +240,8 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
             raise PolicyError(f"Timeout policy {policy.label}: its {option} does not fit: {error}") from error
     for path in policy.search:
         _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
+    if policy.counts_by is not None:
+        _check_field(policy, "by", policy.counts_by, "a column, or a path over foreign keys to one,", _is_column)
     if policy.owner is not None:
         _check_field(policy, "owner", policy.owner, "a path of foreign keys", is_reference)
         if words := refusal(field_at(model, policy.owner).related_model):
@@ -245,7 +249,9 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
 
 
 def _check_time(policy: TimeoutPolicy[Any]) -> None:
-    """Raise `PolicyError` if `after` or `within` has a path that leads nowhere, or `after` cannot count from a date."""
+    """Raise `PolicyError` if `since`, `after` or `within` has a wrong path, or `after` cannot count from a date."""
+    if isinstance(policy.since, str):
+        _check_field(policy, "since", policy.since, "a DateTimeField or DateField", _is_date)
     length, paths = policy.fixed_length, list[tuple[str, Any]]()
     is_without_time = length is not None and not has_wall_time(length)
     if isinstance(policy.after, str):
@@ -281,6 +287,10 @@ def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, 
 def _is_searchable(field: Any) -> bool:
     kinds = (CharField, TextField, IntegerField, UUIDField)
     return bool(field.concrete) and not field.is_relation and isinstance(stored_type(field), kinds)
+
+
+def _is_column(field: Any) -> bool:
+    return bool(field.concrete and not field.many_to_many and not isinstance(stored_type(field), BinaryField))
 
 
 def _is_date(field: Any) -> bool:

@@ -29,9 +29,18 @@ from django_delayq.key_types import (
     KindField,
     PartialIndex,
 )
-from django_delayq.policy_models import PolicyChange, PolicyControl, PolicyMeter, PolicySync, UnfinishedRun
+from django_delayq.policy_models import PolicyChange, PolicyControl, PolicyMeter, PolicySync, RateShare, UnfinishedRun
 
-__all__ = ["Installation", "PolicyChange", "PolicyControl", "PolicyMeter", "PolicySync", "Timeout", "WorkerSeen"]
+__all__ = [
+    "Installation",
+    "PolicyChange",
+    "PolicyControl",
+    "PolicyMeter",
+    "PolicySync",
+    "RateShare",
+    "Timeout",
+    "WorkerSeen",
+]
 __all__ += ["UnfinishedRun"]
 
 SLOT_BYTES = 16
@@ -161,6 +170,8 @@ class Timeout(models.Model):
         null=True, default=None, editable=False
     )
     """What its policy has computed of them; the deadline is later if holds have moved it. NULL if `terms` is."""
+    share: Field[str, str] = models.CharField(max_length=64, default="", editable=False)
+    """The value by which the rate of its policy counts it, see `ledger.shares`; empty: it has none."""
     extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
     attempts: Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
     payload: Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)

@@ -136,6 +136,11 @@ class TimeoutPolicy(Generic[M]):
         return self.limits.rate if self.limits else None
 
     @property
+    def counts_by(self) -> str | None:
+        """Return the path by whose values its rate counts; None: it has no rate, or one for all."""
+        return self.rate.by if self.rate else None
+
+    @property
     def total(self) -> Length | None:
         """Return how much later than its first deadline the application may move a timeout; None: without limit."""
         return self.limits.total if self.limits else None

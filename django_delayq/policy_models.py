@@ -162,6 +162,24 @@ class PolicyMeter(models.Model):
         return f"{self.policy}: {self.name}"
 
 
+class RateShare(models.Model):
+    """When the next slot of one value is free, by which the rate of a policy counts. Deleted when it is long free."""
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(max_length=200)
+    share = models.CharField(max_length=64)
+    free_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["policy", "share"], name="delayq_one_share"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.share}"
+
+
 class UnfinishedRun(models.Model):
     """How far an operation has come that would change rows a second time if it were repeated. Deleted at its end.
 

@@ -128,16 +128,26 @@ def _check_length(value: Any, name: str) -> None:
 class Rate:
     """At most `count` attempts begin within any period `per`, over all workers.
 
+    Args:
+        count: how many.
+        per: the period.
+        by: a column of the object, such as `"merchant_id"`, or a path to one over foreign keys: each of its values has
+            a rate of its own. The backlog of one value delays no other.
+
     Raises:
-        TypeError, ValueError: `count` is not an int from 1, or `per` not a timedelta from 10 ms to a year.
+        TypeError, ValueError: `count` is not an int from 1, `per` not a timedelta from 10 ms to a year, or `by` not
+            a string.
     """
 
     count: int
     per: timedelta = timedelta(seconds=1)
+    by: str | None = None
 
     def __post_init__(self) -> None:
         _check_count(self.count, "count")
         _check_period(self.per, "per", timedelta(milliseconds=10))
+        if self.by is not None and not isinstance(self.by, str):
+            raise TypeError(f'by must be the name of a column, such as "merchant_id", not {self.by!r}.')
 
 
 @dataclass(frozen=True, slots=True)

@@ -373,7 +373,10 @@ def _limits(limits: Limits) -> list[tuple[str, str]]:
         found.append((_("Longest call"), delay(limits.run)))
     if limits.rate is not None:
         words = ngettext("{n} attempt in {delay}", "{n} attempts in {delay}", limits.rate.count)
-        found.append((_("Highest rate"), words.format(n=limits.rate.count, delay=delay(limits.rate.per))))
+        rate = words.format(n=limits.rate.count, delay=delay(limits.rate.per))
+        if limits.rate.by is not None:
+            rate = _("{rate}, for each value of {column}").format(rate=rate, column=limits.rate.by)
+        found.append((_("Highest rate"), rate))
     if limits.snoozes is not None:
         found.append((_("Most snoozes"), str(limits.snoozes)))
     if limits.total is not None:

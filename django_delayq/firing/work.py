@@ -55,11 +55,13 @@ class Work:
     """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
     begin_by: float = inf
     """Later its first handler is not called: the slot of a policy with a rate is over. Not part of a message."""
+    share: str = ""
+    """The value whose slot it is, if that rate counts by one. Not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the work as plain types for JSON: ids and labels only."""
         data = {**asdict(self), "ids": list(self.ids), "object_ids": list(self.object_ids)}
-        del data["begin_at"], data["begin_by"]
+        del data["begin_at"], data["begin_by"], data["share"]
         return {"version": VERSION, **data}
 
     @classmethod

@@ -4,12 +4,14 @@ A worker that dies with a claim leaves its count behind, so that the row is a po
 A claim decides nothing else: any worker may fire a claimed row, once.
 
 Policies with a rate or a brake have counters that all workers share: one row for each policy and name, written under a
-lock. Those of a rate give out slots, in which timeouts are claimed.
+lock. Those of a rate give out slots, in which timeouts are claimed. If the rate counts by a value, each value has slots
+of its own, in `RateShare`, under the lock of the policy.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -20,8 +22,23 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import Case, CharField, DateTimeField, F, Q, TextField, Value, When
+from django.db.models import (
+    Case,
+    CharField,
+    DateTimeField,
+    Exists,
+    F,
+    Min,
+    OuterRef,
+    Q,
+    QuerySet,
+    TextField,
+    Value,
+    When,
+    Window,
+)
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import RowNumber
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution, is_set, to_ms
 from django_delayq.conf import get_settings
@@ -30,7 +47,7 @@ from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.settling import lock_free
 from django_delayq.ledger.statements import Param, Raw, chunks, compiled, sql_of
 from django_delayq.ledger.stops import stops_in_force
-from django_delayq.models import PolicyMeter, Timeout, TimeoutQuerySet
+from django_delayq.models import PolicyMeter, RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Rate
 
@@ -54,6 +71,8 @@ class Slot(NamedTuple):
 
     begin_at: float
     begin_by: float
+    share: str = ""
+    """The value whose slot it is, if the rate counts by one: see `ledger.shares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +103,20 @@ class Spacing:
                 much later than `AHEAD_SECONDS` and an interval: then the clock was set back, or the rate was lower.
             soonest: how long the caller needs to prepare a work.
         """
-        first = soonest if free_in > AHEAD_SECONDS + self.interval + 0.1 else max(soonest, free_in)
+        first = soonest if free_in > self.furthest_seconds else max(soonest, free_in)
         if first > TURN_SECONDS:
             return []
         count = min(works, 1 + int((AHEAD_SECONDS - first) / self.interval))
         return [first + number * self.interval for number in range(count)]
 
-    def slot(self, at: float) -> Slot:
+    def slot(self, at: float, share: str = "") -> Slot:
         """Return the slot that begins `at`."""
-        return Slot(at, at + 0.7 * self.lateness)
+        return Slot(at, at + 0.7 * self.lateness, share)
+
+    @property
+    def furthest_seconds(self) -> float:
+        """Return how far ahead the first free slot may be, beyond which it is not believed: see `slots`."""
+        return AHEAD_SECONDS + self.interval + 0.1
 
     def works(self, timeouts: int) -> int:
         """Return how many works so many timeouts need."""
@@ -156,6 +180,8 @@ class Granted(NamedTuple):
     claimed: Claimed
     slots: Mapping[int, Slot]
     wait_seconds: float
+    has_more: bool = False
+    """Rows are due that wait for a slot of their value. Known if the rate counts by one."""
 
 
 def claimable(using: str, queues: Sequence[str] | None, label: str) -> TimeoutQuerySet:
@@ -232,7 +258,8 @@ def claim_in_slots(
     """Claim at most `limit` due rows of a policy with a rate, as many as may begin soon, each with its slot.
 
     The transaction holds the counter of the policy while it claims. So over all workers the order of the slots is that
-    of the deadlines, and a slot is used up only if there is a row for it.
+    of the deadlines, and a slot is used up only if there is a row for it. If the rate counts by a value, this holds for
+    each value by itself: see `_Shares`.
 
     Args:
         policy: its `limits` have a rate.
@@ -253,6 +280,8 @@ def claim_in_slots(
         if state is None:
             return None
         now, arrived = database_now(using), monotonic()
+        if policy.counts_by is not None:
+            return _Shares(policy, using, queues, now).grant(min(limit, CHUNK), seconds, preparation, arrived)
         # A clock that a test has stopped would free no slot after the first ones.
         free_in = 0.0 if is_set() else (state.get("free_ms", 0) - to_ms(now)) / 1000
         slots = spacing.slots(free_in, preparation, spacing.works(limit))
@@ -268,6 +297,130 @@ def claim_in_slots(
     begins = (arrived + slots[place // spacing.size] for place in range(len(found)))
     granted = {id: spacing.slot(at) for id, at in zip(found, begins, strict=True)}
     return Granted(claimed, granted, max(0.0, free_in - TURN_SECONDS))
+
+
+class _Due(NamedTuple):
+    run_at: datetime
+    id: int
+    claims: int
+    share: str
+
+
+class _Shares:
+    """The due rows of a policy whose rate counts by a value, while its counter is locked.
+
+    The first rows by deadline are nearly always all there are. Where they are a part, a value with a long backlog could
+    have all of them: then the first rows of the other values are read, too, without those whose next slot is not free.
+    """
+
+    def __init__(self, policy: TimeoutPolicy[Any], using: str, queues: Sequence[str] | None, now: datetime) -> None:
+        assert policy.rate is not None
+        self._policy, self._using, self._queues, self._now = policy, using, queues, now
+        self._spacing = Spacing.of(policy.rate)
+        self._free_in = defaultdict[str, float](float)
+        """In how many seconds the next slot of each value is free."""
+
+    def grant(self, limit: int, seconds: timedelta, preparation: float, arrived: float) -> Granted:
+        """Claim at most `limit` rows, those with the earliest slots; see `claim_in_slots`."""
+        first, is_all = self._first(2 * limit)
+        shares, others = {row.share for row in first}, list[_Due]()
+        if not is_all and sum(self._free_in[share] <= TURN_SECONDS for share in shares) < limit:
+            others = self._of_others(shares, limit)
+        due = defaultdict[str, list[_Due]](list)
+        for row in self._locked([*first, *others]):
+            due[row.share].append(row)
+        offers = list[tuple[float, _Due]]()
+        for share, rows in due.items():
+            slots = self._spacing.slots(self._free_in[share], preparation, len(rows))
+            offers += zip(slots, rows, strict=False)
+        chosen = sorted(offers)[:limit]
+        self._store({row.share: at + self._spacing.interval for at, row in chosen})
+        claimed = _mark_claimed({row.id: row.claims for _, row in chosen}, self._now, seconds, self._using)
+        slots_of = {row.id: self._spacing.slot(arrived + at, row.share) for at, row in chosen}
+        left = {row.share for row in (*first, *others) if row.id not in slots_of}
+        has_more = bool(left) or not is_all
+        if not has_more or len(chosen) == limit:
+            return Granted(claimed, slots_of, 0.0, has_more)
+        return Granted(claimed, slots_of, self._seconds_left(left, shares, is_all=is_all), has_more)
+
+    def _first(self, count: int) -> tuple[list[_Due], bool]:
+        """Return the first due rows by deadline, at most `count` of each label, and whether they are all."""
+        rows, is_all = list[_Due](), True
+        for label in self._policy.labels:
+            found = [_Due(*row) for row in self._due(label).values_list(*_Due._fields)[:count]]
+            rows, is_all = rows + found, is_all and len(found) < count
+        self._read_slots({row.share for row in rows})
+        return sorted(rows), is_all
+
+    def _of_others(self, shares: Collection[str], count: int) -> list[_Due]:
+        """Return due rows of values other than `shares` whose next slot is free, the first ones of each value first."""
+        place = Window(RowNumber(), partition_by="share", order_by=["run_at", "id"])
+        found = list[tuple[Any, ...]]()
+        for label in self._policy.labels:
+            rows = self._due(label).exclude(share__in=shares)
+            if not is_set():
+                rows = rows.filter(~Exists(self._waiting().filter(share=OuterRef("share"))))
+            rows = rows.annotate(place=place).order_by("place", "run_at", "id")
+            found += rows.values_list("place", *_Due._fields)[:count]
+        others = sorted(_Due(*row) for _, *row in sorted(found)[:count])
+        self._read_slots({row.share for row in others})
+        return others
+
+    def _due(self, label: str) -> TimeoutQuerySet:
+        return claimable(self._using, self._queues, label)
+
+    def _waiting(self) -> QuerySet[RateShare]:
+        """Return the values whose next slot is not free yet."""
+        until = DatabaseNow() + timedelta(seconds=self._spacing.furthest_seconds)
+        rows = RateShare.objects.using(self._using).filter(policy=self._policy.label, free_at__lte=until)
+        return rows.filter(free_at__gt=DatabaseNow() + timedelta(seconds=TURN_SECONDS))
+
+    def _read_slots(self, shares: Collection[str]) -> None:
+        if shares and not is_set():  # a clock that a test has stopped would free no slot after the first ones
+            rows = RateShare.objects.using(self._using).filter(policy=self._policy.label, share__in=shares)
+            for share, free_at in rows.values_list("share", "free_at"):
+                self._free_in[share] = (free_at - self._now).total_seconds()
+
+    def _locked(self, rows: Sequence[_Due]) -> list[_Due]:
+        """Lock `rows`; return those that are still due, and that no other transaction has locked, in due order."""
+        free, every = set[int](), Timeout.objects.using(self._using).due().filter(_unclaimed(_longest_claim()))
+        for ids in chunks(sorted(row.id for row in rows)):
+            free.update(lock_free(every.filter(pk__in=ids), self._using))
+        return sorted(row for row in rows if row.id in free)
+
+    def _store(self, free_in: Mapping[str, float]) -> None:
+        """Store when the next slots of these values are free, in one statement."""
+        self._free_in.update(free_in)
+        times = {share: self._now + timedelta(milliseconds=ceil(1000 * each)) for share, each in free_in.items()}
+        rows = [RateShare(policy=self._policy.label, share=share, free_at=times[share]) for share in sorted(times)]
+        names_target = connections[self._using].features.supports_update_conflicts_with_target
+        RateShare.objects.using(self._using).bulk_create(
+            rows,
+            update_conflicts=True,
+            update_fields=["free_at"],
+            unique_fields=["policy", "share"] if names_target else None,
+        )
+
+    def _seconds_left(self, left: Collection[str], known: Collection[str], *, is_all: bool) -> float:
+        """Return for how long nothing can be claimed: until a value with due rows has a slot, or a row becomes due."""
+        times = [self._free_in[share] - TURN_SECONDS for share in left]
+        coming = Timeout.objects.using(self._using).filter(state=Timeout.State.PENDING, run_at__gt=DatabaseNow())
+        for label in self._policy.labels:
+            next_at = coming.filter(policy=label).order_by("run_at", "id").values_list("run_at", flat=True)[:1]
+            times += [(run_at - self._now).total_seconds() for run_at in next_at]
+            if not is_all:
+                # DISTINCT, or PostgreSQL would read all due rows again for each value that waits and has none.
+                due = self._due(label).exclude(share__in=known).order_by().values("share").distinct()
+                free_at = self._waiting().filter(share__in=due).aggregate(first=Min("free_at"))["first"]
+                times += [(free_at - self._now).total_seconds() - TURN_SECONDS] if free_at else []
+        return max(0.0, min(times, default=0.0))
+
+
+def forget_free_shares(using: str) -> None:
+    """Delete the rows of values whose next slot is free: without a row it is free, too."""
+    rows = RateShare.objects.using(using).filter(free_at__lte=DatabaseNow())
+    while ids := list(rows.values_list("pk", flat=True)[:CHUNK]):
+        rows.filter(pk__in=ids).delete()
 
 
 def _mark_claimed(found: Mapping[int, int], now: datetime, seconds: timedelta, using: str) -> Claimed:

@@ -34,6 +34,7 @@ from django_delayq.ledger.locking import (
 )
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.shares import shares_of
 from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.models import Timeout
@@ -186,10 +187,6 @@ def _listed(rows: Any) -> list[Timeout]:
     return listed
 
 
-GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at", "run_at")
-"""The columns of which each row has its own value. If all rows of a page have the same times, these are parameters.
-Without the last one, `run_at` is `due_at`."""
-
 Round: TypeAlias = "tuple[str, str, datetime | None, datetime]"
 """A round that begins: `slot`, `object_id`, `since_at` and `due_at`. A plain tuple, which takes a third of the time."""
 
@@ -231,23 +228,29 @@ def insert_rounds(
 def _write(
     policy: TimeoutPolicy[Any], page: Sequence[Round], common: dict[str, Any], using: str, *, replace: bool = False
 ) -> list[tuple[int, datetime]]:
-    """Insert the rounds whose slots are free, with `replace` all; return id and `run_at` of the rows written."""
+    """Insert the rounds whose slots are free, with `replace` all; return id and `run_at` of the rows written.
+
+    The columns of which each row has its own value travel as JSON. If all rows of a page have the same times, these are
+    parameters. Without a `run_at`, it is `due_at`.
+    """
     connection = connections[using]
     digits = os.urandom(16 * len(page)).hex()  # one call of the system for all
     keys = [digits[start : start + 32] for start in range(0, len(digits), 32)]
     slots, object_ids, since, due = zip(*page, strict=True)
-    given: tuple[Sequence[Any], ...] = (slots, object_ids, keys)
+    given: dict[str, Sequence[Any]] = {"slot": slots, "object_id": object_ids, "idempotency_key": keys}
+    if shares := shares_of(policy, object_ids, using):
+        given["share"] = [shares.get(object_id, "") for object_id in object_ids]
     shared = len({*since}) == len({*due}) == 1
     if shared:
         common = {**common, "since_at": since[0], **dict.fromkeys(TIMES, due[0]), "run_at": policy.opening(due[0])}
     else:
         written_as = functools.cache(lambda at: at and str(connection.ops.adapt_datetimefield_value(at)))
-        given += [*map(written_as, since)], [*map(written_as, due)]
+        given |= {"since_at": [*map(written_as, since)], "due_at": [*map(written_as, due)]}
         if policy.within is not None:
-            given += ([*map(written_as, map(policy.opening, due))],)
-    rows = json.dumps([dict(zip(GIVEN, row, strict=False)) for row in zip(*given, strict=True)])
+            given["run_at"] = [*map(written_as, map(policy.opening, due))]
+    rows = json.dumps([dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)])
     empty = tuple(name for name in ("payload", "since_at", "terms") if common.get(name, given) is None)
-    shape = (using, GIVEN[: len(given)], empty, replace)
+    shape = (using, tuple(given), empty, replace)
     if connection.features.supports_update_conflicts_with_target:
         written = _inserted.rows(*shape, rows=rows, **common)
         return [(*row, common["run_at"]) for row in written] if shared else cast("list[tuple[int, datetime]]", written)

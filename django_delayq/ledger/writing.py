@@ -29,6 +29,7 @@ from django_delayq.ledger.locking import can_lock_and_write, lock_clause, lockin
 from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.rounds import lock_newest
+from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.policies import registry
@@ -85,7 +86,7 @@ def writes_at_once(subject: Subject) -> bool:
     Otherwise the caller locks the object and proceeds step by step. It depends on policy and database alone.
     """
     policy = subject.policy
-    is_plain = policy is not None and policy.has_plain_since and policy.within is None
+    is_plain = policy is not None and policy.has_plain_since and policy.within is None and policy.counts_by is None
     return policy is not None and is_plain and can_lock_and_write(policy.model, subject.using)
 
 
@@ -167,6 +168,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
     A slot that was taken keeps its row as it is. An upsert, because an IntegrityError would leave the caller's
     PostgreSQL transaction unusable.
     """
+    set_shares(rows, using)
     if len(rows) == 1 and _insert_if_free(rows[0], using):
         return
     features = connections[using].features
@@ -192,6 +194,7 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     The transaction has locked the object. The row gets the present label of its policy.
     """
     using = subject.using
+    set_shares([new], using)
     if _insert_if_free(new, using):
         return new
     row = lock_newest(subject, pending=True)
@@ -285,14 +288,9 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
         row.idempotency_key = new_idempotency_key()
         row.computed_due_at = None if row.terms is None else due_at
         moves.append((row, due_at, due_at))
-    columns = (
-        "since_at",
-        "first_due_at",
-        "attempts",
-        "snoozes",
-        "idempotency_key",
-        *(RUNNING_CLOCK if was_held else ()),
-    )
+    columns: tuple[str, ...] = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
+    columns += tuple(RUNNING_CLOCK) if was_held else ()
+    columns += ("share",) if set_shares([row for row, *_ in moves], using) else ()
     at = clock.now()
     return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
 

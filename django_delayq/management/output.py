@@ -159,8 +159,8 @@ def seconds(value: float | None) -> str:
 
 
 def rate_text(rate: Rate) -> str:
-    """Return `20 in 1 s`."""
-    return f"{rate.count} in {duration_text(rate.per)}"
+    """Return `20 in 1 s`, or `20 in 1 s by merchant_id`."""
+    return f"{rate.count} in {duration_text(rate.per)}{f' by {rate.by}' if rate.by else ''}"
 
 
 def guards_of(state: PolicyState) -> dict[str, tuple[str, str]]:

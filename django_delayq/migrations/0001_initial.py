@@ -28,7 +28,7 @@ def put_settled_rows_last(apps: Any, schema_editor: Any) -> None:
 
 
 def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
-    """Make MySQL and MariaDB compare the ids of objects and the keys of timeouts as the other databases do.
+    """Make MySQL and MariaDB compare the ids of objects, and keys and shares of timeouts, as the other databases do.
 
     Their default collations ignore case, accents and trailing spaces. With them "a" finds the timeouts of "A", where
     the table of the objects distinguishes the two.
@@ -41,8 +41,9 @@ def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
         exact = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if connection.mysql_is_mariadb else 'utf8mb4_0900_bin'}"
         schema_editor.execute(
             f"ALTER TABLE {TABLE} MODIFY object_id varchar(255) {exact} NOT NULL, MODIFY `key` varchar(200) {exact} NOT NULL"
-            ", MODIFY reason varchar(255) CHARACTER SET utf8mb4 NOT NULL"
+            f", MODIFY share varchar(64) {exact} NOT NULL, MODIFY reason varchar(255) CHARACTER SET utf8mb4 NOT NULL"
         )
+        schema_editor.execute(f"ALTER TABLE django_delayq_rateshare MODIFY share varchar(64) {exact} NOT NULL")
 
 
 class Migration(migrations.Migration):
@@ -86,6 +87,19 @@ class Migration(migrations.Migration):
             options={
                 'default_permissions': (),
                 'constraints': [models.UniqueConstraint(fields=('policy', 'name'), name='delayq_one_meter')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RateShare',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('policy', models.CharField(max_length=200)),
+                ('share', models.CharField(max_length=64)),
+                ('free_at', models.DateTimeField()),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('policy', 'share'), name='delayq_one_share')],
             },
         ),
         migrations.CreateModel(
@@ -234,6 +248,7 @@ class Migration(migrations.Migration):
                 ('queue', models.CharField(default='default', max_length=100, verbose_name='queue')),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('held', 'on hold'), ('firing', 'firing'), ('fired', 'fired'), ('skipped', 'skipped'), ('cancelled', 'cancelled'), ('dead', 'dead')], default='pending', max_length=10, verbose_name='state')),
                 ('key', models.CharField(blank=True, default='', max_length=200, verbose_name='key')),
+                ('share', models.CharField(default='', editable=False, max_length=64)),
                 ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'decided by the handler'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place'), ('limit', 'a limit of its policy'), ('shadow', 'its policy is in shadow mode'), ('retired', 'its policy was retired')], default='', max_length=12, verbose_name='cause')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
                 ('payload', models.JSONField(blank=True, default=None, null=True, verbose_name='payload')),

@@ -58,8 +58,8 @@ class Dispatch:
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
         self.lines = Lines(worker.using, worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
-        self._queues: defaultdict[str | None, SlotQueue] = defaultdict(SlotQueue)
-        """The works that may not begin yet, by their policy if it has a rate, else under None."""
+        self._queues: defaultdict[tuple[str, str] | None, SlotQueue] = defaultdict(SlotQueue)
+        """The works that may not begin yet, by what has slots of its own: see `_queue_of`."""
         self._in_flight: dict[int, _InFlight] = {}
         self._release_at = 0.0
         """When to check again whether works are to be released."""
@@ -133,20 +133,28 @@ class Dispatch:
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at))))
             self.lines.in_flight[work.policy] += len(work.ids)
-            has_rate = work.begin_by < inf
-            self._queues[work.policy if has_rate else None].add(work)
+            self._queue_of(work).add(work)
         self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
 
+    def _queue_of(self, work: Work) -> SlotQueue:
+        """Return the works that share slots: of one policy with a rate, and of one value if it counts by one.
+
+        Those of all other policies are in one.
+        """
+        return self._queues[(work.policy, work.share) if work.begin_by < inf else None]
+
     def submit_due(self) -> None:
         """Submit the works whose deadline or slot has come, or has nearly come if the executor waits for it."""
-        for queue in self._queues.values():
+        for key, queue in list(self._queues.items()):
             for work in queue.ready(self._early_seconds):
                 if work.ids[0] in self._in_flight:
                     self._submit(work)
             for work in queue.without_slot():
                 self._redeliver(work.ids, 0)
+            if queue.next_at == inf:  # there may be one for each of a million merchants
+                del self._queues[key]
 
     @property
     def seconds_left(self) -> float:
@@ -191,8 +199,8 @@ class Dispatch:
         if not ids:
             return 0
         report = report if isinstance(report, Report) else Report(lost=tuple(ids))
-        if report.missed and work.policy in self._queues:
-            self._queues[work.policy].put_back(self._in_flight[ids.pop()].work)
+        if report.missed and (missed := self._in_flight[min(ids)].work).begin_by < inf:
+            self._queue_of(missed).put_back(missed)
             return 1
         done = ids.intersection(report.done)
         ids -= done

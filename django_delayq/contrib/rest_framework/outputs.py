@@ -179,6 +179,7 @@ class RateSerializer(serializers.Serializer[Rate]):
 
     count = serializers.IntegerField()
     per_seconds = SecondsField(source="per")
+    by = serializers.CharField(allow_null=True, help_text=_("A column: each of its values has this rate."))
 
 
 class LimitsSerializer(serializers.Serializer[Limits]):

@@ -177,12 +177,17 @@ class PacedSource:
             return None
         self._seconds = time.monotonic() - began
         # Without any, it was too early for a slot, another worker was faster, or Redis has an entry that is outdated.
-        lines.refuse(policy, max(granted.wait_seconds, 0.0 if granted.slots else BUSY_SECONDS))
+        wait = granted.wait_seconds
+        if policy.counts_by is not None:  # a timeout of another value that is scheduled for now does not end the wait
+            wait = min(wait, POLL_SECONDS)
+        lines.refuse(policy, max(wait, 0.0 if granted.slots else BUSY_SECONDS))
         return granted
 
 
 class SlotQueue:
-    """The works of one policy with a rate in due order, and their slots; or all works of policies without one.
+    """The works of one policy with a rate, or of one value by which it counts, in due order, and their slots.
+
+    Or all works of policies without a rate.
 
     A work is bound to a slot when the slot comes. So a slot for which this process is too late delays all works, and
     does not change their order; in the end a work is left for which there is no slot. Without a rate, the slot of a
@@ -199,7 +204,7 @@ class SlotQueue:
 
     def add(self, work: Work) -> None:
         """Insert a work with its slot."""
-        heappush(self._slots, Slot(work.begin_at, work.begin_by))
+        heappush(self._slots, Slot(work.begin_at, work.begin_by, work.share))
         self.put_back(work)
 
     def put_back(self, work: Work) -> None:

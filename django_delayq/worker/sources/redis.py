@@ -26,7 +26,7 @@ from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
 
 if TYPE_CHECKING:
-    from django_delayq.ledger.claiming import Slot
+    from django_delayq.ledger.claiming import Granted, Slot
     from django_delayq.policies import TimeoutPolicy
     from django_delayq.worker.lines import Lines, MayRun
 
@@ -265,7 +265,7 @@ class Sources:
                 if granted is not None:
                     deliveries |= granted.claimed.claims
                     slots |= granted.slots
-                    for id, count in self._entries_of(policy, len(granted.slots), source).items():
+                    for id, count in self._entries_of(policy, granted, source).items():
                         # Of two counts the higher one decides whether a timeout is a poison message.
                         deliveries[id] = max(count, deliveries.get(id, 0))
             for _ in range(MAX_ROUNDS):
@@ -285,14 +285,15 @@ class Sources:
         wait = source.seconds_left(lines.may_run(by_last_answer=True), waiting)
         return Batch(deliveries, min(wait, lines.seconds_left), bool(waiting), slots, labels)
 
-    def _entries_of(self, policy: TimeoutPolicy[Any], claimed: int, source: object) -> Mapping[int, int]:
+    def _entries_of(self, policy: TimeoutPolicy[Any], granted: Granted, source: object) -> Mapping[int, int]:
         """Lease as many entries of a policy with a rate as were claimed, most likely theirs, to have them removed.
 
         If none could be claimed although its line has been due for long, some may be outdated.
         """
         if source is not self.redis:
             return {}
-        if not claimed and self.redis.overdue_seconds(policy.labels) > POLL_SECONDS:
+        claimed = len(granted.slots)
+        if not claimed and not granted.has_more and self.redis.overdue_seconds(policy.labels) > POLL_SECONDS:
             claimed = MAX_OUTDATED
         found = self.redis.take(dict.fromkeys(policy.labels, claimed)) if claimed else {}
         return {id: count for entries in found.values() for id, count in entries.items()}

@@ -28,7 +28,7 @@ def guards_shown(client: Client, label: str = LABEL) -> dict[str, str]:
 
 def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Client, declare: Any) -> None:
     hour = timedelta(hours=1)
-    limits = Limits(run=hour / 60, rate=Rate(20), snoozes=3, total=hour)
+    limits = Limits(run=hour / 60, rate=Rate(20, by="status"), snoozes=3, total=hour)
     declare(Order, name="guarded", late=Late(hour), brake=Brake(500, hour / 6), shadow=True, limits=limits)
     label = "testapp.order.guarded"
     assert guards_shown(admin_client) == {}, "a policy without guard rails shows none"
@@ -37,7 +37,7 @@ def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Clie
         "Brake": "pauses after more than 500 firings in 10 min (declared)",
         "Shadow mode": "100 % of the objects are skipped, and nothing fires for them (declared)",
         "Longest call": "1 min",
-        "Highest rate": "20 attempts in 1 s",
+        "Highest rate": "20 attempts in 1 s, for each value of status",
         "Most snoozes": "3",
         "Furthest move": "1 h",
     }

@@ -108,7 +108,8 @@ def test_programs_pass_numbers(do: Do) -> None:
 
 
 def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
-    limits = Limits(run=timedelta(seconds=30), rate=Rate(20, per=timedelta(seconds=1)), snoozes=2, total=timedelta(1))
+    rate = Rate(20, per=timedelta(seconds=1), by="status")
+    limits = Limits(run=timedelta(seconds=30), rate=rate, snoozes=2, total=timedelta(1))
     declare(Order, name="watched", shadow=True, limits=limits)
     do("delayq_late", REMIND, "6h")
     do("delayq_brake", REMIND, "off")
@@ -119,7 +120,9 @@ def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
     assert f"paused    {UNPAID} by brake: 501 fired in 10 minutes; 0 due" in status
     listed = {line.split()[0]: line for line in do("delayq_policies").out.splitlines()}
     assert listed[REMIND].endswith("late skip after 6 h*, brake off*")
-    assert listed["testapp.order.watched"].endswith("shadow 100 %, run 30 s, rate 20 in 1 s, snoozes 2, total 1 d")
+    assert listed["testapp.order.watched"].endswith(
+        "shadow 100 %, run 30 s, rate 20 in 1 s by status, snoozes 2, total 1 d"
+    )
     assert not listed[UNPAID].endswith("%")
     found = {each["label"]: each["state"] for each in json.loads(do("delayq_policies", "--json").out)}
     assert found[REMIND]["late"] == {"after": 21600, "then": "skip"}

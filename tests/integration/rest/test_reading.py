@@ -312,9 +312,13 @@ def test_a_policy_tells_how_it_was_declared(viewer: APIClient) -> None:
 
 
 def test_a_policy_shows_its_limits(viewer: APIClient, declare: Any) -> None:
-    declare(Order, name="text", limits=dq.Limits(rate=dq.Rate(20, per=timedelta(minutes=1)), total=timedelta(1)))
+    declare(
+        Order,
+        name="text",
+        limits=dq.Limits(rate=dq.Rate(20, per=timedelta(minutes=1), by="status"), total=timedelta(1)),
+    )
     shown = viewer.get("/api/policies/testapp.order.text/").json()["limits"]
-    rate = {"count": 20, "per_seconds": 60.0}
+    rate = {"count": 20, "per_seconds": 60.0, "by": "status"}
     assert shown == {"run_seconds": None, "rate": rate, "snoozes": None, "total_seconds": 86400.0}
 
 
