@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.db.models import Q
@@ -50,8 +51,12 @@ def test_all_deadlines_of_a_channel_are_moved_once_although_two_workers_die(
     channel.save()
     answered = time.monotonic() - began
     moved = Timeout.objects.filter(due_at=now + timedelta(hours=7))
+
+    def is_moved(count: int) -> bool:
+        return moved.count() >= count
+
     for part in (0.2, 0.5):
-        wait_until(lambda part=part: moved.count() >= part * COUNT, "a part of them is moved", seconds=300)
+        wait_until(partial(is_moved, int(part * COUNT)), "a part of them is moved", seconds=300)
         worker.kill()
         worker.wait()
         assert moved.count() < COUNT

@@ -22,6 +22,8 @@ def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, f
 
     Return each key with the result of the payment, and its lateness in seconds.
     """
+    model: Any
+    payment: Callable[[Any], bool]
     model, payment = (Purchase, ROW_WAYS[way]) if way in ROW_WAYS else (Order, RIGHT_WAYS[way])
     _warm_up(model, payment)
     ahead = _database_is_ahead_by()

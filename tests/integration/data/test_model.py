@@ -149,7 +149,7 @@ def change(obj: Model, dice: Random, *, watched: bool) -> None:
     way = dice.choice(ways(type(obj), watched=watched))
     if way in {"save", "fields"}:
         setattr(obj, name, value)
-        obj.save(**({"update_fields": [name]} if way == "fields" else {}))
+        obj.save(update_fields=[name] if way == "fields" else None)
     else:
         rows: Any = manager if way == "bulk" else type(obj)._base_manager
         rows.filter(pk=obj.pk).update(**{name: value})

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import Value
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import (
@@ -330,7 +331,7 @@ def test_no_value_exceeds_its_rate_whatever_is_due(declare: Declare, shops: list
     start = clock.now()
     monkeypatch.setattr(claiming, "database_now", lambda _: start + timedelta(seconds=moment))
     monkeypatch.setattr(claiming, "monotonic", lambda: moment)
-    monkeypatch.setattr(claiming, "DatabaseNow", lambda: claiming.Value(start + timedelta(seconds=moment)))
+    monkeypatch.setattr(claiming, "DatabaseNow", lambda: Value(start + timedelta(seconds=moment)))
     for _ in range(60):
         if chance.random() < 0.5:
             due(policy, chance.choice([None, *shops]), chance.randint(1, 12), minutes=chance.randint(1, 60))
