@@ -346,7 +346,7 @@ class Timeout(models.Model):
 
     @property
     def is_computed(self) -> bool:
-        """Return whether its policy has computed its deadline, which then follows its data, and nobody has set it."""
+        """Return whether its policy has computed its deadline, which then follows its data; else it was set by hand."""
         return self.terms is not None
 
     @property

@@ -49,7 +49,7 @@ def named_paths(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
 def _columns(policy: TimeoutPolicy[Any]) -> tuple[str, ...] | None:
     """Return the columns by whose values the terms are known; None: SQL cannot know them.
 
-    Of a calendar it is the row that has it, so that another team is another term: what the calendar itself says may
+    Of a calendar it is the row that has it, so that another team is another term: the hours of one calendar may
     change without moving a deadline. A calendar of the object itself may be computed of any of its columns.
     """
     if policy.after is None or isinstance(policy.after, timedelta):
@@ -147,7 +147,7 @@ def _parsed(policy: TimeoutPolicy[Any], parts: Iterator[tuple[str, str]]) -> Ite
 
 
 def terms_of_code(policy: TimeoutPolicy[Any], obj: Any, since_at: datetime) -> str:
-    """Return the terms of a deadline of which SQL knows nothing. An operator's delay in force does not change them."""
+    """Return the terms of a deadline that SQL cannot compare. An operator's delay in force does not change them."""
     due_at = policy.due_of(obj, since_at)
     return f"={'' if due_at is None else in_utc(due_at).isoformat()}"
 

@@ -122,7 +122,7 @@ class TimeoutAdminMixin(_Mixin):
         """Return the object, which is locked before it is changed.
 
         The page saves all of its columns, also those that it does not show. Without the lock it would write them as
-        they were before a timeout fired in the same moment.
+        they were before a timeout fired at the same time.
         """
         obj = super().get_object(request, object_id, from_field)
         if obj is None or request.method != "POST" or not (using := self._locks_in(obj)):

@@ -328,7 +328,7 @@ def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> N
 def carried(
     due_at: datetime, rest: timedelta | None, former: datetime, computed: datetime, time: OwnTime
 ) -> tuple[datetime, timedelta | None]:
-    """Return deadline and rest of a round that a policy computes anew: holds have moved it as much as the former one.
+    """Return deadline and rest of a round that is computed again: holds have moved it as much as the former one.
 
     Args:
         due_at, rest: of the round until now; `rest` is None if its clock runs.

@@ -1,7 +1,7 @@
 """Arm, move or cancel the timeouts of objects when a row changes that their policy reads: a payment, a channel.
 
 The objects are locked before that row is written, which is also the order of a firing. So of a payment and a deadline
-in the same moment one comes first, and neither waits for the other in a circle. Then they are compared as if they had
+at the same time one comes first, and neither waits for the other in a circle. Then they are compared as if they had
 been saved. With more than `MOST` of them, the regular sync is asked to begin now: it finds all, page by page, and a
 worker that dies loses nothing.
 """

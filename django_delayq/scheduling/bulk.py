@@ -91,10 +91,9 @@ def schedule_timeouts(
                 raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
             if is_limited:
                 _check_totals(resolved, rounds, taken, key, using)
-        count = 0
-        for terms, same in _by_terms(resolved, rounds, given, using).items():
-            options: dict[str, Any] = {"key": key, "payload": body, "reason": reason, "replace": replace}
-            count += paging.insert_rounds(resolved, same, using, terms=terms, **options)
+        options: dict[str, Any] = {"key": key, "payload": body, "reason": reason, "replace": replace}
+        by_terms = _by_terms(resolved, rounds, given, using).items()
+        count = sum(paging.insert_rounds(resolved, same, using, terms=terms, **options) for terms, same in by_terms)
         if resolved.hold_when is not None:
             kept = [] if replace else [row.pk for row in taken]
             holding.hold_scheduled(resolved, pks, key, using, is_computed=given is None, kept=kept)

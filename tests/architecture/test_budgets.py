@@ -27,29 +27,30 @@ ROOT = Path(__file__).resolve().parents[2]
 # measure: (ceiling, budget). Ceilings of lines are rounded up to 50, so that a fix of three lines fits. Lua files count
 # with the core; its budget was set without their 219 lines. Budgets are older than spans, calendars and stopped clocks,
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
+# Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 SOURCES = {
-    "code lines of the core": (14_250, 9_500),
-    "code lines of the edges": (7_050, 4_900),
-    "modules": (178, 120),
-    "longest chain of imports": (19, 18),
+    "code lines of the core": (15_300, 9_500),
+    "code lines of the edges": (7_450, 4_900),
+    "modules": (187, 120),
+    "longest chain of imports": (20, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (230, 90),
+    "numeric constants": (234, 90),
     "numeric constants without a reason": (0, 0),
-    "functions with more than 5 parameters": (27, 8),
+    "functions with more than 5 parameters": (31, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (3_750, 2_280),
-    ("scheduling",): (1_050, 740),
-    ("arming",): (1_450, 830),
-    ("ledger",): (2_700, 1_900),
+    ("root",): (4_150, 2_280),
+    ("scheduling",): (1_100, 740),
+    ("arming",): (1_900, 830),
+    ("ledger",): (2_900, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_150, 1_430),
     ("worker",): (2_000, 1_480),
-    ("operations", "monitoring"): (2_400, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (4_650, 3_450),
+    ("operations", "monitoring"): (2_650, 1_470),
+    ("admin", "contrib", "management", "templatetags"): (4_800, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (49, 18), "schedule_timeout": (20, 12), "cancel_timeout": (18, 10)}

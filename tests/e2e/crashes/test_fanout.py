@@ -1,4 +1,4 @@
-"""A value that very many deadlines depend on is changed: workers move all, once each, whoever dies meanwhile."""
+"""A value that very many deadlines depend on is changed: workers move all, once each, although some die."""
 
 from __future__ import annotations
 

@@ -30,14 +30,14 @@ def pay_in_a_view(purchase: Purchase) -> bool:
 
 
 def pay_in_a_webhook(purchase: Purchase) -> bool:
-    """Write the payment, whatever happened, and then look at its purchase, in one transaction."""
+    """Write the payment, whatever happened, and then read its purchase, in one transaction."""
     with transaction.atomic():
         Payment.objects.create(purchase_id=purchase.pk, status="captured")
         return Purchase.objects.get(pk=purchase.pk).status == "unpaid"
 
 
 def pay_outside_a_transaction(purchase: Purchase) -> bool:
-    """Write the payment, which is committed at once, and then look at its purchase."""
+    """Write the payment, which is committed at once, and then read its purchase."""
     Payment.objects.create(purchase_id=purchase.pk, status="captured")
     return Purchase.objects.get(pk=purchase.pk).status == "unpaid"
 

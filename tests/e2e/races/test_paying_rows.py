@@ -1,6 +1,6 @@
 """Of "a payment was written in time" and "the purchase was lost, as it was due" exactly one wins (P5).
 
-The payment is a row of its own. Nobody but its writer saves the purchase.
+The payment is a row of its own. Only its writer saves the purchase.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of deadlines and conditions that are data share: a channel, its purchases, and a clock that stands."""
+"""What tests of deadlines and conditions that are data share: a channel, its purchases, and a stopped clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bought(**values: Any) -> Purchase:
 
 
 def due(obj: Purchase) -> list[float]:
-    """The deadlines of what waits for `obj`, in minutes after noon."""
+    """The deadlines of the waiting timeouts of `obj`, in minutes after noon."""
     rows = Timeout.objects.waiting().filter(object_id=str(obj.pk)).order_by("due_at")
     return [(row.due_at - at()) / MINUTE for row in rows]
 

@@ -1,4 +1,4 @@
-"""Whatever is written to which table in which way: what is pending is what a pure function of the tables says."""
+"""After any writes to any tables, the pending timeouts are those that a pure function of the tables returns."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def play(dice: Random, *, watched: bool) -> None:
 
 
 def differences() -> dict[Any, Any]:
-    """Return what is pending otherwise than the tables say, by policy and purchase."""
+    """Return the pending timeouts that differ from those of the tables, by policy and purchase."""
     found: dict[Any, Any] = {}
     for row in Timeout.objects.waiting():
         found[row.policy.rpartition(".")[2], int(row.object_id)] = row
