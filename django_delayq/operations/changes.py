@@ -51,6 +51,8 @@ MISSED_FOR: Final = timedelta(minutes=10)
 """For this time after a change of a delay, workers move rows of transactions that were open then."""
 MISSED_EVERY: Final = timedelta(minutes=1)
 """How late a row may be moved whose transaction was open during the change."""
+SCHEDULED_WITHIN: Final = timedelta(seconds=1)
+"""A row without `since` is stored so soon after its deadline was computed; a later one would not be found as missed."""
 MAX_REQUEST_SECONDS: Final = 2.0
 """A request moves the rows of a policy for at most this long; a worker moves the rest."""
 
@@ -165,6 +167,9 @@ def _move_page(change_id: int, using: str) -> int:
         policy = registry.get(change.policy)
         if change.finished_at is not None or policy is None:
             return 0
+        if not change.cursor and _is_repeatable(change):
+            # Also rows that were scheduled by the former delay while this one was being committed.
+            change.last_id = paging.newest_id(using)
         rows = Timeout.objects.using(using).waiting().of_labels(policy.labels)
         page = rows.filter(pk__gt=change.cursor, pk__lte=change.last_id).order_by("pk")
         ids = list(page.values_list("pk", flat=True)[: statements.CHUNK])
@@ -183,11 +188,16 @@ def _move_page(change_id: int, using: str) -> int:
     return len(ids)
 
 
+def _is_repeatable(change: PolicyChange) -> bool:
+    """Return whether a row may be moved twice: its deadline is computed again, and none that was set by hand is."""
+    return change.what == What.DELAY and change.shift is None and not change.hand_set
+
+
 def move_missed(using: str) -> int:
     """Move rows that follow a former delay because their transaction was open when it was changed; return how many.
 
     The transaction had read the former delay, and committed after the pages of the change were read. Its rows are due
-    the former delay after their `since`, and were never moved.
+    the former delay after their `since`, or else after they were scheduled, and were never moved.
     """
     now, total = database_now(using), 0
     delays = PolicyChange.objects.using(using).filter(what=What.DELAY)
@@ -202,7 +212,9 @@ def move_missed(using: str) -> int:
             continue
         change.touched_at = now
         rows = Timeout.objects.using(using).waiting().of_labels(policy.labels)
-        rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
+        about = (F("created_at") + former - SCHEDULED_WITHIN, F("created_at") + former)
+        unset = Q(since_at__isnull=True, terms__isnull=False, due_at__range=about)
+        rows = rows.filter(Q(due_at=F("since_at") + former) | unset, created_at__lt=change.finished_at)
         move = partial(_move_missed, change=change, policy=policy, former=former)
         total += sum(paging.each_page(rows, move, by_id="pk"))
     return total
@@ -210,7 +222,7 @@ def move_missed(using: str) -> int:
 
 def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any], former: timedelta) -> int:
     """Move those rows of `page` that are due the delay `former` after their `since`, unmoved and without a snooze."""
-    rows = [row for row in page.rows if row.since_at is not None and row.due_at - row.since_at == former]
+    rows = [row for row in page.rows if row.since_at is None or row.due_at - row.since_at == former]
     rows = [row for row in rows if row.ready_at is None]
     moved = _move_rows(replace(page, rows=rows), change, policy)
     PolicyChange.objects.using(page.using).filter(pk=change.pk).update(moved=F("moved") + moved)

@@ -21,6 +21,7 @@ from django_delayq import (
 )
 from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations import policies
 from django_delayq.operations.changes import PolicyConflict, move_missed, time_limit
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, said
@@ -145,6 +146,34 @@ def test_rows_that_a_change_missed_are_moved_in_pages_by_one_worker_a_minute(mon
     with later(11 * MINUTE):
         assert move_missed(connection.alias) == 0
     assert [due_after(order) for order in orders] == [30 * MINUTE, *[45 * MINUTE] * 4]
+
+
+def test_what_is_scheduled_while_the_delay_is_being_changed_has_the_new_one(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, order = declare(Order, name="soon", after=30 * MINUTE), Order.objects.create()
+    newest_id = policies.newest_id
+
+    def scheduled_just_then(using: str) -> int:
+        found = newest_id(using)
+        schedule_timeout(order, policy)
+        return found
+
+    monkeypatch.setattr(policies, "newest_id", scheduled_just_then)
+    operations.change_delay(policy, 45 * MINUTE, by=BY, mode="recompute")
+    row = Timeout.objects.get()
+    assert row.due_at - row.created_at == 45 * MINUTE
+
+
+def test_rows_without_since_that_a_change_missed_are_moved(declare: Any) -> None:
+    policy, order = declare(Order, name="soon", after=30 * MINUTE), Order.objects.create()
+    row = schedule_timeout(order, policy)
+    operations.change_delay(policy, 45 * MINUTE, by=BY, mode="recompute")
+    Timeout.objects.update(due_at=row.due_at, run_at=row.due_at, ready_at=None)
+    with later():
+        assert move_missed(connection.alias) == 1
+    row = Timeout.objects.get()
+    assert row.due_at - row.created_at == 45 * MINUTE
 
 
 def test_what_was_moved_by_hand_or_scheduled_after_a_change_is_not_taken_for_missed() -> None:
