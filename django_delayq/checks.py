@@ -31,7 +31,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import ignored_deletion, unindexed
-from django_delayq.policy_watches import cannot_watch
+from django_delayq.policy_watches import cannot_watch, watches_of
 
 
 def register() -> None:
@@ -169,11 +169,14 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def check_bulk_writes(**_: Any) -> Iterator[CheckMessage]:
-    """Name the models with automatic policies whose default manager does not arm after bulk writes.
+    """Name the models with automatic policies, or that one reads, whose default manager does not arm after bulk writes.
 
     Only with `check --deploy`: Django prints the notes of other checks before the output of each command.
     """
-    models = {policy.model for policy in get_policies() if policy.is_automatic}
+    automatic = [policy for policy in get_policies() if policy.is_automatic]
+    models: set[type[Model]] = {policy.model for policy in automatic}
+    models |= {watch.model for policy in automatic for watch in watches_of(policy) if watch.names}
+    models = {model for model in models if not model._meta.auto_created}
     if lacking := sorted(model._meta.label for model in models if not _arms_bulk_writes(model)):
         yield Info(
             f"bulk_create(), bulk_update() and update() of {', '.join(lacking)} do not schedule or cancel timeouts: "

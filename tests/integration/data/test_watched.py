@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 import django_delayq as dq
 from django_delayq.arming.sync import sync_policy
 from django_delayq.arming.watched import MOST
-from django_delayq.checks import check_policies
+from django_delayq.checks import check_bulk_writes, check_policies
 from django_delayq.models import PolicySync, Timeout
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
 from tests.testapp.market import Channel, Label, Merchant, Offer, Payment, Purchase, Refund, Remark
@@ -266,6 +266,13 @@ def test_more_objects_than_a_save_may_lock_are_left_to_the_sync_which_begins_at_
     assert PolicySync.objects.get(policy=policy.label).is_asked
     assert sync_policy(policy, "default").moved == MOST + 1
     assert {row.due_at for row in Timeout.objects.all()} == {at(45)}
+
+
+def test_watched_models_whose_bulk_writes_are_not_noticed_are_named_by_a_check(declare: Declare) -> None:
+    declare(Purchase, name="pay", after="channel__pay_within", since="created_at", when=Q(labels__is_urgent=True))
+    found = next(message.msg for message in check_bulk_writes() if message.id == "django_delayq.I002")
+    assert "testapp.Label" in found
+    assert "testapp.Channel" not in found
 
 
 def test_what_cannot_be_watched_is_named_by_a_check(declare: Declare) -> None:
