@@ -59,12 +59,16 @@ class Lines:
         stopped = changes.stopped_now()
         return {label: policy for label, policy in self.declared().items() if policy.label not in stopped}
 
-    def declared(self) -> MayRun:
-        """Return the lines of all policies that are declared here, not refused for their rate, nor left to others."""
+    def declared(self, soon_seconds: float = 0.0) -> MayRun:
+        """Return the lines of all policies that are declared here, not refused for their rate, nor left to others.
+
+        `soon_seconds`: also those that are refused or left for no longer than that.
+        """
         now = time.monotonic()
         self._refused_until = {label: until for label, until in self._refused_until.items() if until > now}
         self._left_until = {label: until for label, until in self._left_until.items() if until > now}
-        avoided = self._refused_until.keys() | self._left_until.keys()
+        ends = (*self._refused_until.items(), *self._left_until.items())
+        avoided = {label for label, until in ends if until > now + soon_seconds}
         free = (policy for policy in registry if policy.label not in avoided)
         return {label: policy for policy in free for label in policy.labels}
 

@@ -79,7 +79,8 @@ class LedgerSource:
             return self._with_more
         self._poll_at = time.monotonic() + POLL_SECONDS
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
-        declared = lines.declared()
+        # Also the lines whose next slot comes before the next poll.
+        declared = lines.declared(POLL_SECONDS)
         self._with_more = claiming.labels_with_claimable(self._using, self.queues, list(declared))
         if not stop_cache.last(self._using).stopped.keys().isdisjoint(declared[line].label for line in self._with_more):
             stop_cache.forget()  # they are not stopped any more
@@ -159,6 +160,8 @@ class PacedSource:
         self._ledger = ledger
         self._seconds = 0.0
         """How long the last claim took."""
+        self.with_more: set[str] = set()
+        """The policies of which due rows were left, because the slots of their values are used up."""
 
     def take(self, policy: TimeoutPolicy[Any], lines: Lines, left: int) -> claiming.Granted | None:
         """Claim due timeouts of `policy` with their slots, and refuse its lines until the next slots are assigned.
@@ -176,6 +179,7 @@ class PacedSource:
             lines.refuse(policy, random.uniform(0.0, BUSY_SECONDS))
             return None
         self._seconds = time.monotonic() - began
+        (self.with_more.add if granted.has_more else self.with_more.discard)(policy.label)
         # Without any, it was too early for a slot, another worker was faster, or Redis has an entry that is outdated.
         wait = granted.wait_seconds
         if policy.counts_by is not None:  # a timeout of another value that is scheduled for now does not end the wait

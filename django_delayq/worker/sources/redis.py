@@ -249,7 +249,10 @@ class Sources:
 
         After an error, what was taken is to be delivered again at once.
         """
-        due = source.due(lines)
+        due: Collection[str] = source.due(lines)
+        # Redis may show no due entry of these: those of rows that got no slot are checked again a second later.
+        if more := self._paced.with_more.intersection(lines.declared()):
+            due = dict.fromkeys((*due, *more))
         if due:
             # An idle connection may have been forgotten by a firewall: a statement on it would wait for minutes.
             check_connections(idle_seconds=time.monotonic() - self._database_used_at)

@@ -35,7 +35,9 @@ from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
+from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import Batch
+from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import prune
 from tests.integration.data.conftest import UNPAID, Declare, bought, only_row
 from tests.integration.firing.conftest import another_session, needs_row_locks
@@ -275,6 +277,35 @@ def test_a_worker_looks_for_other_values_each_second(declare: Declare, shops: li
     assert len(sources.take(lines, 100).deliveries) == 1
     assert policy.label not in lines.declared()
     assert 0.9 < lines.seconds_left <= 1.0, "and not its next slot in an hour"
+
+
+def test_a_poll_notices_a_policy_whose_wait_ends_before_the_next_poll(declare: Declare, shops: list[Channel]) -> None:
+    policy = declare(Purchase, name="all", limits=Limits(rate=Rate(1, per=timedelta(hours=1))))
+    due(policy, shops[0], 2)
+    sources, lines = made_sources(), Lines("default", 4, 0.5)
+    lines.refuse(policy, 0.9)
+    assert sources.take(lines, 100).deliveries == {}
+    lines.refuse(policy, 0.0)
+    assert len(sources.take(lines, 100).deliveries) == 1, "and not a second later"
+
+
+def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
+    with_redis: Any, declare: Declare, shops: list[Channel]
+) -> None:
+    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
+    first, second = due(policy, shops[0], 2)
+    engine = get_worker_engine("default")
+    assert engine is not None
+    health = RedisHealth(engine)
+    sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
+    health.probe_at_start(["default"])
+    assert list(sources.take(lines, 100).slots) == [first]
+    with_redis.flushall()
+    sources.check_now()
+    RateShare.objects.all().delete()
+    lines.refuse(policy, 0.0)
+    assert list(sources.take(lines, 100).slots) == [second]
+    engine.close()
 
 
 def test_two_workers_share_the_slots_of_each_value(declare: Declare, shops: list[Channel]) -> None:
