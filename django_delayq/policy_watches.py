@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from django.contrib.contenttypes.fields import GenericRelation
@@ -82,14 +83,15 @@ def watches_on(model: type[Model], names: Collection[str] | None = None) -> tupl
     return found if names is None else tuple(watch for watch in found if watch.names & set(names))
 
 
-def watches_of(policy: TimeoutPolicy[Any]) -> list[Watch]:
+@lru_cache(maxsize=1000)  # asked for each model at the start
+def watches_of(policy: TimeoutPolicy[Any]) -> tuple[Watch, ...]:
     """Return what `policy` watches, the nearest rows first."""
     found = dict[tuple[Hop, ...], set[str]]()
     for path in _paths(policy):
         for hops, names in _steps(policy.concrete_model, path or ""):
             found.setdefault(hops, set()).update(names)
     watches = [Watch(policy, hops, frozenset(names)) for hops, names in found.items()]
-    return sorted(watches, key=lambda watch: len(watch.hops))
+    return tuple(sorted(watches, key=lambda watch: len(watch.hops)))
 
 
 def cannot_watch(policy: TimeoutPolicy[Any]) -> list[str]:
