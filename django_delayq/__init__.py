@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.bulk import reschedule_timeouts as reschedule_timeouts
     from django_delayq.scheduling.bulk import schedule_timeouts as schedule_timeouts
     from django_delayq.scheduling.errors import DeadlinePassed as DeadlinePassed
+    from django_delayq.scheduling.errors import DeadlineUndecided as DeadlineUndecided
     from django_delayq.scheduling.errors import ExtensionLimit as ExtensionLimit
+    from django_delayq.scheduling.errors import NotWaiting as NotWaiting
     from django_delayq.scheduling.errors import TimeoutConflict as TimeoutConflict
     from django_delayq.scheduling.guards import before_deadline as before_deadline
     from django_delayq.scheduling.holding import ahold_timeout as ahold_timeout
@@ -90,7 +92,7 @@ _NAMES = {
         "cancel_timeout extend_timeout reschedule_timeout schedule_timeout"
     ),
     "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
-    "scheduling.errors": "DeadlinePassed ExtensionLimit TimeoutConflict",
+    "scheduling.errors": "DeadlinePassed DeadlineUndecided ExtensionLimit NotWaiting TimeoutConflict",
     "scheduling.holding": "ahold_timeout aresume_timeout hold_timeout resume_timeout",
     "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
     "signals": (

@@ -31,3 +31,14 @@ class ExtensionLimit(_AboutTimeout):
 
 class DeadlinePassed(_AboutTimeout):
     """The current round, `timeout`, has fired or is firing. With `strict=True`: its deadline has passed."""
+
+
+class DeadlineUndecided(DeadlinePassed):
+    """A handler with `atomic=False` is running for `timeout`: it may still skip, snooze or fail. Try again later.
+
+    A web service answers 503, so that its client comes back.
+    """
+
+
+class NotWaiting(DelayqError):
+    """With `waiting=True`: `when` of the policy does not hold. The object was paid before, or a person cancelled it."""

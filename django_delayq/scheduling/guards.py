@@ -14,7 +14,7 @@ from django_delayq.ledger.locking import begin_write, lock_keys, lock_object, lo
 from django_delayq.ledger.rounds import lock_subject
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.errors import DeadlinePassed
+from django_delayq.scheduling.errors import DeadlinePassed, DeadlineUndecided, NotWaiting
 from django_delayq.scheduling.single import cancel_locked
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def before_deadline(
     key: str = "",
     reason: str = "",
     strict: bool = False,
+    waiting: bool = False,
 ) -> Iterator[Timeout | None]:
     """Run the block only if the timeout has not fired, and cancel the timeout: exactly one of the two happens.
 
@@ -49,16 +50,22 @@ def before_deadline(
     the pending one. Deadlines of a paused policy pass; those of a policy on hold that were ahead when the hold began do
     not.
 
+    `waiting`: the block runs only if `when` of the policy holds on the locked row. So it does not run for a second
+    payment, nor for an order that a person has cancelled. A policy without `when` lets it run.
+
     Raises:
-        DeadlinePassed: the current round has fired or is firing, or `strict` finds it too late; it is in `.timeout`. If
-            it is firing, it is retried as usual, unlike after `cancel_timeout`.
+        DeadlinePassed: the current round has fired, or `strict` finds it too late; it is in `.timeout`.
+        DeadlineUndecided: it is firing, with `atomic=False`. This is a `DeadlinePassed`, too. The handler is retried as
+            usual, unlike after `cancel_timeout`.
+        NotWaiting: `waiting`, and `when` does not hold.
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
-        TypeError: `strict` is not True or False.
+        TypeError: `strict` or `waiting` is not True or False.
         obj.DoesNotExist: its row does not exist any more.
     """
-    if not isinstance(strict, bool):
-        raise TypeError(f"strict is True or False, not of type {type(strict).__name__}.")
+    for name, given in (("strict", strict), ("waiting", waiting)):
+        if not isinstance(given, bool):
+            raise TypeError(f"{name} is True or False, not of type {type(given).__name__}.")
     subject = subject_of(obj, policy, key)
     declared, using = subject.policy, subject.using
     with transaction.atomic(using=using):
@@ -71,7 +78,11 @@ def before_deadline(
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=using)
         if not is_in_time and row is not None:
+            if row.state == Timeout.State.FIRING:
+                raise DeadlineUndecided(f"{subject}: its handler is running, and nothing is decided yet.", row)
             raise DeadlinePassed(f"{subject}: the deadline at {row.due_at} has passed.", row)
+        if waiting and declared and not condition_holds(declared, subject.pk, using):
+            raise NotWaiting(f"{subject}: the condition of its policy does not hold.")
         yield row
         # Only a round that was cancelled although its condition still holds must never be armed again.
         if cancelled and declared and declared.is_automatic and not condition_holds(declared, subject.pk, using):

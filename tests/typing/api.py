@@ -123,7 +123,7 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(resume_timeout(row), Timeout | None)
     with before_deadline(order, cancel_unpaid) as timeout:
         assert_type(timeout, Timeout | None)
-    with before_deadline(order, cancel_unpaid, strict=True):
+    with before_deadline(order, cancel_unpaid, strict=True, waiting=True):
         pass
 
     schedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]

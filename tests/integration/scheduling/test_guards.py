@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import timedelta
 from typing import Any
@@ -262,3 +263,51 @@ def test_a_strict_guard_of_a_row_leaves_it_pending_too(order: Order) -> None:
     ):
         pytest.fail("the block ran")
     assert Timeout.objects.get().state == row.state == "pending"
+
+
+def test_while_a_handler_decides_nothing_is_decided_yet(order: Order) -> None:
+    settle("firing", "")
+    with pytest.raises(dq.DeadlineUndecided) as raised, dq.before_deadline(order, "cancel_unpaid"):
+        pytest.fail("the block ran")
+    assert isinstance(raised.value, dq.DeadlinePassed)
+    assert raised.value.timeout.state == "firing"
+    settle("fired", "due")
+    with pytest.raises(dq.DeadlinePassed) as passed, dq.before_deadline(order, "cancel_unpaid"):
+        pytest.fail("the block ran")
+    assert not isinstance(passed.value, dq.DeadlineUndecided)
+
+
+@pytest.mark.parametrize("status", ["paid", "cancelled"])
+def test_waiting_refuses_an_object_that_waits_no_more(order: Order, status: str) -> None:
+    Order.objects.update(status=status)
+    with pytest.raises(dq.NotWaiting), dq.before_deadline(order, "cancel_unpaid", waiting=True):
+        pytest.fail("the block ran")
+    assert Timeout.objects.get().state == "pending", "what it had cancelled is undone"
+    with dq.before_deadline(order, "cancel_unpaid"):
+        assert order.status == status
+
+
+def test_waiting_lets_the_first_payment_through_and_not_the_second(order: Order) -> None:
+    for is_first in (True, False):
+        with (
+            contextlib.nullcontext() if is_first else pytest.raises(dq.NotWaiting),
+            dq.before_deadline(order, "cancel_unpaid", waiting=True),
+        ):
+            assert is_first
+            order.status = "paid"
+            order.save()
+
+
+def test_waiting_reports_first_that_it_is_too_late(order: Order) -> None:
+    Order.objects.update(status="cancelled")
+    settle("fired", "due")
+    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "cancel_unpaid", waiting=True):
+        pytest.fail("the block ran")
+
+
+def test_waiting_means_nothing_without_a_condition_and_takes_no_other_value(order: Order) -> None:
+    dq.schedule_timeout(order, "remind", minutes=5)
+    with dq.before_deadline(order, "remind", waiting=True) as timeout:
+        assert timeout is not None
+    with pytest.raises(TypeError, match="waiting is True or False"), dq.before_deadline(order, "remind", waiting=1):  # type: ignore[arg-type]
+        pytest.fail("the block ran")
