@@ -382,7 +382,9 @@ def follow(row: Timeout, plan: Plan) -> None:
     if not row.is_computed:  # the deadline counts from `since` again, and no caller has asked for another one
         row.restarted_at, row.is_requested, row.is_due_by_request = None, False, False
     row.remaining, row.terms = plan.rest, plan.terms
-    row.first_due_at = row.computed_due_at = plan.computed
+    row.computed_due_at = plan.computed
+    # Never earlier: a row is pruned after its first deadline. Else it would be armed again if the value changed back.
+    row.first_due_at = max(row.first_due_at, plan.computed)
 
 
 def end_holds_by_hand(using: str) -> int:

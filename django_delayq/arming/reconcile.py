@@ -297,8 +297,8 @@ def _diff_round(
     if kept is not None and kept.due_at is not None and changed(policy, kept.terms, terms_now(state, since_at, obj)):
         time = OwnTime.for_data(policy, obj, state.after)
         moved, kept_rest = holding.carried(kept.due_at, kept.rest, kept.computed_due_at or due_at, due_at, time)
-        kept = kept._replace(due_at=moved, rest=kept_rest, first_due_at=due_at, computed_due_at=due_at)
-        kept = kept._replace(terms=terms_now(state, since_at, obj))
+        first, terms = max(kept.first_due_at, due_at), terms_now(state, since_at, obj)
+        kept = kept._replace(due_at=moved, rest=kept_rest, first_due_at=first, computed_due_at=due_at, terms=terms)
     if kept is not None and kept.rest is None:
         due_at = kept.due_at or due_at
     due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)

@@ -19,6 +19,7 @@ from django_delayq.worker.sweep import prune
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders
+from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,6 +95,26 @@ def test_a_round_fires_once_although_it_was_moved_to_an_earlier_deadline_and_pru
         assert fire_due() == 0
         prune("default")
     assert Effect.objects.count() == 1
+    assert not Timeout.objects.exists()
+
+
+def test_a_round_fires_once_although_its_data_made_it_earlier_and_it_was_pruned(
+    declare: Callable[..., TimeoutPolicy[Any]], controls_are_read_again: None
+) -> None:
+    declare(Purchase, name="long", after="grace", since="created_at", when=Q(status="unpaid"))
+    began = timezone.now()
+    purchase = Purchase.objects.create(grace=60 * DAY, created_at=began)
+    purchase.grace = DAY
+    purchase.save()
+    with clock.set_to(began + DAY):
+        assert fire_due() == 1
+    with clock.set_to(began + 32 * DAY):
+        prune("default")
+        purchase.grace = 60 * DAY
+        purchase.save()
+    with clock.set_to(began + 92 * DAY):
+        assert fire_due() == 0
+        prune("default")
     assert not Timeout.objects.exists()
 
 
