@@ -20,8 +20,8 @@ from django_delayq import (
     schedule_timeout,
 )
 from django_delayq.ledger.controls import policy_state, stop_cache
+from django_delayq.ledger.paging import newest_id
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations import policies
 from django_delayq.operations.changes import PolicyConflict, move_missed, time_limit
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, said
@@ -152,14 +152,13 @@ def test_what_is_scheduled_while_the_delay_is_being_changed_has_the_new_one(
     declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, order = declare(Order, name="soon", after=30 * MINUTE), Order.objects.create()
-    newest_id = policies.newest_id
 
     def scheduled_just_then(using: str) -> int:
         found = newest_id(using)
         schedule_timeout(order, policy)
         return found
 
-    monkeypatch.setattr(policies, "newest_id", scheduled_just_then)
+    monkeypatch.setattr("django_delayq.operations.policies.newest_id", scheduled_just_then)
     operations.change_delay(policy, 45 * MINUTE, by=BY, mode="recompute")
     row = Timeout.objects.get()
     assert row.due_at - row.created_at == 45 * MINUTE
