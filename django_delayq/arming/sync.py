@@ -297,7 +297,9 @@ class TableSync:
                 row.place, row.total, row.finished_at = "", row.checked, cast("Any", DatabaseNow())
                 break
             repair(step, self._using, oldest, failures)
-            row.checked += step.checked
+            row.checked += max(step.checked, len(step.wrong))
+            if step.wrong:  # there may be very many: `delayq_status` shows how far it is
+                row.save(using=self._using, update_fields=PROGRESS)
             between()
             if step.place is not None:
                 row.place = object_id_of(policy.concrete_model, step.place)

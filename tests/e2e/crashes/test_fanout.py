@@ -55,6 +55,7 @@ def test_all_deadlines_of_a_channel_are_moved_once_although_two_workers_die(
     def is_moved(count: int) -> bool:
         return moved.count() >= count
 
+    wait_until(PolicySync.objects.filter(checked__gte=1, checked__lt=COUNT).exists, "the progress is seen")
     for part in (0.2, 0.5):
         wait_until(partial(is_moved, int(part * COUNT)), "a part of them is moved", seconds=300)
         worker.kill()

@@ -92,6 +92,25 @@ def test_each_way_to_write_arms_in_the_same_transaction(unpaid: Any, write: Call
     assert [due(each) for each in purchases] == [[30], [30], [30]]
 
 
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite locks no rows")
+@pytest.mark.parametrize("write", ["save", "bulk_create", "update", "delete"])
+def test_the_object_is_locked_before_its_row_is_written(unpaid: Any, write: str) -> None:
+    purchase = bought()
+    payment = Payment.objects.create(purchase=purchase)
+    act = {
+        "save": lambda: Payment(purchase=purchase).save(),
+        "bulk_create": lambda: Payment.objects.bulk_create([Payment(purchase=purchase)]),
+        "update": lambda: Payment.objects.update(status="captured"),
+        "delete": payment.delete,
+    }[write]
+    with transaction.atomic(), CaptureQueriesContext(connection) as queries:
+        act()
+    sqls = [query["sql"] for query in queries]
+    locks = [at for at, sql in enumerate(sqls) if "testapp_purchase" in sql and "UPDATE" in sql.split("WHERE")[-1]]
+    writes = [at for at, sql in enumerate(sqls) if sql.startswith(("INSERT", "UPDATE", "DELETE")) and "_payment" in sql]
+    assert locks[0] < writes[0]
+
+
 def test_rows_that_are_written_past_the_manager_are_found_by_the_sync(unpaid: Any) -> None:
     purchase = bought()
     Payment._base_manager.bulk_create([Payment(purchase=purchase, status="captured")])
