@@ -115,7 +115,7 @@ def test_an_object_with_something_else_than_a_calendar_or_zone_is_refused() -> N
         ({"minutes": 0, "days": 1}, "takes hours and minutes, or days, not both"),
         ({"at": "09:00"}, "takes hours and minutes, or days"),
         ({"hours": 1, "at": "09:00"}, "only together with days"),
-        ({"hours": "1"}, "hours must be a number, not '1'"),
+        
         ({"hours": True}, "hours must be a number, not True"),
         ({"minutes": timedelta(1)}, "minutes must be a number"),
         ({"days": 1.5}, r"days must be an int, not 1\.5"),
@@ -156,7 +156,7 @@ def test_working_refuses_values_that_make_no_sense(arguments: dict[str, Any], me
         ({}, ValueError, "needs years, months, weeks, days or at"),
         ({"days": 0, "zone": "UTC"}, ValueError, "needs years, months, weeks, days or at"),
         ({"days": 1.5}, TypeError, r"days must be an int, not 1\.5"),
-        ({"months": "1"}, TypeError, "months must be an int"),
+        ({"months": "1"}, ValueError, "months='1' is neither a number nor a path"),
         ({"months": True}, TypeError, "months must be an int"),
         ({"years": 200}, ValueError, "years=200 leads beyond the supported years"),
         ({"months": 10**6}, ValueError, "leads beyond the supported years"),

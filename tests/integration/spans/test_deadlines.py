@@ -257,12 +257,13 @@ def test_a_save_of_a_policy_with_a_constant_calendar_reads_no_object(declare: De
     assert counts[0] == counts[1]
 
 
-def test_a_check_warns_that_saving_the_row_of_a_path_moves_nothing(declare: Declare) -> None:
+def test_saving_the_row_of_a_path_moves_the_deadline(declare: Declare, team: Team) -> None:
     policy = declare(Ticket, name="deliver", after=timedelta(hours=1), since="team__opens_at", when=Q(status="open"))
-    found = [message for message in check_policies() if message.obj is policy]
-    assert [(message.id, message.msg) for message in found] == [
-        ("django_delayq.W001", "since reads other rows: saving those schedules and cancels nothing.")
-    ]
+    assert not [message for message in check_policies() if message.obj is policy]
+    opened(team)
+    team.opens_at = at("Mon 12:00")
+    team.save()
+    assert only_row().due_at == at("Mon 13:00")
 
 
 def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(

@@ -113,7 +113,7 @@ def check(plan: str, index: str, *, is_short: bool = False) -> None:
 
 def without_controls(plan: str) -> str:
     """Return the lines about the ledger: what is small may be read from end to end."""
-    small = re.compile(r"policycontrol|control ALL|asked ALL")
+    small = re.compile(r"policycontrol|policysync|control ALL|asked ALL")
     return "\n".join(line for line in plan.splitlines() if not small.search(line))
 
 
