@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.db.models import CharField, F, Func, Model, OuterRef, Q, QuerySet
-from django.db.models.lookups import In
+from django.db.models.lookups import Exact, In
+from django.db.models.sql.where import AND
 
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MAX_KEY = 200
 """The length of the column: PostgreSQL would refuse a longer one in the middle of a transaction."""
 MAX_IDS = 50_000
-"""The longest list that `_IsKeyOf` writes. For more keys PostgreSQL usually chooses a hash join, also by a guess."""
+"""The longest list that `_IsKeyOf` writes. Of more objects it reads the one of each row, by its key."""
 NEWEST_FIRST = (F("id") + 0).desc()
 """The order of rows of one slot. By `id` itself, PostgreSQL may search the primary key instead of the slot's index."""
 
@@ -282,6 +283,7 @@ def about_objects(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterab
         if isinstance(objects, QuerySet) and not order_matters(objects):
             rows = objects.using(using).order_by().annotate(delayq_id=object_id(F(key.name), table, using))
             about_one: Any = _IsKeyOf(F("object_id"), rows.values_list("delayq_id", flat=True))
+            about_one.is_own_key = root_of_key(table) is root_of_key(objects.model)
         else:  # MySQL refuses a slice as a subquery, and Django an annotation of a union
             if isinstance(objects, QuerySet):
                 keys: Any = objects.using(using).values_list(key.name, flat=True)
@@ -331,6 +333,8 @@ class _IsKeyOf(In):
         super().__init__(lhs, rhs)
         self.ids = rhs
         """The subquery as a queryset; `rhs` becomes a part of the surrounding query."""
+        self.is_own_key = False
+        """Whether the results are keys of its model, and not those that its objects have in the table of a parent."""
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
         """Compile the list or the subquery."""
@@ -343,7 +347,22 @@ class _IsKeyOf(In):
             if len(ids) <= MAX_IDS:
                 lhs, params = self.process_lhs(compiler, connection)
                 return f"{lhs} = ANY(%s::varchar[])", (*params, ids)  # one parameter, because many take longer
+            if (by_key := self._by_key(connection)) is not None:
+                sql, found = by_key.get_compiler(connection=connection).as_sql()
+                return f"EXISTS({sql})", tuple(found)
         return super().as_sql(compiler, connection)
+
+    def _by_key(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return the subquery for one row of the ledger, which reads the object by its key; None: SQL has no key.
+
+        For a page of rows of the ledger, each is one lookup in the index of the objects, whatever the planner guesses.
+        """
+        query: Any = self.ids.query.clone()
+        key = key_of(self.lhs, query.model, connection.alias) if self.is_own_key else None
+        if key is None or query.distinct or query.group_by is not None:
+            return None
+        query.where.add(Exact(query.model._meta.pk.get_col(query.get_initial_alias()), key), AND)
+        return query
 
     def _is_correlated(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the subquery refers to a query around it, by an `OuterRef`, so that it has no list."""
