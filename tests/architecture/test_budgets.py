@@ -35,9 +35,9 @@ SOURCES = {
     "longest chain of imports": (20, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (234, 90),
+    "numeric constants": (235, 90),
     "numeric constants without a reason": (0, 0),
-    "functions with more than 5 parameters": (31, 8),
+    "functions with more than 5 parameters": (32, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
@@ -49,7 +49,7 @@ ROOMS = {
     ("lua",): (280, 219),
     ("firing",): (2_150, 1_430),
     ("worker",): (2_000, 1_480),
-    ("operations", "monitoring"): (2_650, 1_470),
+    ("operations", "monitoring"): (2_700, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_800, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis

@@ -115,7 +115,6 @@ def test_an_object_with_something_else_than_a_calendar_or_zone_is_refused() -> N
         ({"minutes": 0, "days": 1}, "takes hours and minutes, or days, not both"),
         ({"at": "09:00"}, "takes hours and minutes, or days"),
         ({"hours": 1, "at": "09:00"}, "only together with days"),
-        
         ({"hours": True}, "hours must be a number, not True"),
         ({"minutes": timedelta(1)}, "minutes must be a number"),
         ({"days": 1.5}, r"days must be an int, not 1\.5"),

@@ -7,13 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 import django_delayq as dq
 from django_delayq import checks
 from django_delayq.ledger.declarations import fingerprint
 from django_delayq.policy_rules import columns_read, reads_other_rows
-from tests.testapp.models import Order
+from tests.testapp.models import Customer, Order
 
 HOUR = timedelta(hours=1)
 AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(status="unpaid")}
@@ -42,7 +42,11 @@ def test_its_columns_are_read_and_its_fingerprint_differs(declare: Callable[...,
     assert fingerprint(policy) != fingerprint(declare(Order, name="plain", **AUTOMATIC))
 
 
-def test_a_related_lookup_is_reported(declare: Callable[..., dq.TimeoutPolicy[Any]]) -> None:
-    policy = declare(Order, name="talks", hold_when=Q(customer__vip=True), **AUTOMATIC)
+def test_a_related_lookup_is_watched_and_a_subquery_is_reported(declare: Callable[..., dq.TimeoutPolicy[Any]]) -> None:
+    watched = declare(Order, name="talks", hold_when=Q(customer__vip=True), **AUTOMATIC)
+    vip = Exists(Customer.objects.filter(pk=OuterRef("customer"), vip=True))
+    policy = declare(Order, name="hidden", hold_when=Q(vip), **AUTOMATIC)
+    assert reads_other_rows(watched)
     assert reads_other_rows(policy)
-    assert any("hold_when reads other rows" in each.msg for each in checks.check_policies() if each.obj is policy)
+    found = [each for each in checks.check_policies() if each.obj in {watched, policy}]
+    assert [each.obj for each in found if "hold_when" in each.msg] == [policy]
