@@ -37,6 +37,7 @@ from django_delayq.ledger.subjects import model_and_pk_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.paths import field_at
+from django_delayq.policies import get_policies
 from django_delayq.scheduling.story import condition_values
 
 WINDOW: Final = 2_500
@@ -316,7 +317,7 @@ def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk:
     for parameter, kind, key in named:
         value = f"{kind._meta.label_lower}:{object_id_of(kind, key)}"
         label = _("All timeouts of this object")
-        if parameter == filters.RELATED:
+        if parameter == filters.RELATED and not (kind is own and get_policies(own)):
             label = _("All timeouts of {object}").format(object=filters.object_label(value, request.user))
         found.append({"label": label, "address": f"{listed}?{urlencode({parameter: value})}"})
     return found

@@ -83,7 +83,7 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = object_column(request, self.admin_site)
-        return ("id", shown, "policy_shown", "deadline", "set_by", "state_and_reason", "attempts_shown")
+        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts_shown")
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         shown, related = object_column(request, self.admin_site), related_column(request, self.admin_site)

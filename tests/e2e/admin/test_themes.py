@@ -82,5 +82,5 @@ def test_the_page_of_policies_hides_what_is_meant_for_screen_readers(themed: Adm
 
 def test_the_page_of_a_customer_is_titled(themed: Admin) -> None:
     customer = themed.shop.ask("Customer.objects.get().pk")
-    themed.open(f"{LIST}?owner=shop.customer:{customer}")
+    themed.open(f"{LIST}?related=shop.customer:{customer}")
     themed.wait_for("Timeouts of customer Ada Byron")
