@@ -27,6 +27,7 @@ from django_delayq.ledger.locking import lock_keys, rows_of
 from django_delayq.ledger.routing import has_timeouts
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicySync
+from django_delayq.paths import is_reference
 from django_delayq.policy_watches import watches_on
 
 if TYPE_CHECKING:
@@ -166,13 +167,21 @@ def connect_to(sender: type[Model]) -> None:
     watches = watches_on(sender)
     if not watches:
         return
-    if sender._meta.auto_created:
+    if _relation_through(sender) is not None:  # `add()` inserts its rows in bulk
         m2m_changed.connect(follow_relation, sender, dispatch_uid="django_delayq.follow_relation")
+    if sender._meta.auto_created:
         return  # Django sends no other signals for its rows
     pre_save.connect(lock_owners, sender, dispatch_uid="django_delayq.lock_owners")
     post_save.connect(arm_owners, sender, dispatch_uid="django_delayq.arm_owners")
     pre_delete.connect(note_owners, sender, dispatch_uid="django_delayq.note_owners")
     post_delete.connect(arm_owners_of_deleted, sender, dispatch_uid="django_delayq.arm_owners_of_deleted")
+
+
+def _relation_through(model: type[Model]) -> Any:
+    """Return the many-to-many field whose rows `model` has; None: there is none."""
+    linked = (field.related_model for field in model._meta.concrete_fields if is_reference(field))
+    fields = (field for each in linked for field in cast("Any", each)._meta.local_many_to_many)
+    return next((field for field in fields if field.remote_field.through is model), None)
 
 
 def lock_owners(
@@ -257,8 +266,7 @@ def follow_relation(
     if action.startswith("post"):
         arm_owners(sender, instance, using)
         return
-    owners, declared = Owners(), cast("Any", sender._meta.auto_created)._meta.local_many_to_many
-    relation = next(each for each in declared if each.remote_field.through is sender)
+    owners, relation = Owners(), _relation_through(sender)
     own_side = relation.m2m_reverse_field_name() if reverse else relation.m2m_field_name()
     for watch in watches_for(sender, instance, using):
         side = watch.hops[-1].field

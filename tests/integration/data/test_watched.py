@@ -199,6 +199,14 @@ def test_rows_of_a_relation_with_columns_are_watched(armed: Any) -> None:
     assert armed(purchase) == {"merchant"}
     offer.delete()
     assert armed(purchase) == set()
+    purchase.offers.add(merchant)  # which inserts in bulk, without a signal of its own
+    assert armed(purchase) == {"offer", "merchant"}
+    merchant.purchase_set.remove(purchase)
+    assert armed(purchase) == set()
+    merchant.purchase_set.add(purchase, through_defaults={"is_valid": False})
+    assert armed(purchase) == {"merchant"}
+    purchase.offers.clear()
+    assert armed(purchase) == set()
 
 
 def test_generic_relations_are_watched(armed: Any) -> None:
