@@ -5,7 +5,8 @@ in one statement, or one that does so step by step. The first one asks the secon
 
 A timeout may fire if it is pending, due by the database clock, not stopped and not withheld by a guard rail, and if its
 object exists, matches `when`, and does not match `hold_when`; both are locked, without waiting for a lock. While
-`hold_when` holds, its clock is stopped, and no attempt is counted.
+`hold_when` holds, its clock is stopped, and no attempt is counted. A computed deadline whose data has changed is
+computed again first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
+from django_delayq.arming.reconcile import arm_many
+from django_delayq.arming.row_state import terms_of
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails
 from django_delayq.firing.handler import checkpoint
@@ -27,6 +30,7 @@ from django_delayq.ledger.declarations import is_outdated
 from django_delayq.ledger.locking import has_own_manager
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_terms import changed, has_column
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -97,7 +101,7 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
     matching, on_hold = matching_of(policy, [member.obj for member in found], using)
     gone = [row for row in due if row.pk not in objects]
-    members = [member for member in found if member.obj.pk in matching]
+    members = _with_present_data(case, [member for member in found if member.obj.pk in matching], report)
     decided = _decided(case, [member for member in found if member.obj.pk not in matching], now, report)
     unmet = [member.row for member in decided if member.obj.pk not in on_hold]
     for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
@@ -143,6 +147,27 @@ def _due(
         else:  # the next plan shows which
             report.release([row.pk], case.using, "its process has died, or the work is stale or forged")
     return due
+
+
+def _with_present_data(case: Case, members: list[Member], report: ReportBuilder) -> list[Member]:
+    """Return the members whose deadline is that of their present data, and compute those of the others again.
+
+    The value may have been changed past Django, or the sync has not come to its very many deadlines yet.
+    """
+    policy, using = case.policy, case.using
+    computed = {member.obj.pk: member for member in members if member.row.terms and not member.row.key}
+    if not computed or not has_column(policy):
+        return members
+    present = terms_of(policy, {pk: (each.row.since_at, each.obj) for pk, each in computed.items()}, using)
+    moved = {pk: each for pk, each in computed.items() if changed(policy, each.row.terms, present[pk])}
+    if moved:
+        arm_many([policy], list(moved), using, get_settings().catch_up)
+        for row in Timeout.objects.using(using).filter(pk__in=[each.row.pk for each in moved.values()]):
+            if row.is_settled:
+                report.add_outcomes([row])
+            else:
+                report.again[row.pk] = row.run_at
+    return [member for member in members if member.obj.pk not in moved]
 
 
 def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 SOURCES = {
-    "code lines of the core": (15_300, 9_500),
+    "code lines of the core": (15_350, 9_500),
     "code lines of the edges": (7_450, 4_900),
     "modules": (187, 120),
     "longest chain of imports": (20, 18),
@@ -47,7 +47,7 @@ ROOMS = {
     ("ledger",): (2_900, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_150, 1_430),
+    ("firing",): (2_200, 1_430),
     ("worker",): (2_000, 1_480),
     ("operations", "monitoring"): (2_700, 1_470),
     ("admin", "contrib", "management", "templatetags"): (4_800, 3_450),

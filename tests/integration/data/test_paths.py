@@ -13,6 +13,7 @@ from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, opera
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
+from django_delayq.testing import fire_due
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due, only_row
 from tests.testapp.market import Channel, Merchant, Purchase
 
@@ -216,3 +217,20 @@ def test_a_policy_hold_stays_added_when_the_data_changes(declare: Declare) -> No
         obj.status, obj.grace = "unpaid", 20 * MINUTE
         obj.save()
         assert due(obj) == [30]
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 5}, {"together": 5}, {"atomic": False}], ids=str)
+def test_a_deadline_that_became_later_does_not_fire_before_a_sync_has_moved_it(declare: Declare, options: Any) -> None:
+    fired: list[Any] = []
+    declare(Purchase, lambda obj, _: fired.append(obj), name="pay", after="grace", **UNPAID, **options)
+    later, exempt, same = (bought(grace=20 * MINUTE) for _ in range(3))
+    Purchase._base_manager.filter(pk=later.pk).update(grace=40 * MINUTE)
+    Purchase._base_manager.filter(pk=exempt.pk).update(grace=None)
+    with clock.set_to(at(21)):
+        assert fire_due() == 1
+        assert Timeout.objects.get(object_id=same.pk).state == "fired"
+        assert due(later) == [40]
+        assert Timeout.objects.get(object_id=exempt.pk).cause == Timeout.Cause.CONDITION
+    with clock.set_to(at(41)):
+        assert fire_due() == 1
+    assert len(fired) == 2
