@@ -30,7 +30,7 @@ from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, unindexed
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
 from django_delayq.policy_watches import cannot_watch, watches_of
 
 
@@ -123,7 +123,10 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
-    if policy.is_automatic and (reading := cannot_watch(policy)):
+    reading = cannot_watch(policy) if reads_other_rows(policy) else []
+    if not reading and reads_other_rows(policy) and not watches_of(policy):
+        reading = ["when"]  # by what the base manager adds
+    if reading:
         lookups = "a lookup, such as ~Q(payments__status=...)"
         yield Warning(
             f"{' and '.join(reading)} of {policy.label} {'read' if len(reading) > 1 else 'reads'} other rows in a way "

@@ -72,13 +72,13 @@ class Watch:
 def watches_on(model: type[Model], names: Collection[str] | None = None) -> tuple[Watch, ...]:
     """Return the watches on rows of `model` that a write of the columns `names` concerns; None: of any, or a deletion.
 
-    Only those of automatic policies: for others, nothing is armed.
+    For policies that are not automatic nothing is armed, but the objects are locked.
     """
     derived = registry.derived
     found: tuple[Watch, ...] | None = derived.get((watches_on, model))
     if found is None:
         concrete = model._meta.concrete_model or model
-        each = (watch for policy in get_policies() if policy.is_automatic for watch in watches_of(policy))
+        each = (watch for policy in get_policies() for watch in watches_of(policy))
         found = derived[watches_on, model] = tuple(watch for watch in each if issubclass(concrete, watch.model))
     return found if names is None else tuple(watch for watch in found if watch.names & set(names))
 

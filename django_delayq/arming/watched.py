@@ -75,8 +75,10 @@ class Owners:
     def arm(self, using: str) -> None:
         """Make the ledger fit the objects, as saving them would; of one object with signals."""
         for table in self._tables():
-            policies = sorted(self.policies[table], key=lambda policy: policy.label)
-            pks = sorted(self.keys[table])
+            automatic = (policy for policy in self.policies[table] if policy.is_automatic)
+            policies, pks = sorted(automatic, key=lambda policy: policy.label), sorted(self.keys[table])
+            if not policies:
+                continue
             if len(pks) > MOST:
                 ask_for_sync(policies, using)
             elif len(pks) == 1:

@@ -50,28 +50,28 @@ def warnings(*ids: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("model", "when"),
+    ("model", "when", "ids"),
     [
-        (Task, Q(kids__isnull=True)),
-        (Task, Q(parent__status="open")),
-        (Task, ~Q(kids__status="open")),
-        (Task, Q(owner__vip=True)),
-        (Task, Q(owner__in=Customer.objects.filter(vip=True))),
-        (Task, Q(Exists(Item.objects.filter(task=OuterRef("pk"))))),
-        (Task, ~Q(Exists(Customer.objects.all()))),
-        (Task, Q(tags__name="late")),
-        (ManagedWithCount, Q(peers__gt=1)),
-        (ManagedWithCount, Q(of_vip=True)),
-        (ManagedNotHidden, Q()),
-        (Order, Q(expressorder__courier="x")),
+        (Task, Q(kids__isnull=True), []),
+        (Task, Q(parent__status="open"), []),
+        (Task, ~Q(kids__status="open"), []),
+        (Task, Q(owner__vip=True), []),
+        (Task, Q(owner__in=Customer.objects.filter(vip=True)), ["W001"]),
+        (Task, Q(Exists(Item.objects.filter(task=OuterRef("pk")))), ["W001"]),
+        (Task, ~Q(Exists(Customer.objects.all())), ["W001"]),
+        (Task, Q(tags__name="late"), []),
+        (ManagedWithCount, Q(peers__gt=1), ["W001"]),
+        (ManagedWithCount, Q(of_vip=True), ["W001"]),
+        (ManagedNotHidden, Q(), ["W001"]),
+        (Order, Q(expressorder__courier="x"), []),
     ],
 )
-def test_a_condition_that_reads_other_rows_is_warned_of_and_asked_on_every_save(
-    declare: Declare, model: Any, when: Q, django_assert_num_queries: Any
+def test_a_condition_that_reads_other_rows_is_asked_on_every_save_and_warned_of_if_it_cannot_be_watched(
+    declare: Declare, model: Any, when: Q, ids: list[str], django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(0):  # a queryset in the condition must not be read while Django starts
         policy = declare(model, name="related", after=HOUR, since=None, when=when)
-    assert warnings("W001") == ["W001"]
+    assert warnings("W001") == ids
     assert columns_read(policy) is None
 
 
@@ -171,7 +171,11 @@ def test_a_forgotten_since_is_noted_and_none_that_is_written_out_is_not(declare:
 
 @pytest.mark.parametrize("silenced", ["W001", "django_delayq.W001", ["W001", "I004"]])
 def test_a_policy_silences_a_check_for_itself(declare: Declare, silenced: Any) -> None:
-    options: dict[str, Any] = {"after": HOUR, "since": None, "when": Q(owner__vip=True)}
+    options: dict[str, Any] = {
+        "after": HOUR,
+        "since": None,
+        "when": Q(Exists(Item.objects.filter(task=OuterRef("pk")))),
+    }
     declare(Task, name="known", silenced_checks=silenced, **options)
     assert warnings("W001") == []
     other = declare(Task, name="other", **options)

@@ -131,7 +131,7 @@ def test_what_only_looks_like_a_key_is_searched_like_any_text(
     assert f"testapp.order.remind of {order.pk} ({text})" in capsys.readouterr().out
     for world in worlds:
         label = world.case.model._meta.label_lower
-        assert listed(browser, object=f"{label}:{text}") == listed(browser, owner=f"{label}:{text}") == []
+        assert listed(browser, object=f"{label}:{text}") == listed(browser, related=f"{label}:{text}") == []
         assert browser.get("/api/timeouts/", {"object": f"{label}:{text}"}).status_code == 400
         with pytest.raises(CommandError, match="is not a key of"):
             call_command("delayq_explain", label, text)
