@@ -109,7 +109,7 @@ class TimeoutAdminMixin(_Mixin):
         """Return the objects from the writer, each with its soonest pending deadline, next attempt and policy."""
         rows: QuerySet[Any] = super().get_queryset(request)
         if not self._can_view_timeouts(request):
-            return rows
+            return rows.using(database_of(self.model)) if request.method == "POST" else rows
         using = database_of(self.model)
         visible = visible_rows(request, self.admin_site)
         pending = visible.filter(about_outer_row(self.model, using), slot_taken=1).order_by("due_at", "id")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
@@ -132,6 +133,8 @@ def armed(declare: Declare) -> Callable[[Purchase], set[str]]:
         "refund": Q(payments__refunds__is_done=True),
         "later": Q(later__status="paid"),
     }
+    if settings.DATABASE_ROUTERS:  # Django itself would read the content type from the replica
+        del conditions["remark"]
     for name, condition in conditions.items():
         declare(Purchase, name=name, after=30 * MINUTE, since="created_at", when=condition)
 
@@ -209,6 +212,9 @@ def test_rows_of_a_relation_with_columns_are_watched(armed: Any) -> None:
     assert armed(purchase) == set()
 
 
+@pytest.mark.skipif(
+    bool(settings.DATABASE_ROUTERS), reason="Django itself would read the content type from the replica"
+)
 def test_generic_relations_are_watched(armed: Any) -> None:
     purchase, kind = bought(), ContentType.objects.get_for_model(Purchase)
     remark = Remark.objects.create(content_type=kind, object_id=str(purchase.pk))
