@@ -139,8 +139,10 @@ def _sources(hop: Hop, instances: Iterable[Model], using: str) -> list[Any]:
     name = cast("Any", hop.target._meta.get_field(hop.field.content_type_field_name)).attname
     for obj in instances:
         if getattr(obj, name) == kind:
-            with suppress(ValueError):  # no object of this model has such a key
-                found.append(pk_of(hop.source, str(getattr(obj, hop.field.object_id_field_name))))
+            with suppress(ValueError):  # no object of this model has such a key; MySQL refuses 0 for one that counts
+                pk = pk_of(hop.source, str(getattr(obj, hop.field.object_id_field_name)))
+                root_of_key(hop.source).get_db_prep_save(pk, connections[using])
+                found.append(pk)
     return found
 
 

@@ -98,14 +98,14 @@ def test_each_way_to_write_arms_in_the_same_transaction(unpaid: Any, write: Call
 def test_the_object_is_locked_before_its_row_is_written(unpaid: Any, write: str) -> None:
     purchase = bought()
     payment = Payment.objects.create(purchase=purchase)
-    act = {
+    acts: dict[str, Callable[[], Any]] = {
         "save": lambda: Payment(purchase=purchase).save(),
         "bulk_create": lambda: Payment.objects.bulk_create([Payment(purchase=purchase)]),
         "update": lambda: Payment.objects.update(status="captured"),
         "delete": payment.delete,
-    }[write]
+    }
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
-        act()
+        acts[write]()
     sqls = [query["sql"] for query in queries]
     locks = [at for at, sql in enumerate(sqls) if "testapp_purchase" in sql and "UPDATE" in sql.split("WHERE")[-1]]
     writes = [at for at, sql in enumerate(sqls) if sql.startswith(("INSERT", "UPDATE", "DELETE")) and "_payment" in sql]
