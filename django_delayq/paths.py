@@ -1,12 +1,15 @@
-"""Follow a path over foreign keys, such as `order__number`: to its field, in Python or in SQL."""
+"""Follow a path over foreign keys, such as `order__number`, in Python or in SQL; find those a condition names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist
-from django.db.models import GeneratedField, Model
+from django.db.models import F, GeneratedField, Model, Q, QuerySet
+from django.db.models.expressions import BaseExpression, RawSQL, Subquery
+from django.db.models.query import RawQuerySet
+from django.db.models.sql import Query
 
 Source: TypeAlias = str | Callable[[Any], Any]
 """Where an object has a value: a path of attributes such as "team__calendar", or a callable that gets the object."""
@@ -116,3 +119,20 @@ def is_reference(field: Any) -> bool:
 def stored_type(field: Any) -> Any:
     """Return `field`, or the output of a generated field."""
     return field.output_field if isinstance(field, GeneratedField) else field
+
+
+def named_in(node: Any) -> Iterator[str | None]:
+    """Yield the names of columns in a condition; None for each part that reads rows which no name leads to."""
+    if isinstance(node, Q):
+        for child in node.children:
+            yield from named_in(child)
+    elif isinstance(node, tuple) and len(node) == 2 and isinstance(node[0], str):
+        yield node[0]
+        yield from named_in(node[1])
+    elif isinstance(node, QuerySet | RawQuerySet | Query | Subquery | RawSQL):
+        yield None
+    elif isinstance(node, F):
+        yield str(vars(node)["name"])
+    elif isinstance(node, BaseExpression):
+        for part in node.get_source_expressions():
+            yield from named_in(part)

@@ -30,7 +30,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 
 from django_delayq.dialects import dialect_of
-from django_delayq.paths import field_at, is_reference
+from django_delayq.paths import field_at, is_reference, named_in
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
 from django_delayq.policy_terms import follows_data, has_column, named_paths
 
@@ -169,7 +169,8 @@ def related_paths(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
 
     Those of `owner`, and of the values that `since`, `after`, `when` and `hold_when` read.
     """
-    named = [policy.owner, policy.since, *named_paths(policy), *_lookups(policy.when), *_lookups(policy.hold_when)]
+    conditions = (path for condition in (policy.when, policy.hold_when) for path in named_in(condition))
+    named = [policy.owner, policy.since, *named_paths(policy), *conditions]
     found: list[str] = []
     for path in named:
         model, taken = policy.model, list[str]()
@@ -184,21 +185,6 @@ def related_paths(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
             found.append("__".join(taken))
             model = field.related_model
     return tuple(dict.fromkeys(found))
-
-
-def _lookups(node: Any) -> Iterator[str]:
-    """Yield the paths, with their lookups, that a condition names; not those in subqueries, nor in raw SQL."""
-    if isinstance(node, F):
-        yield str(vars(node)["name"])  # which django-stubs does not know
-    elif isinstance(node, tuple):
-        yield node[0]
-        yield from _lookups(node[1])
-    elif isinstance(node, Q):
-        for child in node.children:
-            yield from _lookups(child)
-    elif isinstance(node, BaseExpression):
-        for part in node.get_source_expressions():
-            yield from _lookups(part)
 
 
 SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", "is_removed", "removed_at"))

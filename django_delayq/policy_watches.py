@@ -12,11 +12,10 @@ from typing import Any, cast
 
 from django.contrib.contenttypes.fields import GenericRelation
 from django.core.exceptions import FieldError
-from django.db.models import F, Model, Q, QuerySet
-from django.db.models.expressions import BaseExpression, RawSQL, Subquery
-from django.db.models.query import RawQuerySet
+from django.db.models import Model, Q
 from django.db.models.sql import Query
 
+from django_delayq.paths import named_in
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
 from django_delayq.policy_terms import named_paths
 
@@ -88,7 +87,7 @@ def watches_of(policy: TimeoutPolicy[Any]) -> tuple[Watch, ...]:
     """Return what `policy` watches, the nearest rows first."""
     found = dict[tuple[Hop, ...], set[str]]()
     for path in _paths(policy):
-        for hops, names in _steps(policy.concrete_model, path or ""):
+        for hops, names in _steps(policy.concrete_model, path):
             found.setdefault(hops, set()).update(names)
     watches = [Watch(policy, hops, frozenset(names)) for hops, names in found.items()]
     return tuple(sorted(watches, key=lambda watch: len(watch.hops)))
@@ -102,7 +101,7 @@ def cannot_watch(policy: TimeoutPolicy[Any]) -> list[str]:
 
 def _is_opaque(policy: TimeoutPolicy[Any], condition: Q | None) -> bool:
     try:
-        return not all(path and _resolved(policy.concrete_model, path) for path in _named_in(condition))
+        return not all(path and _resolved(policy.concrete_model, path) for path in named_in(condition))
     except FieldError:  # what the base manager annotates
         return True
 
@@ -110,27 +109,10 @@ def _is_opaque(policy: TimeoutPolicy[Any], condition: Q | None) -> bool:
 def _paths(policy: TimeoutPolicy[Any]) -> Iterator[str]:
     """Yield the lookups in the conditions of `policy`, and the paths of its deadline."""
     for condition in (policy.when, policy.hold_when):
-        yield from filter(None, _named_in(condition))
+        yield from filter(None, named_in(condition))
     if isinstance(policy.since, str):
         yield policy.since
     yield from named_paths(policy)
-
-
-def _named_in(node: Any) -> Iterator[str | None]:
-    """Yield the names of columns in a condition; None for each part that reads rows which no name leads to."""
-    if isinstance(node, Q):
-        for child in node.children:
-            yield from _named_in(child)
-    elif isinstance(node, tuple) and len(node) == 2 and isinstance(node[0], str):
-        yield node[0]
-        yield from _named_in(node[1])
-    elif isinstance(node, QuerySet | RawQuerySet | Query | Subquery | RawSQL):
-        yield None
-    elif isinstance(node, F):
-        yield str(vars(node)["name"])
-    elif isinstance(node, BaseExpression):
-        for part in node.get_source_expressions():
-            yield from _named_in(part)
 
 
 def _resolved(model: type[Model], path: str) -> tuple[Sequence[Any], Any]:

@@ -196,7 +196,8 @@ def story(row: Timeout, values: str = "") -> SafeString:
     """
     events = explain_timeout(row)
     now = format_html("<br>{} <code>{}</code>", _("The object has now:"), values) if values else ""
-    now = format_html("<br>{}", events.deadline) if events.deadline else now
+    if events.deadline:
+        now = format_html("{}<br>{}", now, events.deadline)
     return format_html(
         '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}{}</p>',
         format_html_join("", '<li><div dir="auto">{}</div></li>', ((_event(event),) for event in events)),
