@@ -153,12 +153,12 @@ def test_a_policy_without_it_reads_no_value(declare: Declare, shops: list[Channe
         for name, by in (("all", None), ("by", "channel_id"))
     ]
     counts = []
-    for policy in policies:
+    for policy in [policies[0], *policies]:  # the first one may read what the process keeps, such as a content type
         purchases = [bought(channel=shops[0]) for _ in range(3)]
         with CaptureQueriesContext(connection) as queries:
             schedule_timeouts(purchases, policy, minutes=1)
         counts.append(len(queries))
-    assert counts[1] - counts[0] == 1
+    assert counts[2] - counts[1] == 1
     assert set(Timeout.objects.filter(policy=policies[0].label).values_list("share", flat=True)) == {""}
 
 
