@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from django_delayq.exceptions import PolicyError as PolicyError
     from django_delayq.exceptions import TimeLimitExceeded as TimeLimitExceeded
     from django_delayq.exceptions import UnknownPolicy as UnknownPolicy
+    from django_delayq.outcomes import Fired as Fired
     from django_delayq.outcomes import GiveUp as GiveUp
     from django_delayq.outcomes import Skip as Skip
     from django_delayq.outcomes import Snooze as Snooze
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "exceptions": "DelayqError InvalidDelay InvalidPayload PolicyError TimeLimitExceeded UnknownPolicy",
     "scheduling.guards": "before_deadline",
-    "outcomes": "GiveUp Skip Snooze",
+    "outcomes": "Fired GiveUp Skip Snooze",
     "policy_options": "Brake Late Limits Rate Retry",
     "policies": "TimeoutPolicy get_policies get_policy",
     "declaring": "register_policy timeout_policy",

@@ -31,6 +31,7 @@ from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import LATEST_YEAR, LONGEST
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import PolicyError, suggestion
+from django_delayq.functions import misfit
 from django_delayq.key_types import refusal
 from django_delayq.lengths import amount_paths_of, has_wall_time, is_negative, is_span, length_text, paths_of
 from django_delayq.paths import field_at, is_reference, leads_to_attribute, stored_type
@@ -194,26 +195,8 @@ def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str
         called |= {} if is_value else {option: (given, ("obj",))}
     for name, (one, taken) in called.items():
         if callable(one):
-            wrong = _misfit(one, taken)
+            wrong = misfit(one, taken)
             yield bool(wrong), f"{name} {wrong}"
-
-
-def _misfit(function: Callable[..., Any], arguments: Sequence[str]) -> str:
-    """Return why calling `function` with positional `arguments` would not run it; "" if it would, or may."""
-    if isinstance(function, type):
-        return f"is a class, {function}, which would only be instantiated; give a function or an instance."
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, called)):
-        return "has a `yield`: calling it would only make a generator, and run none of its lines."
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return ""
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        return f"is called with ({', '.join(arguments)}), but takes {signature}: {error}."
-    return ""
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:

@@ -1,15 +1,16 @@
-"""Exceptions by which a handler decides the outcome. Its own database changes are rolled back first."""
+"""How a handler decides the outcome: raised, its database changes are rolled back; returned, they are kept."""
 
 from __future__ import annotations
 
-from typing import Unpack
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 from django_delayq.delays import DelayArgs, parse_delay
 from django_delayq.exceptions import InvalidDelay
 
 
 class Outcome(Exception):
-    """The base class."""
+    """The base class. `raise` undoes what the handler has written in its transaction, `return` commits it."""
 
     reason = ""
 
@@ -40,3 +41,23 @@ class Skip(Outcome):
 
 class GiveUp(Outcome):
     """Settle as `dead` now: a retry would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Returned by a handler: the timeout fires, as after any other return, and `reason` is stored with it.
+
+    Not an exception: what a handler has done cannot be undone and count as done.
+    """
+
+    reason: str = ""
+
+
+def returned_outcome(value: Any) -> Outcome | Fired | None:
+    """Return the outcome that a handler or a `confirm` function has returned; None: another value.
+
+    Raises InvalidDelay for the class `Snooze` in place of an instance.
+    """
+    if isinstance(value, type) and issubclass(value, Outcome | Fired):
+        return value()  # as `raise Skip` does
+    return value if isinstance(value, Outcome | Fired) else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from django.conf import settings
 from django.db.models import DateField, DateTimeField, Model, Q
@@ -28,10 +28,15 @@ from django_delayq.lengths import (
     wrapped,
 )
 from django_delayq.paths import field_at, found_at, relations_on, stored_type
-from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
+from django_delayq.policy_options import Brake, Confirmation, Late, Limits, Rate, Retry
 from django_delayq.spans import Length, resolved
 
+if TYPE_CHECKING:
+    from django_delayq.models import Timeout
+    from django_delayq.outcomes import Outcome
+
 M = TypeVar("M", bound=Model)
+Ask: TypeAlias = "Callable[[M, Timeout], Outcome | Awaitable[Outcome | None] | None]"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,6 +72,8 @@ class TimeoutPolicy(Generic[M]):
     within: Calendar | str | Callable[[M], Calendar | None] | None = None
     names_since = True  # without a type, because it is not a field
     """Whether the decorator was given `since`, also None. Otherwise a check asks whether it was forgotten."""
+    confirmation: ClassVar[Confirmation | None] = None
+    """What is asked before the handler is called: see `confirm`. Each policy may have its own."""
 
     do_not_call_in_templates: ClassVar[bool] = True
     """Templates show a policy in their context, instead of calling its handler."""
@@ -92,6 +99,37 @@ class TimeoutPolicy(Generic[M]):
         for attribute in ("__name__", "__qualname__", "__doc__"):
             if hasattr(self.handler, attribute):
                 object.__setattr__(self, attribute, getattr(self.handler, attribute))
+
+    def confirm(self, *, timeout: timedelta = timedelta(seconds=10)) -> Callable[[Ask[M]], Ask[M]]:
+        """Declare the function that is asked at the deadline, before the handler is called: "has the customer paid?".
+
+        It is called with `(obj, timeout)` outside of any transaction, while nothing is locked. If it returns None, the
+        timeout fires as always, within 30 seconds after the answer: the object is locked, the condition is checked
+        again, the handler is called. If it returns (or raises) `Skip`, `Snooze` or `GiveUp`, that is the outcome, and
+        the handler is not called. Without an answer it is never called: any other exception, any other value or no
+        answer within `timeout` is a failed attempt, which is retried as one of the handler.
+
+        Args:
+            timeout: how long it may take.
+
+        Returns:
+            A decorator, which returns the function. It may be async.
+
+        Raises:
+            PolicyError: the policy has one already, the function cannot be called like that, or `timeout` is not a
+                timedelta from 50 ms to a year.
+        """
+
+        def declare(function: Ask[M]) -> Ask[M]:
+            if self.confirmation is not None:
+                raise PolicyError(f"{self.label} has a confirm function already: {self.confirmation.function!r}.")
+            try:
+                object.__setattr__(self, "confirmation", Confirmation(function, timeout))
+            except (TypeError, ValueError) as error:
+                raise PolicyError(f"Timeout policy {self.label}: {error}") from error
+            return function
+
+        return declare
 
     @functools.cached_property
     def concrete_model(self) -> type[Model]:

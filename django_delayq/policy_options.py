@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from django_delayq.functions import misfit
 
 if TYPE_CHECKING:
     from django_delayq.spans import Length
@@ -179,6 +181,29 @@ class Limits:
             _check_count(self.snoozes, "snoozes", 0)
         if self.total is not None:
             _check_length(self.total, "total")
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The function `(obj, timeout)` that is asked before the handler is called, and how many seconds it may take.
+
+    Raises:
+        TypeError, ValueError: another type or range, or the function cannot be called like that.
+    """
+
+    function: Callable[..., Any]
+    timeout: timedelta
+
+    def __post_init__(self) -> None:
+        _check_period(self.timeout, "timeout", timedelta(milliseconds=50))
+        if not callable(self.function):
+            raise TypeError(f"confirm needs a function, not {self.function!r}.")
+        if words := misfit(self.function, ("obj", "timeout")):
+            raise TypeError(f"The confirm function {words}")
+
+    @property
+    def seconds(self) -> float:
+        return self.timeout.total_seconds()
 
 
 @dataclass(frozen=True, slots=True)

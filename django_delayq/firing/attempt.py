@@ -14,18 +14,19 @@ from django.db import connections
 
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import rails
-from django_delayq.firing.failures import reason_to_repeat, record_error
+from django_delayq.firing.asking import ask
+from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
 from django_delayq.firing.judge import Case, LostRace, judge_of
 from django_delayq.firing.leftovers import is_changed
 from django_delayq.firing.members import Member
 from django_delayq.firing.monitor import StatementMonitor
-from django_delayq.firing.report import ReportBuilder, longest_wait
+from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Candidate
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.models import Timeout
-from django_delayq.outcomes import Outcome
+from django_delayq.outcomes import Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy
 
 State = Timeout.State
@@ -49,6 +50,7 @@ class Attempt:
         is_suspect: it runs alone in its process, which a row that is `firing` shows.
         report: the outcomes; they count only if the transaction committed.
         ready: the members whose handler runs, in due order; of a batch in the order of keys.
+        kept: the outcomes that handlers have returned, each with its call.
         call: the last call of the handler.
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
@@ -62,6 +64,7 @@ class Attempt:
     is_suspect: bool = False
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
+    kept: list[tuple[Kept, Call]] = field(default_factory=list)
     call: Call | None = None
     driver_connection: object = None
     monitor: StatementMonitor | None = None
@@ -69,12 +72,16 @@ class Attempt:
     is_committed: bool = False
 
     def fire(self, report: ReportBuilder) -> bool:
-        """Run the transaction, and add the outcomes to `report`. Return False if there are none.
+        """Ask, run the transaction, and add the outcomes to `report`. Return False if there are none.
 
         A transient error releases all candidates and counts no attempt. Any other error, which also rolled everything
         back, is recorded as a failed attempt of one timeout. Of several none is reported: fire each of them alone.
         If the connection was lost during COMMIT, the outcome is unknown: the next attempt finds it in the row.
         """
+        if self.policy.confirmation is not None:
+            self.candidates = ask(self.policy, self.candidates, self.using, report)
+            if not self.candidates:
+                return True
         error = raised_by(self._run)
         try:
             if error is not None:
@@ -101,11 +108,14 @@ class Attempt:
             if self.ready and not running.begin():
                 raise SlotOver
             if self.ready and self.policy.atomic:
-                self.report.add_outcomes([member.row for member in self.ready])
                 self._call()
+                self.report.add_outcomes([each.row for each in self.ready if each.row.is_settled])
+                self.report.again |= {each.row.pk: each.row.run_at for each in self.ready if not each.row.is_settled}
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         checkpoint("committed")
+        for kept, call in self.kept:
+            log_kept(kept, self.report.current_time(), call)
         rails.committed(self.policy, self.report, self.guards, self.using)
 
     def _call(self) -> None:
@@ -141,15 +151,19 @@ class Attempt:
         seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
         self.call = Call(tuple([member.row.pk for member in members]), seen)
         self.call.obj, self.call.could_begin_at = members[0].obj, row.could_fire_at()
-        call_handler(self.policy, target, timeouts, self.call)
+        result = call_handler(self.policy, target, timeouts, self.call)
         self.report.note_call(self.call)
         self.monitor.check_unbroken(row.pk)
+        if (outcome := returned_outcome(result)) is not None:
+            for member in members:
+                if kept := keep(self.policy, member, outcome, self.report.current_time(), self.using):
+                    self.kept.append((kept, self.call))
 
     def _release_if_transient(self, error: BaseException) -> bool:
         """Release all candidates and return True if `error` is transient, or the slot is over."""
         report, ids = self.report, [candidate.id for candidate in self.candidates]
         if isinstance(error, SlotOver):
-            report.release_rest(ids, report.current_time(), "its slot, by the rate of its policy, has passed")
+            report.release_rest(ids, report.current_time(), SLOT_OVER)
             report.missed = True
             return True
         if isinstance(error, LostRace):
@@ -173,3 +187,5 @@ class Attempt:
             self.report.release_unknown(policy.label, [candidate.id], failure, using)
         else:
             self.report.add(found)
+        if isinstance(error, Outcome) and self.monitor is not None and self.monitor.has_written:
+            log_undone(policy, error)

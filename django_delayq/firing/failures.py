@@ -1,7 +1,11 @@
-"""Record a failed attempt: after the rollback, a second, short transaction decides about the timeout."""
+"""Record what a handler, or `confirm`, has decided, and failed attempts.
+
+What is raised is recorded by a second, short transaction after the rollback; what a handler returns, by its own one.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
@@ -14,6 +18,7 @@ from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.firing.handler import checkpoint, firing_transaction
 from django_delayq.firing.log_lines import log_failure, log_snooze
+from django_delayq.firing.members import Member
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Report
@@ -21,9 +26,10 @@ from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import DIED, clipped, error_details, message_of, with_event
 from django_delayq.models import Timeout
-from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
+from django_delayq.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
 
+logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
 UNDECLARED_GRACE: Final = timedelta(minutes=1)
@@ -132,10 +138,60 @@ def record_error(
     return report
 
 
+class Kept(NamedTuple):
+    """An outcome that a handler has returned, and which is written in its transaction."""
+
+    row: Timeout
+    outcome: Outcome
+    verdict: Verdict
+
+
+def keep(
+    policy: TimeoutPolicy[Any], member: Member, outcome: Outcome | Fired, now: datetime, using: str
+) -> Kept | None:
+    """Write what the handler has returned for a row that its transaction has marked as fired.
+
+    None: it has fired. A snoozed row takes its slot again, unless the handler has scheduled the next round: then that
+    one replaces it. Raises InvalidDelay for a snooze that has no end, which undoes the work.
+    """
+    row = member.row
+    if isinstance(outcome, Fired):
+        if outcome.reason:
+            settling.compare_and_set(row, using, reason=clipped(outcome.reason))
+        return None
+    verdict = _verdict(policy, row, outcome, now, member.obj)
+    if verdict.error is not None and not isinstance(verdict.error, GiveUp):
+        raise verdict.error
+    values = verdict.values
+    if values["state"] == State.PENDING:
+        values |= {"cause": "", "settled_at": None}
+        if settling.is_superseded(row, using):
+            values |= columns.settled(State.SKIPPED, Cause.SUPERSEDED, now)
+    settling.compare_and_set(row, using, suspected_at=None, **values)
+    return Kept(row, outcome, verdict)
+
+
+def log_kept(kept: Kept, now: datetime, call: Call) -> None:
+    """Log an outcome that a handler has returned, after its transaction has committed."""
+    _log(kept.row, kept.outcome, kept.verdict, now, call)
+
+
+def log_undone(policy: TimeoutPolicy[Any], outcome: Outcome) -> None:
+    """Warn once a minute that a handler had written before it raised an outcome: what it wrote is undone."""
+    name = type(outcome).__name__
+    if firing_state.is_time_to_log((policy.label, "outcome_undoes")):
+        logger.warning(
+            "The handler of %s has raised %s after it had written to the database: that is undone. Write `return "
+            "%s(...)` to keep it, or raise before anything is written.",
+            *(policy.label, name, name),
+            extra={"event": "outcome_undoes", "policy": policy.label},
+        )
+
+
 def _log(row: Timeout, error: BaseException, verdict: Verdict | None, now: datetime, call: Call) -> None:
     if verdict is not None and verdict.error is not None:
         log_failure(row, verdict.error, now, call, is_recorded=True)
-    elif verdict is not None and isinstance(error, Snooze):
+    elif verdict is not None and isinstance(error, Snooze) and row.state == State.PENDING:
         log_snooze(row, now, message_of(error, row) if error.reason else "", call)
     elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
         log_failure(row, error, now, call, is_recorded=False)

@@ -5,6 +5,7 @@ A firing passes checkpoints, where tests stop it or kill its process, and long r
 | checkpoint | what is true then |
 | --- | --- |
 | `planned` | the rows are read, nothing is locked |
+| `asked` | `confirm` has answered about one of them, nothing is locked |
 | `noted` | it is committed that a suspect runs |
 | `begun` | the transaction has begun |
 | `locked` | the objects are locked |
@@ -46,7 +47,7 @@ from django_delayq.policies import TimeoutPolicy
 logger = logging.getLogger("django_delayq.firing")
 
 CHECKPOINTS = (
-    "planned", "noted", "begun", "locked", "checked", "marked",
+    "planned", "asked", "noted", "begun", "locked", "checked", "marked",
     "handled", "committed", "settled", "undone", "recorded", "reported",
 )  # fmt: skip
 
@@ -102,23 +103,32 @@ def raised_by(act: Callable[[], object]) -> BaseException | None:
     return None
 
 
-def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | list[Timeout], call: Call) -> None:
-    """Call the policy's handler, and await its result if it is awaitable. Whatever the handler raises passes.
+def call_handler(
+    policy: TimeoutPolicy[Any],
+    target: Any,
+    timeouts: Timeout | list[Timeout],
+    call: Call,
+    function: Callable[..., Any] | None = None,
+) -> Any:
+    """Call the handler of the policy, or its other `function`, and await the result if it is awaitable; return it.
 
-    The ORM calls of an async handler come back to this thread, and so to this connection and transaction.
+    What is raised passes. The ORM calls of an async handler come back to this thread, and so to this connection and
+    transaction.
     """
-    running = firing_state.running[threading.get_ident()]
+    running, results = firing_state.running[threading.get_ident()], list[Any]()
 
     def act() -> None:
-        result = policy.handler(target, timeouts)
+        result = (function or policy.handler)(target, timeouts)
         if result is not None and inspect.isawaitable(result):
             running.awaited = result
-            async_to_sync(_awaited)(result, running, policy.label)
+            result = async_to_sync(_awaited)(result, running, policy.label)
+        results.append(result)
 
     try:
         _call(running, call, act)
     finally:
         running.awaited = running.cancel = None
+    return results[0]
 
 
 async def _awaited(result: Awaitable[Any], running: RunningWork, label: str) -> Any:

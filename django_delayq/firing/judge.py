@@ -23,6 +23,7 @@ from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Candidate
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
@@ -115,6 +116,10 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     report.add_outcomes([row for row in stopped if row.is_settled])
     report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
     members = [member for member in members if member.row not in stopped]
+    if policy.confirmation is not None:  # it could not fire when it was to be asked about, or its answer is too old
+        unasked = [each.row.pk for each in members if not firing_state.has_answer(using, each.row)]
+        report.release(unasked, using, "nothing has confirmed it yet")
+        members = [each for each in members if each.row.pk not in unasked]
     hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
     report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
     report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")

@@ -22,6 +22,7 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 _ROLLBACK = re.compile(rf"{BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
 """The group matches a rollback to a savepoint."""
 _COMMIT = re.compile(rf"{BEFORE}(COMMIT|BEGIN|START\s+TRANSACTION|END)\b", _FLAGS)
+_WRITE = re.compile(rf"{BEFORE}(?:INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", _FLAGS)
 _IMPLICIT_COMMIT = re.compile(
     rf"{BEFORE}((?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|CACHE|CHANGE|CHECK|FLUSH|GRANT|INSTALL"
     r"|LOAD\s+INDEX|LOCK|OPTIMIZE|RENAME|REPAIR|RESET|REVOKE|SET\s+PASSWORD|SET(?!\s+STATEMENT)\b[^'\"]*\bAUTOCOMMIT"
@@ -37,10 +38,12 @@ class StatementMonitor:
 
     Attributes:
         errors: database errors, also those that a handler caught.
+        has_written: a statement has changed rows.
     """
 
     _connection: BaseDatabaseWrapper
     errors: list[Error] = field(default_factory=list)
+    has_written: bool = False
     _saw_rollback: bool = False
     _is_ended: bool = False
 
@@ -50,6 +53,7 @@ class StatementMonitor:
         text = sql.as_string(self._connection.connection) if hasattr(sql, "as_string") else str(sql)
         rollback = _ROLLBACK.match(text)
         self._saw_rollback = self._saw_rollback or (rollback is not None and not rollback[1])
+        self.has_written = self.has_written or _WRITE.match(text) is not None
         self._refuse_commit(text)
         self._check_open(TransactionManagementError)
         try:

@@ -28,6 +28,8 @@ from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")
 
+SLOT_OVER: Final = "its slot, by the rate of its policy, has passed"
+
 _SIGNALS: Final[dict[str, Signal]] = {
     Timeout.State.PENDING: signals.timeout_failed,
     Timeout.State.HELD: signals.timeout_held,

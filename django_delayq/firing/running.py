@@ -43,9 +43,10 @@ from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.history import clipped
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
-from django_delayq.outcomes import Outcome
+from django_delayq.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy, registry
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -199,8 +200,12 @@ def _fire_non_atomic(
     row = member.row
     call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts})
     call.obj, call.could_begin_at = member.obj, row.could_fire_at()
+    results = list[Any]()
     try:
-        failure = raised_by(lambda: call_handler(policy, member.obj, row, call))
+        failure = raised_by(lambda: results.append(returned_outcome(call_handler(policy, member.obj, row, call))))
+        [outcome] = results or [failure]
+        if isinstance(outcome, Outcome):  # nothing is undone: it makes no difference whether it is raised or returned
+            failure = outcome
         if failure is not None:
             report.add(_record_failure(policy, failure, call, driver_connection, using))
             return
@@ -210,7 +215,8 @@ def _fire_non_atomic(
         raise
     checkpoint("handled")
     report.note_call(call)
-    found = persistently(lambda: _settle_fired(row, using), row.pk, using)
+    note = outcome.reason if isinstance(outcome, Fired) else ""
+    found = persistently(lambda: _settle_fired(row, note, using), row.pk, using)
     checkpoint("settled")
     report.add(found)
     rails.committed(policy, found, attempt.guards, using)
@@ -233,8 +239,11 @@ def _record_failure(
     return found
 
 
-def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
-    """Mark the row as fired, unless it was settled, or a new attempt or round of it has begun."""
+def _settle_fired(fired: Timeout, note: str, using: str) -> ReportBuilder:
+    """Mark the row as fired, with `note`, if there is one, as its reason.
+
+    Not if it was settled, or a new attempt or round of it has begun.
+    """
     report = ReportBuilder()
     with firing_transaction(using):
         row, now = report.lock_or_release(fired.pk, using)
@@ -250,6 +259,7 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
         # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
         values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
         values["attempts"] = fired.attempts
+        values |= {"reason": clipped(note)} if note else {}
         if row.state == State.HELD:  # its clock was stopped meanwhile
             values |= {name: value for name, value in columns.RUNNING_CLOCK.items() if name != "state"}
         if is_same_attempt and settling.compare_and_set(row, using, **values):

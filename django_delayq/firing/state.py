@@ -6,6 +6,7 @@ Losing it costs time only.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -18,6 +19,7 @@ from django_delayq import clock
 
 if TYPE_CHECKING:
     from django_delayq.firing.work import RunningWork
+    from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -31,6 +33,8 @@ MISFIT_MAX_SECONDS: Final = 5.0
 """The same if the tables lack a column that this process expects: a worker of another release may fire the timeout."""
 LONG_WAIT_SECONDS: Final = 30.0
 """A longer wait is logged: a lock that is never released would otherwise stop timeouts unseen."""
+ANSWER_SECONDS: Final = 30.0
+"""How long an answer of `confirm` is good. Later the customer may have paid, and the answer would be another one."""
 _MAX_BACKOFFS: Final = 10_000
 """A worker beside a table that is locked for hours would otherwise keep a million of them in memory."""
 
@@ -126,6 +130,7 @@ class FiringState:
         backoff: how long timeouts wait that could not be fired.
         gate: where works wait while a suspect runs alone.
         running: the running work of each thread, by thread id.
+        answers: when `confirm` has let an attempt begin, by database, idempotency key and failed attempts.
         brake_counts: how many firings the brake of a policy had counted at the end, by label.
         abandoned: the threads whose handlers took too long and have not ended.
         database_ahead: how far the database clock was ahead of the clock of this process when it was last read.
@@ -140,6 +145,7 @@ class FiringState:
         self.gate = Gate()
         self.running: dict[int, RunningWork] = {}
         self.abandoned: list[threading.Thread] = []
+        self.answers: dict[tuple[str, str, int], float] = {}
         self.database_ahead = timedelta(0)
         self.forget_policies()
 
@@ -159,6 +165,18 @@ class FiringState:
         recent = {each: at for each, at in self._logged_at.items() if now - at < LOG_INTERVAL_SECONDS}
         self._logged_at = {key: now} | recent
         return key not in recent
+
+    def note_answer(self, using: str, row: Timeout) -> None:
+        """Note that `confirm` lets `row` fire, and forget answers that are not good any more."""
+        now = time.monotonic()
+        for each in [each for each, at in list(self.answers.items()) if now - at >= ANSWER_SECONDS]:
+            self.answers.pop(each, None)
+        self.answers[using, row.idempotency_key, row.attempts] = now
+
+    def has_answer(self, using: str, row: Timeout) -> bool:
+        """Return whether `confirm` lets `row` fire, by an answer that is still good."""
+        answered_at = self.answers.get((using, row.idempotency_key, row.attempts), -math.inf)
+        return time.monotonic() - answered_at < ANSWER_SECONDS
 
     def note_database(self, now: datetime) -> None:
         """Note that the database clock has just shown `now`."""

@@ -3,7 +3,8 @@
 A thread cannot be ended from outside, and what it does may be right. But it occupies one of the worker's threads, and
 locks its object (unless `atomic=False`). So works that take longer than a second, or than a lease, are logged.
 
-The limit is `Limits(run=...)` or the setting `HANDLER_LIMIT`. The works of a policy with a limit run in a thread of
+The limit is `Limits(run=...)` or the setting `HANDLER_LIMIT`; `confirm` has one of its own. The works of a policy with
+a limit run in a thread of
 their own, which borrows the database connections of the thread that called `firing.run`. If a call of a handler takes
 too long, the caller revokes the connections, cuts them, records the failed attempt, and continues with new ones.
 The other thread is asked to end, and can change nothing any more.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -70,13 +72,13 @@ def run_within_limit(act: Callable[[], None], running: RunningWork, report: Repo
     limit = (policy and policy.limits and policy.limits.run) or get_settings().handler_limit
     if (
         policy is None
-        or limit is None
+        or (limit is None and policy.confirmation is None)
         or firing_state.current is not None
         or any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
     ):
         act()
         return False
-    limited = _LimitedThread(running, limit.total_seconds())
+    limited = _LimitedThread(running, inf if limit is None else limit.total_seconds())
     call = limited.run(act)
     if call is None:
         return False
@@ -93,10 +95,11 @@ class _LimitedThread:
 
     Attributes:
         running: the work.
-        limit: how many seconds a call may take.
+        limit: how many seconds a call of the handler may take.
         error: what the work has raised in the other thread.
         interruption: what a signal handler has raised in this thread meanwhile.
         place: where the call was when it was abandoned.
+        abandoned_after: how many seconds that call could take.
         shared: the connections.
 
     The first to acquire the lock `_begun` decides: the other thread, which begins, or this one, to prevent that.
@@ -107,6 +110,7 @@ class _LimitedThread:
     error: BaseException | None = None
     interruption: BaseException | None = None
     place: str = ""
+    abandoned_after: float = inf
     shared: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
     _begun: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Lock = field(default_factory=threading.Lock)
@@ -124,12 +128,12 @@ class _LimitedThread:
         share_with_thread(self.shared)
         try:
             thread.start()
-            call = self._watch(self.limit)
+            call = self._watch()
         except BaseException as error:  # noqa: BLE001 - raised again, or recorded
             self.interruption = error
-            call = None if self._begun.acquire(blocking=False) else self._watch(0.0)
+            call = None if self._begun.acquire(blocking=False) else self._watch(at_once=True)
         if call is not None:
-            self._abandon(thread)
+            self._abandon(thread, call)
         else:
             unshare(self.shared)
         try:
@@ -145,7 +149,7 @@ class _LimitedThread:
     def end(self) -> str:
         """Describe why the call was abandoned."""
         if self.interruption is None:
-            return f"took longer than {self.limit:g} s"
+            return f"took longer than {self.abandoned_after:g} s"
         return f"was interrupted by {type(self.interruption).__name__}"
 
     def _act_with_shared(self, act: Callable[[], None]) -> None:
@@ -162,19 +166,20 @@ class _LimitedThread:
             with suppress(Exception):
                 connection.close()
 
-    def _watch(self, limit: float) -> Call | None:
+    def _watch(self, *, at_once: bool = False) -> Call | None:
         """Wait until the other thread has ended and return None, or until a call took too long and return it."""
-        seconds = min(POLL_SECONDS, limit)
+        seconds = 0.0 if at_once else min(POLL_SECONDS, self.limit)
         while not self._ended.acquire(timeout=seconds):
-            if overdue := self.running.abandon(limit):
+            if overdue := self.running.abandon(self.limit, at_once=at_once):
                 return overdue
             call = self.running.call
-            left = POLL_SECONDS if call is None else call.began + limit - time.monotonic()
+            left = POLL_SECONDS if call is None else call.began + call.within(self.limit) - time.monotonic()
             seconds = min(POLL_SECONDS, max(left, 0.001))
         return None
 
-    def _abandon(self, thread: threading.Thread) -> None:
+    def _abandon(self, thread: threading.Thread, call: Call) -> None:
         """Take the connections away, cut them, and ask the thread to end: at the latest it ends with the process."""
+        self.abandoned_after = call.within(self.limit)
         self.place = activity(thread.ident or 0, self.running)
         revoke(self.shared)
         cut(self.shared)

@@ -181,8 +181,14 @@ class Call:
     """Seconds; None: it has not ended, or it ran in a process that died."""
     could_begin_at: datetime | None = None
     """Since when its first timeout could fire: after a failure the row has the time of the next attempt."""
+    limit: float | None = None
+    """How many seconds it may take, if that is not the limit of the handler."""
     obj: Any = None
     """The locked object of its first timeout, by which the log names it."""
+
+    def within(self, limit_seconds: float) -> float:
+        """Return how many seconds it may take: its own limit, or else that of the handler."""
+        return limit_seconds if self.limit is None else self.limit
 
 
 @dataclass(slots=True)
@@ -235,13 +241,17 @@ class RunningWork:
         if is_abandoned:
             raise Abandoned
 
-    def abandon(self, limit_seconds: float) -> Call | None:
-        """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
+    def abandon(self, limit_seconds: float, *, at_once: bool = False) -> Call | None:
+        """Abandon the call if it has been running for too long, and return it. From then on it cannot end.
+
+        Longer than `limit_seconds`, if it has no limit of its own.
+        """
         with self._lock:
-            if self.call is None or time.monotonic() - self.call.began < limit_seconds:
+            call = self.call
+            if call is None or not (at_once or time.monotonic() - call.began >= call.within(limit_seconds)):
                 return None
             self.is_abandoned = True
-            return self.call
+            return call
 
     @contextmanager
     def run_by_this_thread(self) -> Iterator[None]:

@@ -121,12 +121,12 @@ def _mark_fired(using: str, count: int) -> UpdateQuery:
 def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
     """Return whether `mark_at_once` serves `policy`: on PostgreSQL, and for handlers that run in the transaction.
 
-    Not for batches, and not if the condition reads other rows, which the statement would lock too. Nor if deadlines
-    follow columns, which are read again before they fire.
+    Not for batches, for policies that ask before they act, and for conditions that read other rows, which the statement
+    would lock too. Nor if deadlines follow columns, which are read again before they fire.
     """
     if not connections[using].features.has_select_for_update or not policy.atomic or policy.batch:
         return False
-    if reads_other_rows(policy) or has_column(policy):
+    if policy.confirmation is not None or reads_other_rows(policy) or has_column(policy):
         return False
     return can_lock_and_write(policy.model, using) and not cast("Any", policy.model._meta.pk).is_relation
 

@@ -1,0 +1,111 @@
+"""Ask before acting: call the `confirm` function of a policy before the transaction of a firing, with nothing locked.
+
+A provider may take seconds to answer, so nothing may be locked meanwhile. Afterwards the timeout fires as always: what
+was committed between the answer and the lock is seen. Without an answer that is still good the judge marks nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from django.db import connections
+
+from django_delayq.clock import brief
+from django_delayq.exceptions import TimeLimitExceeded
+from django_delayq.firing.failures import reason_to_repeat, record_error
+from django_delayq.firing.handler import call_handler, checkpoint, raised_by
+from django_delayq.firing.members import Member, matching_of, readable_pk
+from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
+from django_delayq.firing.state import ANSWER_SECONDS, firing_state
+from django_delayq.firing.work import Call, Candidate
+from django_delayq.models import Timeout
+from django_delayq.outcomes import Outcome, returned_outcome
+from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_options import Confirmation
+
+ASKING_SECONDS: Final = ANSWER_SECONDS / 2
+"""After this time the rest of a work waits for its next turn: the first answers would otherwise be too old to fire."""
+
+
+def ask(
+    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
+) -> list[Candidate]:
+    """Ask about each of `candidates` that may fire now. Return those that the transaction is to look at.
+
+    The others are in `report`: an answer has decided about them, the attempt to get one has failed, or there was no
+    time to ask. Those that need no answer are returned, too: the transaction shows why they do not fire.
+    """
+    running = firing_state.running[threading.get_ident()]
+    if not running.begin():
+        report.release_rest([each.id for each in candidates], report.current_time(), SLOT_OVER)
+        report.missed = True
+        return []
+    free, end = list[Candidate](), time.monotonic() + ASKING_SECONDS
+    for place, candidate in enumerate(candidates):
+        if place and time.monotonic() > end:
+            report.release_rest([each.id for each in candidates[place:]], report.current_time())
+            break
+        member = _member_of(policy, candidate, using)
+        if member is None or firing_state.has_answer(using, member.row) or _ask_about(policy, member, using, report):
+            free.append(candidate)
+    return free
+
+
+def _member_of(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> Member | None:
+    """Return the timeout and its object, both unlocked; None: as things are now, it does not fire."""
+    rows = Timeout.objects.using(using).due().of_labels(policy.labels)
+    row = rows.filter(pk=candidate.id, object_id=candidate.object_id).first()
+    pk = None if row is None else readable_pk(policy, candidate.object_id)
+    obj = None if pk is None else policy.model._base_manager.using(using).filter(pk=pk).first()
+    if row is None or obj is None or obj.pk not in matching_of(policy, [obj], using)[0]:
+        return None
+    return Member(row, obj)
+
+
+def _ask_about(policy: TimeoutPolicy[Any], member: Member, using: str, report: ReportBuilder) -> bool:
+    """Call the function. Return whether the timeout may fire by its answer; otherwise report what follows from it."""
+    row, confirmation = member.row, policy.confirmation
+    assert confirmation is not None
+    seen = {name: getattr(row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
+    call = Call((row.pk,), seen, limit=confirmation.seconds)
+    call.obj, call.could_begin_at = member.obj, row.could_fire_at()
+    answers = list[Outcome | None]()
+    driver_connection = connections[using].connection
+    error = raised_by(lambda: answers.append(_answer(policy, confirmation, member, call)))
+    checkpoint("asked")
+    decided = answers[0] if error is None else error
+    if decided is None:
+        firing_state.note_answer(using, row)
+        return True
+    try:
+        reason = None if isinstance(decided, Outcome) else reason_to_repeat(decided, using, call, driver_connection)
+        if reason is not None:
+            report.release([row.pk], using, reason, longest_wait(decided))
+        else:
+            report.add(record_error(policy, decided, using, call))
+    except Exception as failure:  # noqa: BLE001 - it must not keep the others from being reported
+        report.release_unknown(policy.label, [row.pk], failure, using)
+    return False
+
+
+def _answer(policy: TimeoutPolicy[Any], confirmation: Confirmation, member: Member, call: Call) -> Outcome | None:
+    """Return the outcome that the function answers; None: the handler is to be called.
+
+    An answer that came too late is none, also where the function could not be abandoned. Nor is another value: it
+    might mean no as well as yes.
+    """
+    returned = call_handler(policy, member.obj, member.row, call, confirmation.function)
+    if call.took is not None and call.took > confirmation.seconds:
+        words = f"The confirm function of {policy.label} answered after {brief(call.took)}"
+        raise TimeLimitExceeded(f"{words}, and not within {brief(confirmation.seconds)}.")
+    if returned is None:
+        return None
+    if isinstance(answer := returned_outcome(returned), Outcome):
+        return answer
+    raise TypeError(
+        f"The confirm function of {policy.label} returned {type(returned).__name__}. It must return None, so that the "
+        "handler is called, or Skip, Snooze or GiveUp."
+    )
