@@ -6,6 +6,7 @@ In reading order:
     running      one piece of work, in any thread. One timeout in one transaction; several with `batch` or
                  `together`; with `atomic=False` a handler between two transactions
     attempt      that transaction: lock, check, mark, call, commit
+    asking       before it: what `confirm` answers, with nothing locked
     judge        which timeouts of that transaction may fire; it locks, checks and marks them
     members      these timeouts and their objects, locked
     rails        the guard rails: what is too late or in shadow mode does not call its handler; the brake counts

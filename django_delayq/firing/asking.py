@@ -1,7 +1,8 @@
 """Ask before acting: call the `confirm` function of a policy before the transaction of a firing, with nothing locked.
 
-A provider may take seconds to answer, so nothing may be locked meanwhile. Afterwards the timeout fires as always: what
-was committed between the answer and the lock is seen. Without an answer that is still good the judge marks nothing.
+A provider may take seconds to answer, so nothing may be locked meanwhile. Afterwards the timeout fires as always: it
+sees every change that was committed between the answer and the lock. Without an answer that is still good the judge
+marks nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ASKING_SECONDS: Final = ANSWER_SECONDS / 2
 def ask(
     policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
 ) -> list[Candidate]:
-    """Ask about each of `candidates` that may fire now. Return those that the transaction is to look at.
+    """Ask about each of `candidates` that may fire now. Return those that the transaction is to check.
 
     The others are in `report`: an answer has decided about them, the attempt to get one has failed, or there was no
     time to ask. Those that need no answer are returned, too: the transaction shows why they do not fire.

@@ -115,11 +115,7 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     stopped = rails.settle(members, case.guards, now, using)
     report.add_outcomes([row for row in stopped if row.is_settled])
     report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
-    members = [member for member in members if member.row not in stopped]
-    if policy.confirmation is not None:  # it could not fire when it was to be asked about, or its answer is too old
-        unasked = [each.row.pk for each in members if not firing_state.has_answer(using, each.row)]
-        report.release(unasked, using, "nothing has confirmed it yet")
-        members = [each for each in members if each.row.pk not in unasked]
+    members = _confirmed(case, [member for member in members if member.row not in stopped], report)
     hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
     report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
     report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
@@ -173,6 +169,18 @@ def _with_present_data(case: Case, members: list[Member], report: ReportBuilder)
             else:
                 report.again[row.pk] = row.run_at
     return [member for member in members if member.obj.pk not in moved]
+
+
+def _confirmed(case: Case, members: list[Member], report: ReportBuilder) -> list[Member]:
+    """Return the members about which `confirm` has answered, or all if the policy has none; release the others.
+
+    They could not fire when they were to be asked about, or their answer is too old by now.
+    """
+    if case.policy.confirmation is None:
+        return members
+    unasked = [each.row.pk for each in members if not firing_state.has_answer(case.using, each.row)]
+    report.release(unasked, case.using, "nothing has confirmed it yet")
+    return [each for each in members if each.row.pk not in unasked]
 
 
 def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:

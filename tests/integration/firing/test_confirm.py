@@ -34,7 +34,7 @@ RETRY = dq.Retry([3600])
 
 
 class Provider:
-    """A provider that answers as it is told: with a value, by raising, or by calling a function."""
+    """A provider with given answers: with a value, by raising, or by calling a function."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self.asked = list(answers), list[int]()
@@ -80,7 +80,7 @@ def test_the_handler_runs_if_the_answer_is_none(order: Order, asking_policy: Any
 @pytest.mark.parametrize(
     "given",
     [
-        (dq.Skip("the provider says paid"), ("skipped", "handler")),
+        (dq.Skip("found paid"), ("skipped", "handler")),
         (dq.Snooze(minutes=5), ("pending", "")),
         (dq.GiveUp("no such payment"), ("dead", "handler")),
     ],
@@ -210,7 +210,7 @@ def test_a_webhook_at_each_step_wins_or_learns_that_it_has_lost(
             threads.append(threading.Thread(target=webhook))
             threads[0].start()
             if step in {"planned", "asked"} or (step == "begun" and connection.features.has_select_for_update):
-                threads[0].join(60)  # nothing is locked: it commits before the firing goes on
+                threads[0].join(60)  # nothing is locked: it commits before the firing continues
 
     set_checkpoint_hook(come)
     fired = fire(row).fired
