@@ -11,7 +11,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import KW_ONLY, dataclass, field
 
 
@@ -102,3 +102,18 @@ class StateLog:
             was_failing, self.is_failing = self.is_failing, False
         if was_failing and message:
             self._logger.info(message, *args, extra=self._recovered, stacklevel=2)
+
+
+class LogInterval:
+    """Show whether it is time to log something again, such as a condition that concerns thousands of timeouts."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._logged_at: dict[Hashable, float] = {}
+
+    def is_over(self, key: Hashable) -> bool:
+        """Return whether the last True for `key` was this long ago, or there was none."""
+        now = time.monotonic()
+        recent = {each: at for each, at in self._logged_at.items() if now - at < self._seconds}
+        self._logged_at = {key: now} | recent
+        return key not in recent

@@ -223,6 +223,8 @@ class Timeout(models.Model):
     """When the end of a hold has last moved it."""
     is_requested = models.BooleanField(default=False, editable=False)
     """An operator wants it fired, however late it is. A move or a snooze takes that back, but no move of all rows."""
+    is_guarded = models.BooleanField(default=False, editable=False)
+    """`before_deadline` has ended it. If it is armed again, that is most likely by a save of an old instance."""
     is_due_by_request = models.BooleanField(default=False, editable=False)
     """Its deadline is that of "fire now": no deadline that a caller has granted."""
     suspected_at = models.DateTimeField(null=True, default=None, editable=False)

@@ -34,6 +34,11 @@ timeout_resumed = Signal()
 """The clock of a timeout runs again; the timeout has another deadline."""
 timeout_cancelled = Signal()
 """A timeout was cancelled, by hand or because its condition stopped holding."""
+timeout_rearmed = Signal()
+"""A round that `before_deadline` had ended was armed again: a payment was refused, or an old instance was saved.
+
+By a save or the sync. `timeout_scheduled` is sent, too, if a save has armed it.
+"""
 timeout_fired = Signal()
 """The changes of a handler were committed."""
 timeout_skipped = Signal()

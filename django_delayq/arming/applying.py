@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from django.db import transaction
 
 from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Changes, Round
 from django_delayq.arming.holding import OwnTime
+from django_delayq.backoff import LogInterval
 from django_delayq.clock import database_now
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import far
@@ -22,6 +27,7 @@ from django_delayq.models import Timeout
 from django_delayq.signals import (
     timeout_cancelled,
     timeout_held,
+    timeout_rearmed,
     timeout_rescheduled,
     timeout_resumed,
     timeout_scheduled,
@@ -31,7 +37,11 @@ if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
     from django_delayq.policies import TimeoutPolicy
 
+logger = logging.getLogger("django_delayq.arming")
 State = Timeout.State
+REARMED_SECONDS: Final = 60.0
+"""A shop whose payments are often refused after a guard would otherwise fill its log with these lines."""
+_rearmed_interval = LogInterval(REARMED_SECONDS)
 
 
 def apply(changes: Changes, using: str, *, signals: bool) -> None:
@@ -69,6 +79,10 @@ def _insert(rounds: Sequence[Round], using: str, *, alone: bool) -> tuple[list[T
     single = [each for each in rounds if alone or each.kept or each.rest is not None]
     rows = [_new_row(each, using) for each in single]
     writing.insert(rows, using)
+    for row, each in zip(rows, single, strict=True):
+        if each.kept is not None and each.kept.is_guarded:
+            announce(timeout_rearmed, row, using)
+            transaction.on_commit(partial(_warn_of_rearmed, row), using=using, robust=True)
     plain = [] if alone else [each for each in rounds if not each.kept and each.rest is None]
     by_terms: dict[tuple[TimeoutPolicy[Any], str], dict[Any, Round]] = {}  # few: the same values, the same terms
     for each in plain:
@@ -78,6 +92,17 @@ def _insert(rounds: Sequence[Round], using: str, *, alone: bool) -> tuple[list[T
         given = [(slot, text, found[pk].since_at, found[pk].due_at) for pk, text, slot in slots]
         paging.insert_rounds(policy, given, using, terms=terms)
     return rows, [row for row, each in zip(rows, single, strict=True) if each.state.on_hold and each.rest is None]
+
+
+def _warn_of_rearmed(row: Timeout) -> None:
+    """Warn, once a minute for each policy, that a round has begun again which a guard had ended."""
+    if _rearmed_interval.is_over(row.policy):
+        logger.warning(
+            "Timeout %s (%s, object %s) is scheduled although before_deadline() had ended its round: the condition "
+            "holds again. If a save of an old instance has overwritten a payment, see the page on races",
+            *(row.pk, row.policy, row.object_id),
+            extra={"event": "timeout_rearmed", "timeout_id": row.pk, "policy": row.policy, "object_id": row.object_id},
+        )
 
 
 def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:

@@ -36,7 +36,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "is_due_by_request",
     "own_key",
 )
-KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline")
+KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline", "is_guarded")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -57,6 +57,8 @@ class RoundMemory(NamedTuple):
     terms: str | None = None
     """With which values its deadline was computed; None: it was set by hand."""
     computed_due_at: datetime | None = None
+    is_guarded: bool = False
+    """A guard has ended it."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
@@ -64,7 +66,7 @@ class RoundMemory(NamedTuple):
         due_at = None if row["is_due_by_request"] else row["due_at"]
         held_until = row["hold_ended_at"] or row["created_at"]
         rest = None if row["keeps_deadline"] else row["remaining"]
-        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"])
+        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"])
         return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
 

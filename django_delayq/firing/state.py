@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django_delayq import clock
+from django_delayq.backoff import LogInterval
 
 if TYPE_CHECKING:
     from django_delayq.firing.work import RunningWork
@@ -152,7 +153,7 @@ class FiringState:
     def forget_policies(self) -> None:
         """Forget what firings have shown of each policy. For tests, each of which has policies that have not fired."""
         self.brake_counts: dict[str, int] = {}
-        self._logged_at: dict[Hashable, float] = {}
+        self._log_interval = LogInterval(LOG_INTERVAL_SECONDS)
 
     @property
     def current(self) -> RunningWork | None:
@@ -161,10 +162,7 @@ class FiringState:
 
     def is_time_to_log(self, key: Hashable) -> bool:
         """Return whether the last True for `key` was `LOG_INTERVAL_SECONDS` ago, or there was none."""
-        now = time.monotonic()
-        recent = {each: at for each, at in self._logged_at.items() if now - at < LOG_INTERVAL_SECONDS}
-        self._logged_at = {key: now} | recent
-        return key not in recent
+        return self._log_interval.is_over(key)
 
     def note_answer(self, using: str, row: Timeout) -> None:
         """Note that `confirm` lets `row` fire, and forget answers that are not good any more."""

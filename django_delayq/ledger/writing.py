@@ -414,10 +414,12 @@ def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datet
 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:
-    """Count rounds that were cancelled by hand as cancelled by their condition, so that they may be armed again."""
+    """Count rounds that a guard has cancelled as cancelled by their condition, so that they may be armed again."""
     for row in rows:
-        row.cause = Cause.CONDITION
-    update_each(rows, ("cause",), using, (State.CANCELLED,))  # others may have changed since the rows were read
+        row.cause, row.is_guarded = Cause.CONDITION, True
+    update_each(
+        rows, ("cause", "is_guarded"), using, (State.CANCELLED,)
+    )  # others may have changed since the rows were read
 
 
 def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:

@@ -238,6 +238,7 @@ class Migration(migrations.Migration):
                 ('deaths', models.PositiveSmallIntegerField(default=0, editable=False)),
                 ('final_attempt', models.BooleanField(default=False, editable=False)),
                 ('is_requested', models.BooleanField(default=False, editable=False)),
+                ('is_guarded', models.BooleanField(default=False, editable=False)),
                 ('is_due_by_request', models.BooleanField(default=False, editable=False)),
                 ('held_by_hand', models.BooleanField(default=False, verbose_name='on hold by hand')),
                 ('keeps_deadline', models.BooleanField(default=False, editable=False)),

@@ -45,6 +45,9 @@ COUNTERS: Final = {
     signals.timeout_cancelled: Counter("delayq_cancelled", "Timeouts that were cancelled", ["policy"]),
     signals.timeout_held: Counter("delayq_held", "Timeouts whose clock was stopped", ["policy"]),
     signals.timeout_resumed: Counter("delayq_resumed", "Timeouts whose clock runs again", ["policy"]),
+    signals.timeout_rearmed: Counter(
+        "delayq_rearmed", "Timeouts that were armed again after before_deadline had ended their round", ["policy"]
+    ),
     signals.timeout_fired: Counter("delayq_fired", "Timeouts that fired", ["policy"]),
     signals.timeout_skipped: Counter("delayq_skipped", "Due timeouts that were skipped", ["policy"]),
     signals.timeout_failed: Counter("delayq_failed", "Attempts that failed and will be retried", ["policy"]),

@@ -14,8 +14,11 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock, operations
+from django_delayq.arming import applying
+from django_delayq.backoff import LogInterval
 from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
+from django_delayq.signals import timeout_rearmed
 from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -117,6 +120,49 @@ def test_an_order_that_falls_back_to_unpaid_after_a_guarded_payment_is_armed_aga
     order.status = "unpaid"
     order.save()
     assert [row.state for row in Timeout.objects.order_by("id")] == ["cancelled", "pending"]
+
+
+@pytest.mark.parametrize("by", ["save", "sync", "save in a transaction", "rolled back"])
+def test_a_round_that_begins_again_after_a_guard_is_reported(
+    order: Order, by: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Most likely an old instance was saved over a payment. One warning a minute, and a signal for each."""
+    monkeypatch.setattr(applying, "_rearmed_interval", LogInterval(60))
+    seen: list[int] = []
+    timeout_rearmed.connect(note := lambda timeout, **_: seen.append(timeout.pk), weak=False)
+    try:
+        for each in (order, Order.objects.create(created_at=timezone.now())):
+            old = Order.objects.get(pk=each.pk)
+            with dq.before_deadline(each, "cancel_unpaid"):
+                each.status = "paid"
+                each.save()
+            assert not dq.pending_timeouts(each)
+            with contextlib.suppress(ZeroDivisionError), transaction.atomic() if " " in by else contextlib.nullcontext():
+                if by == "sync":
+                    Order.objects.filter(pk=each.pk).update(status="unpaid")
+                    dq.sync_timeouts(each)
+                else:
+                    old.save()
+                assert dq.pending_timeouts(each).count() == 1
+                if by == "rolled back":
+                    raise ZeroDivisionError
+    finally:
+        timeout_rearmed.disconnect(note)
+    lines = [each for each in caplog.records if vars(each).get("event") == "timeout_rearmed"]
+    pending = [*Timeout.objects.pending().order_by("pk")]
+    assert seen == [row.pk for row in pending]
+    assert [vars(line)["timeout_id"] for line in lines] == seen[:1]
+    assert len(seen) == (0 if by == "rolled back" else 2)
+
+
+def test_a_round_that_a_save_has_ended_may_begin_again_without_a_word(
+    order: Order, caplog: pytest.LogCaptureFixture
+) -> None:
+    for status in ("paid", "unpaid"):
+        order.status = status
+        order.save()
+    assert dq.pending_timeouts(order).count() == 1
+    assert "timeout_rearmed" not in [vars(each).get("event") for each in caplog.records]
 
 
 def test_a_block_that_leaves_the_condition_true_closes_the_round_by_hand(order: Order) -> None:
