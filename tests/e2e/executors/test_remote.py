@@ -16,7 +16,7 @@ from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
-from tests.testapp.models import Effect
+from tests.testapp.models import Effect, Order
 from tools import processes
 
 pytestmark = [
@@ -47,6 +47,26 @@ def test_many_fire_in_groups_in_batches_and_outside_a_transaction(
     assert states() == {"fired": len(rows)}
     fired = {**effects("remind"), **effects("remind_many"), **effects("send_outside")}
     assert fired == {row.pk: 1 for row in rows}
+
+
+def test_their_processes_ask_before_they_act(
+    engine: Engine, start_worker: Start, start_remote: Start, declare: Callable[..., Any]
+) -> None:
+    declare(Order, name="ask_first")
+    by_answer = dict(zip(("open", "paid", "silent"), due_now("ask_first", 3), strict=True))
+    for answer, row in by_answer.items():
+        Order.objects.filter(pk=row.object_id).update(note=answer)
+    start_remote(POLICIES="ask_first")
+    worker = start_worker(POLICIES="ask_first")
+    wait_until(settled(2), seconds=120)
+    silent = by_answer["silent"]
+    wait_until(lambda: Timeout.objects.get(pk=silent.pk).attempts == 1, "no answer is a failed attempt", seconds=60)
+    end(worker)
+    for row in by_answer.values():
+        row.refresh_from_db()
+    assert [row.state for row in by_answer.values()] == ["fired", "skipped", "pending"]
+    assert silent.errors[0]["error"] == "TimeLimitExceeded"
+    assert effects("ask_first") == {by_answer["open"].pk: 1}
 
 
 @pytest.mark.usefixtures("short_lease")

@@ -1,0 +1,47 @@
+"""Real workers ask before they act, also in a burst, with and without Redis."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_delayq.models import Timeout
+from tests.support.processes import due_now, effects
+from tests.support.waiting import wait_until
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]
+
+
+@pytest.mark.usefixtures("redis_client")
+@pytest.mark.parametrize("arguments", [["--burst"], []])
+@pytest.mark.parametrize("redis", ["with Redis", "without"])
+def test_a_worker_acts_on_an_answer_and_not_without_one(
+    declare: Callable[..., Any],
+    start_command: Callable[..., subprocess.Popen[bytes]],
+    arguments: list[str],
+    redis: str,
+) -> None:
+    declare(Order, name="ask_first")
+    answers = ("open", "paid", "silent", "open")
+    rows = due_now("ask_first", len(answers))
+    for answer, row in zip(answers, rows, strict=True):
+        Order.objects.filter(pk=row.object_id).update(note=answer)
+    environment = {
+        "DELAYQ_TEST_POLICIES": "ask_first",
+        **({} if redis == "with Redis" else {"DELAYQ_TEST_WITHOUT_REDIS": "1"}),
+    }
+    worker = start_command("delayq_worker", *arguments, env=environment)
+    if not arguments:
+        tried = Timeout.objects.filter(attempts=1)
+        wait_until(lambda: tried.count() == len(answers), "each has been tried", seconds=60)
+        worker.terminate()
+    assert worker.wait(60) == 0
+    for row in rows:
+        row.refresh_from_db()
+    assert [row.state for row in rows] == ["fired", "skipped", "pending", "fired"]
+    assert rows[2].errors[0]["error"] == "TimeLimitExceeded"
+    assert effects("ask_first") == {rows[0].pk: 1, rows[3].pk: 1}
