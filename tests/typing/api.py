@@ -14,9 +14,11 @@ from django.db.models import Q, QuerySet
 import django_delayq
 from django_delayq import (
     Deadline,
+    Fired,
     Late,
     Limits,
     Retry,
+    Skip,
     Snooze,
     Story,
     TimeoutPolicy,
@@ -209,3 +211,32 @@ def rows(row: Timeout) -> None:
     assert_type(row.settled_at, datetime | None)
     assert_type(row.idempotency_key, str)
     row.due_at = 7  # type: ignore[assignment]
+
+
+@cancel_unpaid.confirm(timeout=timedelta(seconds=10))
+def ask(order: Order, timeout: Timeout) -> Skip | Snooze | None:
+    assert_type(order, Order)
+    return Skip("paid") if order.note else None
+
+
+@cancel_unpaid.confirm()
+async def ask_later(order: Order, timeout: Timeout) -> Snooze | None:
+    return Snooze(minutes=5)
+
+
+@cancel_unpaid.confirm()  # type: ignore[arg-type] # yes or no is no answer
+def answer_yes(order: Order, timeout: Timeout) -> bool:
+    return True
+
+
+@cancel_unpaid.confirm()  # type: ignore[arg-type] # that the handler has fired is no answer
+def answer_fired(order: Order, timeout: Timeout) -> Fired:
+    return Fired("no")
+
+
+cancel_unpaid.confirm(timeout=10)  # type: ignore[arg-type]
+
+
+@timeout_policy(Order)
+def keep(order: Order, timeout: Timeout) -> Fired | Skip | None:
+    return Fired("found paid") if order.note else Skip("why")

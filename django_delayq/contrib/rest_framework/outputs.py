@@ -216,6 +216,12 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     )
     condition = serializers.SerializerMethodField(help_text=_("null: none."))
     handler = serializers.CharField(source="policy.handler_path")
+    confirm_seconds = serializers.FloatField(
+        source="policy.confirmation.seconds",
+        default=None,
+        allow_null=True,
+        help_text=_("How long its `confirm` function may take, which is asked first; null: it has none."),
+    )
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
     together = serializers.IntegerField(source="policy.together", allow_null=True)

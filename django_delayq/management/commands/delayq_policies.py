@@ -55,4 +55,6 @@ def _guards(state: PolicyState) -> str:
         found += [f"rate {rate_text(limits.rate)}"] if limits.rate else []
         found += [f"snoozes {limits.snoozes}"] if limits.snoozes is not None else []
         found += [f"total {length_text(limits.total)}"] if limits.total is not None else []
+    if (confirmation := state.policy.confirmation) is not None:
+        found.append(f"confirm {duration_text(confirmation.timeout)}")
     return ", ".join(found)

@@ -154,7 +154,7 @@ def test_exception_classes_that_are_made_for_each_call_are_one_kind_and_are_not_
     for _ in range(3):
         fire(due(Order.objects.create(), policy))
     assert [bool(line.exc_info) for line in lines(caplog, "timeout_failed")] == [True, False, False]
-    assert len(firing_state._logged_at) == 1
+    assert len(firing_state._log_interval._logged_at) == 1
 
 
 def test_at_debug_a_line_states_why_a_timeout_does_not_fire(
