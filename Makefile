@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test oracle test-matrix matrix guarantees lint docs docs-links bench chaos coverage mutants messages screenshots clean
+.PHONY: help demo check test test-all oracle test-matrix matrix guarantees lint docs docs-links bench chaos coverage mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -13,9 +13,16 @@ demo: ## Watch a shop whose orders cancel themselves (ORDERS=... REVIEWS=... for
 	@$(PYTHON) tools/environment.py demo
 	@$(BIN)/python example_project/demo.py
 
-test: ## Set up, then run the whole suite on every database this machine has (STAGES="lint sqlite": only these)
+check: ## Before each commit: style, types, unit tests, and a sample of the others on SQLite; some minutes
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/suite.py check
+
+test: ## Set up, then run all tests on SQLite, and what depends on it, with a sample of the others, on each other database (STAGES="lint sqlite": only these)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py $(STAGES)
+
+test-all: ## As test, with all tests on each database
+	@WHOLE=1 $(MAKE) --no-print-directory test
 
 oracle: ## The tests that a change of the structure must leave as they are, on every database this machine has
 	@$(PYTHON) tools/environment.py test

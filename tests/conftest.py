@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import sampling
 from tools import processes
 from tools.servers import PgbouncerServer
 
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.fixtures"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are not in the sample, if `DELAYQ_TEST_SAMPLE` asks for one."""
+    if sampling.SIZE:
+        is_second = os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite"
+        always = sampling.DIALECT if is_second else ()
+        kept = sampling.sample([item.nodeid for item in items], int(sampling.SIZE), always=always)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
 
 
 def pytest_collection_finish() -> None:

@@ -83,6 +83,11 @@ NO_SECOND_RUN = (
     "tests/engine/test_random_faults.py",
 )
 """One failure here in a hundred runs is a defect: these tests provoke what happens rarely."""
+SAMPLED = {} if os.environ.get("WHOLE") else {"DELAYQ_TEST_SAMPLE": "3"}
+"""Of what a stage repeats, one test in three, another third each day, and all that depend on the database: see
+`tests/sampling.py`. `make test-all` repeats all."""
+FAST = {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_SAMPLE": "8"}
+"""Of `make check`: what two cores run in less than five minutes."""
 Command = Sequence[str]
 LINT: Sequence[Command] = (
     ("ruff", "check"),
@@ -256,11 +261,19 @@ def _stages() -> list[Stage]:
             "unit tests and most of integration on the newest Python and Django, on SQLite",
             (),
             [["newest", *newest[1:]]],  # it computes; the lane of tests that wait has room for it
-            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single"},
+            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single", **SAMPLED},
             is_optional=True,
         ),
         _on_server("mariadb", "what touches the database, on MariaDB (server at +08:00)", "MySQLdb", alone=True),
         _connections(),
+        Stage(
+            "check",
+            "style and types, unit tests, the docs, and one in eight of the other tests, on SQLite",
+            [_computing("tests/unit", "tests/typing"), _computing("tests", options=NO_BROWSER, ignored=["tests/unit"])],
+            [*LINT[:3], LINT[4], ["pytest", "-n", IN_THREADS, THREADS]],
+            FAST,
+            is_on_demand=True,
+        ),
         *(_oracle(name) for name in ("sqlite", "postgresql", "mariadb")),
     ]
 
@@ -276,7 +289,7 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
         words,
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
         [*_waiting(browser=False, ignored=processes), *real_orders],
-        {"DELAYQ_TEST_DB": name},
+        {"DELAYQ_TEST_DB": name, **SAMPLED},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
         alone=alone,
@@ -314,7 +327,7 @@ def _routers() -> Stage:
         "decisions and answers behind a replica that is always stale, on SQLite",
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
         [["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), *_ignore(_threads(*NOT_OF_THREADS)), THREADS]],
-        {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
+        {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica", **SAMPLED},
     )
 
 
@@ -333,7 +346,7 @@ def _connections() -> Stage:
             ["DELAYQ_TEST_POOLER=pgbouncer", *most],
             ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
         ],
-        {"DELAYQ_TEST_DB": "postgresql"},
+        {"DELAYQ_TEST_DB": "postgresql", **SAMPLED},
         needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
         needs_module="psycopg_pool",
     )

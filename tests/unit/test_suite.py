@@ -100,7 +100,7 @@ def test_the_oracle_runs_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_oracle_has_the_same_tests_on_each_database() -> None:
-    stages = [stage for stage in suite._stages() if stage.is_on_demand]
+    stages = [stage for stage in suite._stages() if stage.name.startswith("oracle-")]
     assert [stage.environment["DELAYQ_TEST_DB"] for stage in stages] == ["sqlite", "postgresql", "mariadb"]
     for stage in stages:
         names = {word for command in (*stage.computing, *stage.waiting) for word in command}
