@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 # `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four.
 SOURCES = {
-    "code lines of the core": (15_750, 9_500),
+    "code lines of the core": (15_800, 9_500),
     "code lines of the edges": (7_550, 4_900),
     "modules": (193, 120),
     "longest chain of imports": (20, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (237, 90),
+    "numeric constants": (238, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (32, 8),
 }
