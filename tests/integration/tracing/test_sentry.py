@@ -149,7 +149,9 @@ def test_nothing_of_a_scope_reaches_the_next_timeout(declare: Declare, sentry: E
     first, second = Order.objects.create(), Order.objects.create()
     policy = declare(Order, handler, name="fails", retry=dq.Retry.never())
     rows = [due(first, policy), due(second, policy)]
+    sentry_sdk.add_breadcrumb(message="of this thread")
     fire(*rows)
+    assert "of this thread" not in str(sentry[0]["breadcrumbs"])
     assert [event["tags"]["delayq.object"] for event in sentry] == [str(first.pk), str(second.pk)]
     assert sentry[0]["tags"]["provider"] == "one"
     assert sentry[1]["tags"] == tags_of(rows[1], 1)
