@@ -35,19 +35,14 @@ _log_interval = LogInterval(LOG_SECONDS)
 
 def get_around() -> Sequence[Around]:
     """Return the functions in `DELAYQ["AROUND"]`. Raises ConfigError."""
-    around = get_settings().around
-    return _imported(around) if around else ()
+    return [_callable_at(each) if isinstance(each, str) else each for each in get_settings().around]
 
 
 @functools.cache
-def _imported(around: tuple[str | Around, ...]) -> tuple[Around, ...]:
-    return tuple([_callable_at(each) if isinstance(each, str) else each for each in around])
-
-
 def _callable_at(path: str) -> Around:
     try:
         found = import_string(path)
-    except ImportError as error:
+    except Exception as error:  # the module may raise anything
         hint = ""
         if path.startswith(CONTRIB):  # its module has the name of the extra
             hint = f" Install django-delayq[{path.removeprefix(CONTRIB).partition('.')[0]}]."
@@ -84,9 +79,6 @@ def current_trace() -> str:
                 return str(trace)
     except Exception as error:
         if _log_interval.is_over("trace"):
-            words, facts = (
-                "The trace of a timeout is not known, because of DELAYQ['AROUND']",
-                {"event": "around_failed"},
-            )
-            logger.error(words, exc_info=shown(error), extra=facts)
+            words = "The trace of a timeout is not known, because of DELAYQ['AROUND']"
+            logger.error(words, exc_info=shown(error), extra={"event": "around_failed"})
     return ""

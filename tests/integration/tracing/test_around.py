@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,6 +69,19 @@ def test_each_call_of_a_handler_is_surrounded(declare: Declare, around: Around, 
     assert seen == [("outer", "inner")] * calls
     assert noted == ["surrounded 3", "returned"] if mode == "batch" else ["surrounded 1", "returned"] * 3
     assert INSIDE.get() == ()
+
+
+class Unhashable:
+    __hash__: Any = None
+
+    def __call__(self, policy: Any, timeouts: Sequence[Timeout]) -> Any:
+        return outer(policy, timeouts)
+
+
+def test_an_object_that_can_be_called_is_accepted(order: Order, declare: Declare, around: Around) -> None:
+    around(Unhashable(), functools.partial(outer))
+    fire(due(order, declare(Order, name="surrounded")))
+    assert noted == ["surrounded 1", "surrounded 1", "returned", "returned"]
 
 
 def test_an_async_handler_is_surrounded(order: Order, declare: Declare, around: Around) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from django_delayq.contrib.opentelemetry import current_trace
 from django_delayq.ledger import traces
 from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.integration.tracing.conftest import Around, Spans
 from tests.testapp.models import Order
 from tests.testapp.timeouts import cancel_unpaid
@@ -208,7 +210,7 @@ WRONG = {
 def test_a_wrong_path_is_named_by_a_check_and_prevents_no_schedule(
     order: Order, around: Around, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    traces._imported.cache_clear()
+    traces._callable_at.cache_clear()
     for module in ("opentelemetry", "sentry_sdk"):
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(sys.modules, f"django_delayq.contrib.{module.removesuffix('_sdk')}", raising=False)
@@ -221,6 +223,18 @@ def test_a_wrong_path_is_named_by_a_check_and_prevents_no_schedule(
     assert error.msg == str(raised.value)
     by_hand(order)
     assert traces_of(order) == [""]
+
+
+def test_a_module_that_raises_is_named_by_a_check_and_prevents_nothing(
+    order: Order, around: Around, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("observer_that_raises.py").write_text("raise RuntimeError('no license')")
+    monkeypatch.syspath_prepend(tmp_path)
+    around("observer_that_raises.around")
+    [error] = [each for each in run_checks() if each.id == "django_delayq.E008"]
+    assert "cannot be imported: no license" in error.msg
+    schedule_timeout(order, "remind", seconds=0)
+    assert int(fire_due()) == 1
 
 
 @pytest.mark.parametrize("value", ["a.b", {"a.b"}, ["no path"], [5], None])
