@@ -126,8 +126,13 @@ def test_an_outcome_is_no_event(order: Order, declare: Declare, sentry: Events, 
     assert sentry == []
 
 
-def test_a_handler_that_gives_up_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
+@pytest.mark.parametrize("is_returned", [True, False])
+def test_a_handler_that_gives_up_is_one_event(
+    order: Order, declare: Declare, sentry: Events, is_returned: bool
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> dq.GiveUp:
+        if is_returned:
+            return dq.GiveUp("the account is closed")
         raise dq.GiveUp("the account is closed")
 
     row = due(order, declare(Order, handler, name="fails"))
