@@ -27,7 +27,7 @@ def around(
 
     What they raise themselves is logged once a minute for each: a timeout must fire although it is not observed.
 
-    Another thread that abandons the call uses `call.abandoned`, because this thread may not come back.
+    Another thread that abandons the call notifies `call.observers`, because this thread may not come back.
     """
     try:
         functions = get_around()
