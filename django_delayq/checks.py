@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -28,6 +28,7 @@ from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
@@ -70,7 +71,8 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
             import_string(settings.executor)
         except ImportError as error:
             yield Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003")
-    checks = ((partial(check_source, settings.redis), "django_delayq.E001"), (get_scrubber, "django_delayq.E007"))
+    checks: list[tuple[Callable[[], object], str]] = [(partial(check_source, settings.redis), "django_delayq.E001")]
+    checks += [(get_scrubber, "django_delayq.E007"), (get_around, "django_delayq.E008")]
     for check, error_id in checks:
         try:
             check()

@@ -62,6 +62,8 @@ class Settings:
         handler_limit: how long a handler may run if its policy declares no `Limits(run=...)`; None: without limit.
         installation: the name of this installation. A worker refuses a ledger of another name. None: no check.
         executor: dotted path of the class that runs firings; None: threads of the worker process.
+        around: functions `(policy, timeouts)` that return context managers, or dotted paths to some. They are entered
+            around each call of a handler, for tracing: see `ledger.traces`.
     """
 
     redis: str | Callable[[], Any] | None = field(default=None, repr=False)  # a URL may contain a password
@@ -79,6 +81,7 @@ class Settings:
     executor: str | None = None
     handler_limit: timedelta | None = None
     installation: str | None = None
+    around: tuple[str | Callable[..., Any], ...] = ()
 
     @property
     def longest_lease(self) -> timedelta:
@@ -116,8 +119,8 @@ def _is_redis_alias(alias: str) -> bool:
 def _checked(key: str, value: Any) -> Any:
     """Return `value` if it is valid for `key`; otherwise raise ConfigError, at the start and not at a deadline."""
     default = KEYS[key].default
-    if key == "REDIS":
-        return _checked_redis(value)
+    if key in _CHECKED_APART:
+        return _CHECKED_APART[key](value)
     if value is None and default is None:
         return None
     if isinstance(default, timedelta) or key == "HANDLER_LIMIT":
@@ -168,6 +171,16 @@ def _checked_redis(value: Any) -> Any:
         f"DELAYQ['REDIS'] is {shown}, which is neither a URL nor a dotted path nor a cache alias served by Redis. "
         f"Such aliases here: {known}."
     )
+
+
+def _checked_around(value: Any) -> Any:
+    listed = value if isinstance(value, list | tuple) else None
+    if listed is None or not all(_is_dotted(each) or callable(each) for each in listed):
+        raise ConfigError(f"DELAYQ['AROUND'] must be a list of callables, or of dotted paths to some, not {value!r}.")
+    return tuple(listed)
+
+
+_CHECKED_APART: dict[str, Callable[[Any], Any]] = {"REDIS": _checked_redis, "AROUND": _checked_around}
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

@@ -38,6 +38,13 @@ class TimeLimitExceeded(DelayqError):
     """A call of a handler took longer than its limit. The attempt failed, and its transaction, if any, rolled back."""
 
 
+class Abandoned(BaseException):
+    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
+
+    Not an `Exception`, so that a handler does not catch it by mistake.
+    """
+
+
 class NotMigrated(DelayqError):
     """The database lacks tables or columns, because migrations are not applied."""
 

@@ -172,6 +172,8 @@ class Timeout(models.Model):
     """What its policy has computed of them; the deadline is later if holds have moved it. NULL if `terms` is."""
     share: Field[str, str] = models.CharField(max_length=64, default="", editable=False)
     """The value by which the rate of its policy counts it, see `ledger.shares`; empty: it has none."""
+    trace: Field[str, str] = models.CharField(max_length=55, default="", editable=False)
+    """The `traceparent` of the code that has begun its round, see `ledger.traces`; empty: it is not known."""
     extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
     attempts: Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
     payload: Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)

@@ -97,6 +97,7 @@ class Attempt:
 
     def _run(self) -> None:
         running = firing_state.running[threading.get_ident()]
+        running.contexts.clear()
         self.guards = stop_cache.guards(self.policy, self.using)
         with firing_transaction(self.using):
             checkpoint("begun")

@@ -35,9 +35,11 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
 from django_delayq.clock import plural
+from django_delayq.exceptions import Abandoned
+from django_delayq.firing.around import around
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Abandoned, Call, RunningWork
+from django_delayq.firing.work import Call, RunningWork
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
@@ -125,7 +127,8 @@ def call_handler(
         results.append(result)
 
     try:
-        _call(running, call, act)
+        with around(policy, timeouts, call):
+            _call(running, call, act)
     finally:
         running.awaited = running.cancel = None
     return results[0]
@@ -185,6 +188,9 @@ def _call(running: RunningWork, call: Call, act: Callable[[], object]) -> None:
         check.run(act)
         has_returned = True
     finally:
+        if call.observers:
+            call.context = check.context
+            running.contexts.append(check.context)
         running.leave(call, outer)
         left, policy = check.end(), running.work.policy
         if left.lost and has_returned:
@@ -194,11 +200,17 @@ def _call(running: RunningWork, call: Call, act: Callable[[], object]) -> None:
 
 
 def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
-    """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises."""
+    """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises.
+
+    If one call of a handler alone has registered them, they run in its context, so that tracing knows what they are of.
+    """
     running = firing_state.running[threading.get_ident()]
+    context = running.contexts[0] if len(running.contexts) == 1 else None
     close_changed()
     while callbacks:
-        error = raised_by(partial(_call, running, Call(), callbacks.popleft()))
+        act = callbacks.popleft() if context is None else partial(context.run, callbacks.popleft())
+        error = raised_by(partial(_call, running, Call(), act))
         if error is not None:
-            logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
+            words = "An on_commit() callback raised; its transaction is committed."
+            Call(context=context).log(logger.error, words, exc_info=shown(error))
         del error  # its traceback refers to this frame

@@ -85,20 +85,21 @@ class _Before:
 class SessionCheck:
     """Run user code of this thread, and end what it leaves behind on the connections. Make one for each call."""
 
-    __slots__ = ("_before", "_begun", "_changed", "_inside")
+    __slots__ = ("_before", "_begun", "_changed", "_inside", "context")
 
     def __init__(self) -> None:
         self._before = [_Before(connection) for connection in connections.all()]
         self._inside = {each.connection.alias for each in self._before if each.connection.in_atomic_block}
         self._changed: dict[str, str] = {}
         self._begun: set[str] = set()
+        self.context = contextvars.copy_context()
 
     def run(self, act: Callable[[], object]) -> None:
         """Call `act`, with a copy of the context of this thread. What it raises passes."""
         for each in self._before:
             each.connection.execute_wrappers.append(self)
         try:
-            contextvars.copy_context().run(act)
+            self.context.run(act)
         finally:
             for each in self._before:
                 each.connection.execute_wrappers[:] = each.wrappers

@@ -44,7 +44,8 @@ def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
             others = len(call.timeout_ids) - 1
             together = f", together with {plural(others, 'other')}" if others else ""
             times, facts = _timing(row.could_fire_at(), call.at or row.settled_at, call.took or 0.0)
-            logger.info("%s fired %s%s", _name(row, call), times, together, extra=_extra(row, "timeout_fired", **facts))
+            extra = _extra(row, "timeout_fired", **facts)
+            call.log(logger.info, "%s fired %s%s", _name(row, call), times, together, extra=extra)
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:
             why = _SKIPPED.get(Cause(row.cause), row.reason)
             name = _name(row, call_of.get(row.pk))
@@ -81,7 +82,8 @@ def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:
     if not logger.isEnabledFor(logging.INFO):
         return
     args = _name(row, call), _until(row, now), f": {reason}" if reason else ""
-    logger.info("%s snoozes, and is tried again %s%s", *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
+    extra = _extra(row, "timeout_snoozed", next_at=row.run_at)
+    call.log(logger.info, "%s snoozes, and is tried again %s%s", *args, extra=extra)
 
 
 def log_failure(row: Timeout, error: BaseException, now: datetime, call: Call, *, is_recorded: bool) -> None:
@@ -109,7 +111,8 @@ def log_failure(row: Timeout, error: BaseException, now: datetime, call: Call, *
     has_trace = not is_decided and (is_dead or firing_state.is_time_to_log((row.policy, str(type(error)))))
     if is_recorded and row.state == State.PENDING:
         facts["next_at"] = row.run_at
-    logger.log(
+    call.log(
+        logger.log,
         logging.ERROR if is_error else logging.WARNING,
         "%s %s: %s",
         _name(row, call),

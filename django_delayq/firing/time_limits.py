@@ -35,13 +35,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
-from django_delayq.exceptions import TimeLimitExceeded
+from django_delayq.exceptions import Abandoned, TimeLimitExceeded
 from django_delayq.firing import rails
 from django_delayq.firing.failures import persistently, record_error
 from django_delayq.firing.handler import raised_by, run_callbacks, tracked
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Abandoned, Call, RunningWork
+from django_delayq.firing.work import Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, revoke, share_with_thread, unshare
 from django_delayq.ledger.history import PACKAGE, is_user_code
@@ -152,6 +152,11 @@ class _LimitedThread:
             return f"took longer than {self.abandoned_after:g} s"
         return f"was interrupted by {type(self.interruption).__name__}"
 
+    @property
+    def cause(self) -> BaseException:
+        """Return the error of the call that was abandoned."""
+        return self.interruption or TimeLimitExceeded(f"It {self.end}, and was abandoned: {self.place}")
+
     def _act_with_shared(self, act: Callable[[], None]) -> None:
         if not self._begun.acquire(blocking=False):
             return
@@ -184,6 +189,8 @@ class _LimitedThread:
         revoke(self.shared)
         cut(self.shared)
         firing_state.abandoned.append(thread)
+        for observer in call.observers:
+            observer.abandoned(self.cause)
         if (cancel := self.running.cancel) is not None:  # read once: a coroutine that has just ended removes it
             with suppress(RuntimeError):  # its event loop has just been closed
                 cancel()
@@ -209,7 +216,7 @@ def _interrupt(thread_id: int) -> None:
 
 def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, report: ReportBuilder, using: str) -> None:
     """Record the failed attempt of the timeout whose handler hangs; of a batch only log it."""
-    error = limited.interruption or TimeLimitExceeded(f"It {limited.end}, and was abandoned: {limited.place}")
+    error = limited.cause
     if len(call.timeout_ids) > 1:
         logger.warning(
             "A handler of %s is called again with each of its %d timeouts alone. %s",

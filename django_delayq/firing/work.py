@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import deque
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from django.conf import settings
 from django.dispatch import Signal
@@ -21,6 +23,7 @@ from django.utils import timezone
 
 from django_delayq.clock import check_moment
 from django_delayq.engine.records import MAX_ID
+from django_delayq.exceptions import Abandoned
 from django_delayq.models import Timeout
 
 VERSION: Final = 1
@@ -159,11 +162,11 @@ def suits_use_tz(value: Any) -> bool:
     return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ
 
 
-class Abandoned(BaseException):
-    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
+class Observer(Protocol):
+    """What is to know that another thread has abandoned a call."""
 
-    Not an `Exception`, so that a handler does not catch it by mistake.
-    """
+    def abandoned(self, error: BaseException) -> None:
+        """Note it; `error` is the cause."""
 
 
 @dataclass(slots=True)
@@ -185,6 +188,15 @@ class Call:
     """How many seconds it may take, if that is not the limit of the handler."""
     obj: Any = None
     """The locked object of its first timeout, by which the log names it."""
+    context: contextvars.Context | None = None
+    """The context variables of the call, among them what `AROUND` has set; None: that setting is empty."""
+    observers: Sequence[Observer] = ()
+    """The context managers of `AROUND`."""
+
+    def log(self, log: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Call a function of a logger in the context of the call, so that tracing adds what it knows of the call."""
+        run = partial(log, stacklevel=2) if self.context is None else partial(self.context.run, log, stacklevel=2)
+        run(*args, **options)
 
     def within(self, limit_seconds: float) -> float:
         """Return how many seconds it may take: its own limit, or else that of the handler."""
@@ -204,6 +216,8 @@ class RunningWork:
     """The `ReportBuilder` of the transaction whose `on_commit` callbacks are running."""
     callbacks: deque[Callable[[], object]] = field(default_factory=deque)
     """Those of them that have not begun."""
+    contexts: list[contextvars.Context] = field(default_factory=list)
+    """The contexts of the calls in the present transaction, if `AROUND` names something."""
     awaited: Any = None
     """The awaitable that an async handler returned."""
     cancel: Callable[[], object] | None = None

@@ -38,7 +38,7 @@ ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_a
 ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until", "ready_at", "snoozes")
 ROUND_FIELDS += ("retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request")
 ROUND_FIELDS += ("deaths", "suspected_at", "first_failed_at", "last_failed_at", "terms", "computed_due_at")
-ROUND_FIELDS += ("share",)
+ROUND_FIELDS += ("share", "trace")
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""

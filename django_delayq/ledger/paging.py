@@ -37,6 +37,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.shares import shares_of
 from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
+from django_delayq.ledger.traces import current_trace
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def insert_rounds(
     """
     common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
     common |= {"queue": policy.queue, "payload": payload, "reason": clipped(reason), "created_at": clock.now()}
-    common["terms"] = terms
+    common |= {"terms": terms, "trace": current_trace()}
     reports_inserted = connections[using].features.supports_update_conflicts_with_target  # not MySQL
     count = 0
     for page in chunks(sorted(rounds)):
@@ -250,6 +251,7 @@ def _write(
             given["run_at"] = [*map(written_as, map(policy.opening, due))]
     rows = json.dumps([dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)])
     empty = tuple(name for name in ("payload", "since_at", "terms") if common.get(name, given) is None)
+    empty += () if common["trace"] else ("trace",)
     shape = (using, tuple(given), empty, replace)
     if connection.features.supports_update_conflicts_with_target:
         written = _inserted.rows(*shape, rows=rows, **common)
@@ -263,12 +265,13 @@ def _write(
 def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: bool) -> Raw:
     connection = connections[using]
     common = ("policy", "content_type_id", "key", "queue", "payload", "reason", "created_at", "since_at", "terms")
-    columns: dict[str, Any] = {name: param(name) for name in (*common, *TIMES)} | {
+    columns: dict[str, Any] = {name: param(name) for name in (*common, "trace", *TIMES)} | {
         name: f"given.{name}" for name in given
     }
     if "terms" not in empty:
         columns["computed_due_at"] = columns["due_at"]
-    columns |= dict.fromkeys(empty, "NULL")  # as a parameter it would have no type
+    # As a parameter it would have no type.
+    columns |= {name: "''" if name == "trace" else "NULL" for name in empty}
     returning: Sequence[str] = ("id",)
     if "due_at" in given:
         columns |= dict.fromkeys(set(TIMES) - set(given), "given.due_at")

@@ -31,6 +31,7 @@ from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
+from django_delayq.ledger.traces import current_trace
 from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.policies import registry
 from django_delayq.policy_options import MAX_STORED
@@ -71,6 +72,7 @@ def new_row(
         "created_at": clock.now(),
         "idempotency_key": new_idempotency_key(),
         "slot": subject.slot,
+        "trace": current_trace(),
     }
     if columns.get("terms") is not None:
         given["computed_due_at"] = due_at
@@ -279,18 +281,21 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
 
     The caller has set their `terms`. Their clocks run, also of those that were held.
     """
-    moves, was_held = [], False
+    moves, was_held, has_new_trace, trace = [], False, False, current_trace()
     for row, since_at, due_at in rounds:
         if row.state == State.HELD:
             vars(row).update(RUNNING_CLOCK)
             was_held = True
         row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
         row.idempotency_key = new_idempotency_key()
+        has_new_trace = has_new_trace or row.trace != trace
+        row.trace = trace
         row.computed_due_at = None if row.terms is None else due_at
         moves.append((row, due_at, due_at))
     columns: tuple[str, ...] = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
     columns += tuple(RUNNING_CLOCK) if was_held else ()
     columns += ("share",) if set_shares([row for row, *_ in moves], using) else ()
+    columns += ("trace",) if has_new_trace else ()
     at = clock.now()
     return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
 

@@ -250,6 +250,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('pending', 'pending'), ('held', 'on hold'), ('firing', 'firing'), ('fired', 'fired'), ('skipped', 'skipped'), ('cancelled', 'cancelled'), ('dead', 'dead')], default='pending', max_length=10, verbose_name='state')),
                 ('key', models.CharField(blank=True, default='', max_length=200, verbose_name='key')),
                 ('share', models.CharField(default='', editable=False, max_length=64)),
+                ('trace', models.CharField(default='', editable=False, max_length=55)),
                 ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'decided by the handler'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place'), ('limit', 'a limit of its policy'), ('shadow', 'its policy is in shadow mode'), ('retired', 'its policy was retired')], default='', max_length=12, verbose_name='cause')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
                 ('payload', models.JSONField(blank=True, default=None, null=True, verbose_name='payload')),

@@ -16,10 +16,10 @@ import pytest
 from django.db import Error, connection, transaction
 
 import django_delayq as dq
+from django_delayq.exceptions import Abandoned
 from django_delayq.firing import time_limits
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Abandoned
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import WAIT, due, fire, state
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun

@@ -1,0 +1,1 @@
+"""Traces of OpenTelemetry, and scopes of Sentry."""

@@ -1,0 +1,299 @@
+"""What `AROUND` names is entered around each call of a handler, and cannot disturb it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import MODES, due, fire, state
+from tests.integration.firing.limits import LIMITS, RETRY, compute, overrun
+from tests.integration.tracing.conftest import Around
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+Handler = Callable[[Any, Any], None]
+INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
+noted: list[str] = []
+
+
+@contextmanager
+def outer(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    token = INSIDE.set((*INSIDE.get(), "outer"))
+    noted.append(f"{policy.name} {len(timeouts)}")
+    try:
+        yield
+    except Exception as error:
+        noted.append(type(error).__name__)
+        raise
+    else:
+        noted.append("returned")
+    finally:
+        INSIDE.reset(token)
+
+
+@contextmanager
+def inner(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    token = INSIDE.set((*INSIDE.get(), "inner"))
+    try:
+        yield
+    finally:
+        INSIDE.reset(token)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    noted.clear()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_call_of_a_handler_is_surrounded(declare: Declare, around: Around, mode: str) -> None:
+    seen = []
+
+    def handler(target: Any, timeouts: Any) -> None:
+        seen.append(INSIDE.get())
+
+    around(f"{__name__}.outer", inner)
+    policy = declare(Order, handler, name="surrounded", **MODES[mode])
+    rows = [due(Order.objects.create(), policy) for _ in range(3)]
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+    calls = 1 if mode == "batch" else 3
+    assert seen == [("outer", "inner")] * calls
+    assert noted == ["surrounded 3", "returned"] if mode == "batch" else ["surrounded 1", "returned"] * 3
+    assert INSIDE.get() == ()
+
+
+class Unhashable:
+    __hash__: Any = None
+
+    def __call__(self, policy: Any, timeouts: Sequence[Timeout]) -> Any:
+        return outer(policy, timeouts)
+
+
+def test_an_object_that_can_be_called_is_accepted(order: Order, declare: Declare, around: Around) -> None:
+    around(Unhashable(), functools.partial(outer))
+    fire(due(order, declare(Order, name="surrounded")))
+    assert noted == ["surrounded 1", "surrounded 1", "returned", "returned"]
+
+
+def test_an_async_handler_is_surrounded(order: Order, declare: Declare, around: Around) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        await Effect.objects.acreate(what=" ".join(INSIDE.get()), object_id=obj.pk)
+
+    around(outer, inner)
+    fire(due(order, declare(Order, handler, name="asynchronous")))
+    assert Effect.objects.get().what == "outer inner"
+
+
+@pytest.mark.parametrize("error", [ValueError, dq.Skip, dq.GiveUp])
+@pytest.mark.parametrize("mode", ["alone", "outside"])
+def test_what_a_handler_raises_passes(
+    order: Order, declare: Declare, around: Around, error: type[Exception], mode: str
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise error("no")
+
+    around(outer, inner)
+    row = due(order, declare(Order, handler, name="raises", retry=dq.Retry([60]), **MODES[mode]))
+    fire(row)
+    expected = {ValueError: ("pending", ""), dq.Skip: ("skipped", "handler"), dq.GiveUp: ("dead", "handler")}
+    assert state(row) == expected[error]
+    assert [each["message"] for each in row.errors] == ["no"] * (error is ValueError)
+    assert noted == ["raises 1", error.__name__]
+
+
+@contextmanager
+def swallow(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        noted.append("swallowed")
+
+
+@contextmanager
+def translate(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise LookupError("translated") from error
+
+
+@pytest.mark.parametrize("function", [swallow, translate])
+def test_an_error_of_a_handler_cannot_be_suppressed_or_replaced(
+    order: Order, declare: Declare, around: Around, function: Any
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError("no")
+
+    around(function)
+    row = due(order, declare(Order, handler, name="raises", retry=dq.Retry([60])))
+    fire(row)
+    assert state(row) == ("pending", "")
+    assert row.errors[0]["error"] == "ValueError"
+
+
+def no_manager(policy: Any, timeouts: Sequence[Timeout]) -> Any:
+    return None
+
+
+def raises(policy: Any, timeouts: Sequence[Timeout]) -> Any:
+    raise RuntimeError("not made")
+
+
+@contextmanager
+def raises_first(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    raise RuntimeError("not entered")
+    yield
+
+
+@contextmanager
+def raises_last(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    yield
+    raise RuntimeError("not left")
+
+
+BROKEN = [no_manager, raises, raises_first, raises_last, f"{__name__}.no_such_function"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("function", BROKEN)
+def test_an_error_of_a_function_is_logged_once_a_minute_and_prevents_no_firing(
+    declare: Declare, around: Around, caplog: pytest.LogCaptureFixture, function: Any, mode: str
+) -> None:
+    def handler(target: Any, timeouts: Any) -> None:
+        seen.append(INSIDE.get())
+
+    seen: list[Any] = []
+    around(function, outer)
+    policy = declare(Order, handler, name="fires", **MODES[mode])
+    rows = [due(Order.objects.create(), policy) for _ in range(3)]
+    caplog.clear()
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+    assert seen
+    [record] = [each for each in caplog.records if vars(each).get("event") == "around_failed"]
+    assert record.levelname == "ERROR"
+    assert "the handler of testapp.order.fires is called nevertheless" in record.getMessage()
+    assert record.exc_info
+    if callable(function):
+        assert set(seen) == {("outer",)}, "the others are entered"
+
+
+def test_a_handler_that_another_one_fires_is_surrounded_too(declare: Declare, around: Around) -> None:
+    from django_delayq.testing import fire_due
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what=" ".join(INSIDE.get()), object_id=obj.pk)
+
+    def fires_others(obj: Order, timeout: Timeout) -> None:
+        fire_due(second)
+
+    around(outer)
+    second = declare(Order, handler, name="second")
+    first = declare(Order, fires_others, name="first", atomic=False)
+    due(Order.objects.create(), second)
+    fire(due(Order.objects.create(), first))
+    assert Effect.objects.get().what == "outer outer"
+    assert noted == ["first 1", "second 1", "returned", "returned"]
+
+
+class Watched:
+    """A context manager that notes that it was abandoned."""
+
+    def __init__(self, policy: Any, timeouts: Sequence[Timeout]) -> None:
+        self.ids = [row.pk for row in timeouts]
+
+    def __enter__(self) -> None:
+        INSIDE.set((*INSIDE.get(), "watched"))
+
+    def __exit__(self, *args: object) -> None: ...
+
+    def abandoned(self, error: BaseException) -> None:
+        noted.append(f"{self.ids} {type(error).__name__}")
+        raise RuntimeError("it fails, too")
+
+
+@pytest.mark.parametrize("mode", ["alone", "outside"])
+def test_a_call_that_takes_too_long_is_abandoned_for_what_surrounds_it(
+    order: Order, declare: Declare, around: Around, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    around(Watched)
+    policy = declare(Order, lambda obj, timeout: compute(), name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode])
+    row = due(order, policy)
+    fire(row)
+    assert overrun(row) == ("pending", 1, "TimeLimitExceeded")
+    assert noted == [f"[{row.pk}] TimeLimitExceeded"]
+    assert [vars(each).get("event") for each in caplog.records] == ["around_failed", "timeout_failed"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_callback_runs_in_the_context_of_the_handler_that_has_registered_it(
+    order: Order, declare: Declare, around: Around, mode: str
+) -> None:
+    def handler(target: Any, timeouts: Any) -> None:
+        INSIDE.set((*INSIDE.get(), "handler"))
+        with transaction.atomic():
+            transaction.on_commit(lambda: seen.append(INSIDE.get()))
+
+    seen: list[Any] = []
+    around(inner)
+    policy = declare(Order, handler, name="registers", **MODES[mode])
+    row = due(order, policy)
+    assert fire(row).fired == (row.pk,)
+    assert seen == [("inner", "handler")]
+    assert INSIDE.get() == ()
+
+
+def test_callbacks_of_several_handlers_run_in_the_context_of_none(declare: Declare, around: Around) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        transaction.on_commit(lambda: seen.append(INSIDE.get()))
+
+    seen: list[Any] = []
+    around(inner)
+    policy = declare(Order, handler, name="registers", together=5)
+    rows = [due(Order.objects.create(), policy) for _ in range(2)]
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+    assert seen == [(), ()]
+
+
+def test_a_callback_that_takes_too_long_does_not_stop_those_behind_it(
+    order: Order, declare: Declare, around: Around
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        transaction.on_commit(compute)
+        transaction.on_commit(lambda: seen.append("second"))
+
+    seen: list[Any] = []
+    around(inner)
+    row = due(order, declare(Order, handler, name="registers", limits=LIMITS, retry=RETRY))
+    assert fire(row).fired == (row.pk,)
+    assert seen == ["second"]
+
+
+def test_a_failed_attempt_is_logged_in_the_context_of_its_handler(
+    order: Order, declare: Declare, around: Around, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        INSIDE.set((*INSIDE.get(), "handler"))
+        raise ValueError("no")
+
+    logged = []
+
+    class Filter:
+        def filter(self, record: Any) -> bool:
+            logged.append(INSIDE.get())
+            return True
+
+    around(inner)
+    row = due(order, declare(Order, handler, name="raises", retry=dq.Retry([60])))
+    caplog.handler.addFilter(Filter())
+    fire(row)
+    assert logged == [("inner", "handler")]
+    assert INSIDE.get() == ()

@@ -1,0 +1,204 @@
+"""An error that is logged for a failed attempt is one event, in the scope of its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sentry_sdk
+from django.db import transaction
+
+import django_delayq as dq
+from django_delayq.firing.state import firing_state
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import MODES, due, fire, make_due, state
+from tests.integration.firing.limits import LIMITS, compute
+from tests.integration.tracing.conftest import Around
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+Events = list[dict[str, Any]]
+NAME = "testapp.order.fails"
+
+
+def tags_of(row: Timeout, attempt: int) -> dict[str, str]:
+    named = {"delayq.policy": row.policy, "delayq.timeout": str(row.pk), "delayq.object": row.object_id}
+    return {**named, "delayq.attempt": str(attempt)}
+
+
+def fails(obj: Any, timeout: Any) -> None:
+    sentry_sdk.add_breadcrumb(message="called the provider")
+    raise LookupError("no such shop")
+
+
+@pytest.mark.parametrize("mode", ["alone", "together", "outside"])
+def test_each_attempt_that_is_logged_as_an_error_is_one_event(
+    order: Order, declare: Declare, sentry: Events, mode: str
+) -> None:
+    row = due(order, declare(Order, fails, name="fails", retry=dq.Retry([0, 0]), **MODES[mode]))
+    fire(row)
+    assert sentry == [], "the first failure is a warning"
+    for attempt in (2, 3):
+        make_due(row)
+        firing_state.forget()  # so that it logs the traceback again
+        fire(row)
+        event = sentry[-1]
+        assert len(sentry) == attempt - 1
+        assert event["tags"] == tags_of(row, attempt)
+        assert (event["transaction"], event["level"], event["logger"]) == (NAME, "error", "django_delayq.firing")
+        [error] = event["exception"]["values"]
+        assert (error["type"], error["value"]) == ("LookupError", "no such shop")
+        assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
+    assert state(row) == ("dead", "retries")
+
+
+def test_an_async_handler_that_fails_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        await Effect.objects.acreate(what="x", object_id=obj.pk)
+        fails(obj, timeout)
+
+    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry.never()))
+    fire(row)
+    [event] = sentry
+    assert event["tags"] == tags_of(row, 1)
+    assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
+
+
+def test_an_error_in_a_callback_is_an_event_of_its_timeout(order: Order, declare: Declare, sentry: Events) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        transaction.on_commit(lambda: fails(obj, timeout))
+
+    row = due(order, declare(Order, handler, name="fails"))
+    assert fire(row).fired == (row.pk,)
+    [event] = sentry
+    assert event["tags"] == tags_of(row, 1)
+    assert event["exception"]["values"][0]["type"] == "LookupError"
+
+
+def test_a_handler_that_takes_too_long_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        sentry_sdk.set_tag("provider", "slow")
+        compute()
+
+    row = due(order, declare(Order, handler, name="fails", limits=LIMITS, retry=dq.Retry.never()))
+    fire(row)
+    [event] = sentry
+    assert event["tags"] == {**tags_of(row, 1), "provider": "slow"}
+    assert event["exception"]["values"][0]["type"] == "TimeLimitExceeded"
+
+
+def test_what_a_handler_has_captured_itself_is_no_second_event(order: Order, declare: Declare, sentry: Events) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        try:
+            fails(obj, timeout)
+        except LookupError as error:
+            sentry_sdk.capture_exception(error)
+            raise
+
+    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry.never()))
+    fire(row)
+    [event] = sentry
+    assert event["tags"] == tags_of(row, 1)
+    assert event["transaction"] == NAME
+
+
+def test_a_question_that_fails_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
+    policy = declare(Order, name="fails", retry=dq.Retry.never())
+    policy.confirm()(fails)
+    row = due(order, policy)
+    fire(row)
+    [event] = sentry
+    assert event["tags"] == tags_of(row, 1)
+    assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
+
+
+@pytest.mark.parametrize("outcome", [dq.Skip("nothing to do"), dq.Snooze(minutes=5)])
+def test_an_outcome_is_no_event(order: Order, declare: Declare, sentry: Events, outcome: Exception) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise outcome
+
+    fire(due(order, declare(Order, handler, name="decides")))
+    assert sentry == []
+
+
+@pytest.mark.parametrize("is_returned", [True, False])
+def test_a_handler_that_gives_up_is_one_event(
+    order: Order, declare: Declare, sentry: Events, is_returned: bool
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> dq.GiveUp:
+        if is_returned:
+            return dq.GiveUp("the account is closed")
+        raise dq.GiveUp("the account is closed")
+
+    row = due(order, declare(Order, handler, name="fails"))
+    fire(row)
+    [event] = sentry
+    assert event["tags"] == tags_of(row, 1)
+    assert "the account is closed" in event["logentry"]["formatted"]
+
+
+def test_nothing_of_a_scope_reaches_the_next_timeout(declare: Declare, sentry: Events) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if obj.pk == first.pk:
+            sentry_sdk.set_tag("provider", "one")
+            sentry_sdk.set_user({"id": "customer 1"})
+            sentry_sdk.get_isolation_scope().set_tag("isolated", "one")
+            sentry_sdk.add_breadcrumb(message="called the first provider")
+        raise LookupError(f"{obj.pk}")
+
+    first, second = Order.objects.create(), Order.objects.create()
+    policy = declare(Order, handler, name="fails", retry=dq.Retry.never())
+    rows = [due(first, policy), due(second, policy)]
+    sentry_sdk.add_breadcrumb(message="of this thread")
+    fire(*rows)
+    assert "of this thread" not in str(sentry[0]["breadcrumbs"])
+    assert [event["tags"]["delayq.object"] for event in sentry] == [str(first.pk), str(second.pk)]
+    assert sentry[0]["tags"]["provider"] == "one"
+    assert sentry[1]["tags"] == tags_of(rows[1], 1)
+    assert "user" not in sentry[1]
+    assert "first provider" not in str(sentry[1]["breadcrumbs"])
+    sentry_sdk.capture_message("later")
+    assert not sentry[2].get("tags")
+    assert sentry[2].get("transaction") != NAME
+
+
+def test_an_event_of_a_batch_names_the_policy_and_then_each_timeout(declare: Declare, sentry: Events) -> None:
+    def handler(orders: Any, timeouts: list[Timeout]) -> None:
+        sentry_sdk.capture_message(f"called with {len(timeouts)}")
+        fails(orders, timeouts)
+
+    policy = declare(Order, handler, name="fails", batch=10, retry=dq.Retry.never())
+    rows = [due(Order.objects.create(), policy) for _ in range(2)]
+    fire(*rows)
+    of_batch, *others = sentry
+    assert of_batch["tags"] == {"delayq.policy": NAME, "delayq.timeouts": "2"}
+    of_failures = [event for event in others if event.get("exception")]
+    assert [event["tags"] for event in of_failures] == [tags_of(row, 1) for row in rows]
+
+
+def test_neither_data_of_the_object_nor_the_payload_is_in_an_event(
+    declare: Declare, sentry: Events, settings: Settings
+) -> None:
+    def fails_with(obj: Order, timeout: Timeout) -> None:
+        raise LookupError("card 4000")
+
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
+    policy = declare(Order, fails_with, name="fails", retry=dq.Retry.never())
+    fire(due(Order.objects.create(note="a secret note"), policy, payload={"iban": "DE00"}))
+    [event] = sentry
+    assert "card [card]" in str(event)
+    assert not [each for each in ("secret note", "DE00", "4000") if each in str(event)]
+
+
+def test_without_the_setting_an_event_has_no_tags(
+    order: Order, declare: Declare, sentry: Events, around: Around
+) -> None:
+    around()
+    fire(due(order, declare(Order, fails, name="fails", retry=dq.Retry.never())))
+    [event] = sentry
+    assert not event.get("tags")

@@ -1,0 +1,258 @@
+"""A round is written with the trace context of what has begun it, and only then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from opentelemetry import trace
+
+from django_delayq import TimeoutPolicy, reschedule_timeout, schedule_timeout, schedule_timeouts, sync_timeouts
+from django_delayq.arming.sync import sync_policy
+from django_delayq.backoff import LogInterval
+from django_delayq.conf import ConfigError
+from django_delayq.contrib.opentelemetry import current_trace
+from django_delayq.ledger import traces
+from django_delayq.ledger.traces import get_around
+from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
+from tests.integration.tracing.conftest import Around, Spans
+from tests.testapp.models import Order
+from tests.testapp.timeouts import cancel_unpaid
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
+TRACER = trace.get_tracer("tests")
+
+
+def request() -> Any:
+    """Run the block in a span, as a web request does; it gives the `traceparent`."""
+    return TRACER.start_as_current_span("request")
+
+
+def traces_of(*orders: Order) -> list[str]:
+    rows = Timeout.objects.filter(object_id__in=[str(order.pk) for order in orders])
+    return list(rows.order_by("pk").values_list("trace", flat=True))
+
+
+def by_hand(order: Order) -> None:
+    schedule_timeout(order, "remind", minutes=5)
+
+
+def in_steps(order: Order) -> None:
+    schedule_timeout(order, "remind", minutes=5, on_conflict="once")
+
+
+def in_bulk(order: Order) -> None:
+    schedule_timeouts([order], "remind", minutes=5)
+
+
+def by_saving(order: Order) -> None:
+    order.created_at = timezone.now()
+    order.save()
+
+
+def by_bulk_create(order: Order) -> None:
+    Order.objects.filter(pk=order.pk).update(created_at=timezone.now())
+    sync_timeouts(order)
+
+
+WAYS = [by_hand, in_steps, in_bulk, by_saving, by_bulk_create]
+
+
+@pytest.mark.parametrize("begin", WAYS)
+def test_a_round_has_the_trace_of_the_span_in_which_it_began(
+    order: Order, spans: Spans, begin: Callable[[Order], None]
+) -> None:
+    with request():
+        expected = current_trace()
+        begin(order)
+    assert traces_of(order) == [expected]
+    assert expected.startswith("00-")
+
+
+@pytest.mark.parametrize("begin", WAYS)
+def test_without_a_span_a_round_has_no_trace(order: Order, spans: Spans, begin: Callable[[Order], None]) -> None:
+    begin(order)
+    assert traces_of(order) == [""]
+
+
+@pytest.mark.parametrize("begin", WAYS)
+def test_without_the_setting_a_round_has_no_trace(
+    order: Order, spans: Spans, around: Around, begin: Callable[[Order], None]
+) -> None:
+    around()
+    with request():
+        begin(order)
+    assert traces_of(order) == [""]
+
+
+@pytest.mark.parametrize("begin", WAYS)
+def test_a_trace_costs_no_query(order: Order, spans: Spans, around: Around, begin: Callable[[Order], None]) -> None:
+    others = [Order.objects.create() for _ in range(3)]
+
+    def queries() -> int:
+        with request(), CaptureQueriesContext(connection) as found:
+            begin(others.pop())
+        return len(found)
+
+    around()
+    queries()  # it reads the content type
+    without = queries()
+    around("django_delayq.contrib.opentelemetry.around_handler")
+    assert queries() == without
+
+
+def test_many_objects_armed_together_have_the_trace(spans: Spans) -> None:
+    now = timezone.now()
+    Order.objects.bulk_create([Order(created_at=now - timedelta(minutes=number)) for number in range(20)])
+    orders = list(Order.objects.all())
+    with request():
+        expected = current_trace()
+        sync_timeouts(Order.objects.all())
+    assert traces_of(*orders) == [expected] * 20
+
+
+def test_the_sync_of_a_worker_knows_no_trace(spans: Spans) -> None:
+    Order.objects.bulk_create([Order(created_at=timezone.now())])
+    sync_policy(cancel_unpaid, "default")
+    assert traces_of(Order.objects.get()) == [""]
+
+
+@pytest.mark.parametrize("replace", [by_hand, in_steps, in_bulk])
+@pytest.mark.parametrize("has_span", [True, False])
+def test_a_new_round_in_the_same_row_has_the_new_trace(
+    order: Order, spans: Spans, replace: Callable[[Order], None], has_span: bool
+) -> None:
+    with request():
+        by_hand(order)
+    if not has_span:
+        replace(order)
+        assert traces_of(order) == [""]
+        return
+    with request():
+        expected = current_trace()
+        replace(order)
+    assert traces_of(order) == [expected]
+
+
+def test_a_new_since_begins_a_round_with_the_new_trace(order: Order, spans: Spans) -> None:
+    with request():
+        by_saving(order)
+    with request():
+        expected = current_trace()
+        by_saving(order)
+    assert traces_of(order) == [expected]
+
+
+@pytest.mark.parametrize("conflict", ["keep", "replace"])
+def test_what_was_moved_or_kept_has_the_first_trace(order: Order, spans: Spans, conflict: str) -> None:
+    with request():
+        expected = current_trace()
+        by_hand(order)
+    with request():
+        if conflict == "keep":
+            schedule_timeout(order, "remind", minutes=9, on_conflict="keep")
+        else:
+            reschedule_timeout(order, "remind", minutes=9)
+    assert traces_of(order) == [expected]
+
+
+def test_the_row_that_is_returned_has_the_trace(order: Order, spans: Spans) -> None:
+    with request():
+        assert schedule_timeout(order, "remind", minutes=5).trace == current_trace()
+    with request():
+        assert schedule_timeout(order, "remind", minutes=6).trace == current_trace()
+
+
+def broken(policy: Any, timeouts: Any) -> Any: ...
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("no context"), "garbage", "0" * 500, 5])
+def test_a_trace_that_cannot_be_read_is_logged_once_and_prevents_nothing(
+    order: Order, around: Around, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    def get_trace() -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(broken, "get_trace", get_trace, raising=False)
+    monkeypatch.setattr(traces, "_log_interval", LogInterval(60))
+    around(broken)
+    for begin in WAYS[:3]:
+        begin(order)
+    assert traces_of(order) == [""]
+    assert [vars(each)["event"] for each in caplog.records] == ["around_failed"]
+
+
+WRONG = {
+    "django_delayq.contrib.opentelemetry.around_handler": "Install django-delayq[opentelemetry].",
+    "django_delayq.contrib.sentry.around_handler": "Install django-delayq[sentry].",
+    "tests.no_such.function": "No module named 'tests.no_such'",
+    "tests.settings.DELAYQ": "is not callable",
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_a_wrong_path_is_named_by_a_check_and_prevents_no_schedule(
+    order: Order, around: Around, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    traces._callable_at.cache_clear()
+    for module in ("opentelemetry", "sentry_sdk"):
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, f"django_delayq.contrib.{module.removesuffix('_sdk')}", raising=False)
+    around(path)
+    with pytest.raises(ConfigError) as raised:
+        get_around()
+    assert path in str(raised.value)
+    assert WRONG[path] in str(raised.value)
+    [error] = [each for each in run_checks() if each.id == "django_delayq.E008"]
+    assert error.msg == str(raised.value)
+    by_hand(order)
+    assert traces_of(order) == [""]
+
+
+def test_a_module_that_raises_is_named_by_a_check_and_prevents_nothing(
+    order: Order, around: Around, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("observer_that_raises.py").write_text("raise RuntimeError('no license')")
+    monkeypatch.syspath_prepend(tmp_path)
+    around("observer_that_raises.around")
+    [error] = [each for each in run_checks() if each.id == "django_delayq.E008"]
+    assert "cannot be imported: no license" in error.msg
+    schedule_timeout(order, "remind", seconds=0)
+    assert int(fire_due()) == 1
+
+
+@pytest.mark.parametrize("value", ["a.b", {"a.b"}, ["no path"], [5], None])
+def test_a_value_of_another_type_is_refused(settings: Settings, value: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "AROUND": value}
+    with pytest.raises(ConfigError, match="must be a list of callables, or of dotted paths"):
+        get_around()
+
+
+def test_without_the_setting_no_package_for_tracing_is_needed(order: Order, child_environment: dict[str, str]) -> None:
+    code = (  # redis-py loads opentelemetry if there is one
+        "import sys; sys.modules.update(opentelemetry=None, sentry_sdk=None)\n"
+        "import django; django.setup()\n"
+        "from django_delayq import schedule_timeout\n"
+        "from django_delayq.testing import fire_due\n"
+        "from tests.testapp.models import Order\n"
+        "schedule_timeout(Order.objects.get(), 'remind', seconds=0)\n"
+        "print(int(fire_due()), [each for each in sys.modules if each.startswith('django_delayq.contrib.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], env=child_environment, stdout=subprocess.PIPE, check=True)
+    assert found.stdout.strip() == b"1 []"
