@@ -224,12 +224,12 @@ async def ask_later(order: Order, timeout: Timeout) -> Snooze | None:
     return Snooze(minutes=5)
 
 
-@cancel_unpaid.confirm()  # type: ignore[arg-type] # yes or no is no answer
+@cancel_unpaid.confirm()  # type: ignore[arg-type] # neither yes nor no
 def answer_yes(order: Order, timeout: Timeout) -> bool:
     return True
 
 
-@cancel_unpaid.confirm()  # type: ignore[arg-type] # that the handler has fired is no answer
+@cancel_unpaid.confirm()  # type: ignore[arg-type] # only a handler returns it
 def answer_fired(order: Order, timeout: Timeout) -> Fired:
     return Fired("no")
 

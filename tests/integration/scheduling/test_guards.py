@@ -137,7 +137,8 @@ def test_a_round_that_begins_again_after_a_guard_is_reported(
                 each.status = "paid"
                 each.save()
             assert not dq.pending_timeouts(each)
-            with contextlib.suppress(ZeroDivisionError), transaction.atomic() if " " in by else contextlib.nullcontext():
+            block = transaction.atomic() if " " in by else contextlib.nullcontext()
+            with contextlib.suppress(ZeroDivisionError), block:
                 if by == "sync":
                     Order.objects.filter(pk=each.pk).update(status="unpaid")
                     dq.sync_timeouts(each)
