@@ -45,6 +45,7 @@ from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
+from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import delete_settled, prunable
@@ -305,6 +306,7 @@ def prune(
         progress: called with the number of deleted rows, page by page.
     """
     forget_free_shares(using)
+    forget_old_answers(using)
     before = database_now(using) - (age or get_settings().retention)
     deleted = 0
     start: datetime | None = None
