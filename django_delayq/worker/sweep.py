@@ -52,7 +52,7 @@ from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues
-from django_delayq.signals import entries_restored
+from django_delayq.signals import entries_restored, timeouts_pruned
 from django_delayq.worker.servers import ClockSkew
 
 if TYPE_CHECKING:
@@ -315,6 +315,7 @@ def prune(
         deleted += count
         progress(count)
         if start is None:
+            timeouts_pruned.send(Timeout, using=using, before=before)
             return deleted
         between()
         sleep(PRUNE_PAUSE_SECONDS)
