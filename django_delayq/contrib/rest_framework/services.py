@@ -341,8 +341,8 @@ class ScheduleView(ServiceView):
         except ExtensionLimit as error:
             return 409, {"refusal": _refused(Code.LIMIT), "timeout": error.timeout}
         except InvalidDelay as error:
-            words = _("Its policy gives this object no deadline. Give a delay, such as minutes.")
-            words = str(error) if asked.values["delay"] else words
+            missing = _("Its policy gives this object no deadline. Give a delay, such as minutes.")
+            words = str(error) if asked.values["delay"] else missing
             raise ValidationError({"at" if "at" in values else "delay": [words]}) from error
         return 200, {"refusal": None, "timeout": row}
 

@@ -1,22 +1,20 @@
-"""The outbox in the admin, to be read. Its timeouts are operated like all others."""
+"""The outbox in the admin, to be read. Its timeouts are operated like all others: search them by the message id."""
 
 from django.contrib import admin
 from django.http import HttpRequest
 
-from django_delayq.admin import TimeoutInline
 from django_delayq.contrib.webhooks.models import Delivery
 
 
 @admin.register(Delivery)
 class DeliveryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at runtime it takes none
-    """Messages, with the timeouts that send them."""
+    """Messages, and whether they were delivered."""
 
     list_display = ("message_id", "endpoint", "event", "policy", "created_at", "delivered_at")
     list_filter = ("event", ("delivered_at", admin.EmptyFieldListFilter))
     search_fields = ("=message_id",)
     ordering = ("-pk",)
     show_full_result_count = False
-    inlines = (TimeoutInline,)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

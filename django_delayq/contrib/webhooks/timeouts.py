@@ -19,7 +19,6 @@ from django_delayq.models import Timeout
     since="created_at",
     when=Q(delivered_at=None),
     atomic=False,
-    queue="webhooks",
     search="message_id",
 )
 def deliver(message: Delivery, timeout: Timeout) -> None:
