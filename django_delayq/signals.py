@@ -59,7 +59,10 @@ timeouts_settling = Signal()
 outcomes. What it raises rolls the transaction back: the attempt fails, and is retried.
 """
 policy_pausing = Signal()
-"""A policy pauses itself: sent in that transaction, with the arguments of `policy_paused`, and `using`."""
+"""A policy pauses itself: sent in that transaction, with the arguments of `policy_paused`, and `using`.
+
+`fired` is the number of timeouts that have fired within the period of `brake`, which is in force.
+"""
 timeouts_pruned = Signal()
 """Old timeouts were deleted. `sender` is `Timeout`, `using` the database, `before` when the others were settled."""
 worker_started = Signal()

@@ -1,14 +1,14 @@
-"""The app: check the settings, and connect the outbox."""
+"""The app: check its setting at the start."""
 
 from django.apps import AppConfig
 from django.core.checks import register
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq.signals import policy_pausing, timeouts_pruned, timeouts_settling
+from django_delayq.contrib.webhooks import endpoints
 
 
 class WebhooksConfig(AppConfig):
-    """Connects the signals, once per process."""
+    """Checks the setting. `timeouts`, which is loaded after all models, connects the outbox."""
 
     name = "django_delayq.contrib.webhooks"
     label = "delayq_webhooks"
@@ -16,10 +16,5 @@ class WebhooksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_delayq.contrib.webhooks import endpoints, outbox
-
         endpoints.get_endpoints.__wrapped__()  # a wrong setting shows now, and not when the first timeout fires
-        timeouts_settling.connect(outbox.write_settled, dispatch_uid=self.label)
-        policy_pausing.connect(outbox.write_braked, dispatch_uid=self.label)
-        timeouts_pruned.connect(outbox.forget_old, dispatch_uid=self.label)
         register(endpoints.check_endpoints, "django_delayq")

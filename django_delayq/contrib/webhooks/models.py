@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Field
@@ -35,7 +36,7 @@ class Delivery(models.Model):
     )
 
     timeouts = TimeoutRelation()
-    objects = ArmingManager()
+    objects: ClassVar[Any] = ArmingManager()
 
     class Meta:
         verbose_name = _("webhook message")

@@ -16,12 +16,21 @@ from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.ledger.subjects import about_objects, model_of_kind
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policies import TimeoutPolicy, labels_of
+from django_delayq.policy_options import Brake
+from django_delayq.signals import policy_pausing, timeouts_pruned, timeouts_settling
 
 State = Timeout.State
 PAGE: Final = 500
 """So many messages are loaded at once to be deleted."""
 TIMES: Final = ("due_at", "since_at", "first_due_at", "created_at", "settled_at")
 COLUMNS: Final = ("id", "policy", "key", "queue", "state", "extensions", "attempts", "reason", "is_computed")
+
+
+def connect() -> None:
+    """Connect the receivers below, once per process."""
+    timeouts_settling.connect(write_settled, dispatch_uid="delayq_webhooks")
+    policy_pausing.connect(write_braked, dispatch_uid="delayq_webhooks")
+    timeouts_pruned.connect(forget_old, dispatch_uid="delayq_webhooks")
 
 
 def write_settled(timeouts: Sequence[Timeout], using: str, **_: Any) -> None:
@@ -33,12 +42,14 @@ def write_settled(timeouts: Sequence[Timeout], using: str, **_: Any) -> None:
                 _write(endpoint, f"timeout.{event}", data, using)
 
 
-def write_braked(policy: TimeoutPolicy[Any], change: PolicyChange, using: str, **_: Any) -> None:
+def write_braked(
+    policy: TimeoutPolicy[Any], change: PolicyChange, fired: int, brake: Brake, using: str, **_: Any
+) -> None:
     """Write the messages about a policy that its brake pauses. Receives `policy_pausing`."""
     for endpoint in _endpoints_for("braked", policy.label):
         data = {"policy": policy.label, "paused_at": _iso(change.at), "reason": change.reason}
-        counted = {"fired": change.details["fired"], "most": change.details["most"]}
-        _write(endpoint, "policy.braked", {**data, **counted, "per_seconds": change.details["per"]}, using)
+        counted = {"fired": fired, "most": brake.most, "per_seconds": brake.per.total_seconds()}
+        _write(endpoint, "policy.braked", {**data, **counted}, using)
 
 
 def events_of(row: Timeout) -> Iterator[str]:

@@ -129,7 +129,7 @@ def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using
             reason=reason,
             details={"until": None, "fired": count, "most": brake.most, "per": brake.per.total_seconds()},
         )
-        policy_pausing.send(policy.model, policy=policy, change=change, using=using)
+        policy_pausing.send(policy.model, policy=policy, change=change, fired=count, brake=brake, using=using)
     transaction.on_commit(lambda: _report_pause(policy, change), using=using, robust=True)
     return change
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 from rest_framework.test import APIClient
 
@@ -218,17 +218,6 @@ def test_a_duplicate_of_a_running_request_gets_409(
     answers: list[int] = []
     is_locked, may_end = threading.Event(), threading.Event()
 
-    def hold_lock() -> None:
-        from django.db import transaction
-
-        try:
-            with transaction.atomic():
-                Order.objects.select_for_update().get(pk=order.pk)
-                is_locked.set()
-                assert may_end.wait(60)
-        finally:
-            connection.close()
-
     def send() -> None:
         try:
             connection.settings_dict["ATOMIC_REQUESTS"] = atomic_requests
@@ -238,7 +227,8 @@ def test_a_duplicate_of_a_running_request_gets_409(
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=hold_lock), threading.Thread(target=send)]
+    holder = threading.Thread(target=hold_lock, args=(order, is_locked, may_end))
+    threads = [holder, threading.Thread(target=send)]
     threads[0].start()
     assert is_locked.wait(60)
     threads[1].start()
@@ -252,6 +242,17 @@ def test_a_duplicate_of_a_running_request_gets_409(
         connection.settings_dict["ATOMIC_REQUESTS"] = False
     assert answers == [200]
     assert ask(service, "cancel", "k", order)["Idempotent-Replayed"] == "true"
+
+
+def hold_lock(order: Order, is_locked: threading.Event, may_end: threading.Event) -> None:
+    """Lock the order until the other event."""
+    try:
+        with transaction.atomic():
+            Order.objects.select_for_update().get(pk=order.pk)
+            is_locked.set()
+            assert may_end.wait(60)
+    finally:
+        connection.close()
 
 
 def _is_running(service: APIClient, order: Order) -> bool:

@@ -33,7 +33,8 @@ def message(use: Callable[..., None], settings: Any) -> Delivery:
     settings.DELAYQ = {**settings.DELAYQ, "RETRY": dq.Retry([10, 100])}
     dq.schedule_timeout(Order.objects.create(status="new"), "testapp.order.remind", seconds=0)
     assert fire_due("testapp.order.remind") == 1
-    return Delivery.objects.get()
+    found: Delivery = Delivery.objects.get()
+    return found
 
 
 def row_of(message: Delivery) -> Timeout:
