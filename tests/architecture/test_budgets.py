@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # `confirm` and outcomes that are returned: 200 lines and two modules. Requests of other services with stored answers,
 # and webhooks: 700 lines of the edges, 100 of the core and eleven modules.
 SOURCES = {
-    "code lines of the core": (15_550, 9_500),
+    "code lines of the core": (15_700, 9_500),
     "code lines of the edges": (8_150, 4_900),
     "modules": (201, 120),
     "longest chain of imports": (20, 18),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple, get_args
 
-from django.core.exceptions import ObjectDoesNotExist
+from django.contrib.auth.models import AnonymousUser
 from django.db import connections, transaction
 from django.db.models import Model, TextChoices
 from django.utils.translation import gettext
@@ -33,7 +33,7 @@ from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.answers import Answer, InProgress, KeyReused, answered_once, digest_of
 from django_delayq.ledger.history import MAX_REASON
-from django_delayq.ledger.locking import transaction_of
+from django_delayq.ledger.locking import lock_object, transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
@@ -264,11 +264,11 @@ class ServiceView(OptionalScope, APIView):
 
     def once(self, request: Request, given: str, using: str, act: Callable[[], Answer]) -> Answer:
         """Return the stored answer of this user and key, or act. Raises APIException."""
-        user: Any = request.user
+        user = digest_of(str(self.user.pk), self.user.get_username(), given)
         content = {name: value for name, value in dict(request.data).items() if name != "csrfmiddlewaretoken"}
         content_digest = digest_of(type(self).__name__, json.dumps(content, sort_keys=True, default=str))
         try:
-            return answered_once(digest_of(str(user.pk), user.get_username(), given), content_digest, using, act)
+            return answered_once(user, content_digest, using, act)
         except InProgress as error:
             raise Conflict(_("A request with this Idempotency-Key is still running. Send it again.")) from error
         except KeyReused as error:
@@ -276,30 +276,35 @@ class ServiceView(OptionalScope, APIView):
 
     def check_search(self, policy: TimeoutPolicy[Any], values: dict[str, Any]) -> None:
         """Refuse a search by fields that no policy names, or that this user may not search."""
-        if "search" not in values or selection.names_searched(policy.concrete_model, self.request.user):
+        if "search" not in values or selection.names_searched(policy.concrete_model, self.user):
             return
         if selection.names_searched(policy.concrete_model):
             raise PermissionDenied
         raise ValidationError({"search": [_("No policy of this model names a field in search. Give the object.")]})
 
     def find(self, policy: TimeoutPolicy[Any], values: dict[str, Any], using: str) -> Model:
-        """Return the object, read from the writer. Raises APIException: there is none, or several."""
-        model = policy.model
+        """Return the locked object, read from the writer. Raises APIException: there is none, or several."""
+        model, keys = policy.model, [values.get("object")]
         if "search" in values:
-            found = selection.find_named(model, values["search"], using, 2, self.request.user)
-        else:
-            found = list(model._base_manager.using(using).filter(pk=values["object"]))
+            found = selection.find_named(model, values["search"], using, 2, self.user)
+            keys = [each.pk for each in found]
         named = {"model": model._meta.verbose_name, "value": values.get("search", values.get("object"))}
-        if not found:
-            raise NotFound(gettext('There is no {model} "{value}".').format(**named))
-        if len(found) > 1:
+        if len(keys) > 1:
             words = gettext('Several objects have the value "{value}". Give the primary key of one, as object.')
             raise Conflict(words.format(**named))
-        return found[0]
+        obj = lock_object(model, keys[0], using) if keys else None
+        if obj is None:
+            raise NotFound(gettext('There is no {model} "{value}".').format(**named))
+        return obj
+
+    @property
+    def user(self) -> Any:
+        """Return the user, also where `UNAUTHENTICATED_USER` is None: the permissions of a project may admit that."""
+        return self.request.user or AnonymousUser()
 
     def reason_of(self, given: str) -> str:
         """Return the reason to store, with the name of the user."""
-        by = f"rest:{self.request.user.get_username()}"
+        by = f"rest:{self.user.get_username()}"
         return f"{given[: MAX_REASON - len(by) - 3]} ({by})" if given else by
 
 
@@ -394,6 +399,4 @@ class GuardView(ServiceView):
         except NotWaiting:
             row = subject_of(asked.obj, asked.policy, asked.values["key"]).rounds().first()
             return 409, {"in_time": False, "refusal": _refused(Code.NOT_WAITING), "timeout": row}
-        except ObjectDoesNotExist as error:
-            raise NotFound from error
         return 200, {"in_time": True, "refusal": None, "timeout": row}

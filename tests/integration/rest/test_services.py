@@ -12,10 +12,12 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.db.models import Q
 from django.utils import timezone
+from rest_framework.permissions import AllowAny
 from rest_framework.test import APIClient
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy
+from django_delayq.contrib.rest_framework import CancelView
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
@@ -311,3 +313,19 @@ def test_a_form_serves_too(service: APIClient, order: Order) -> None:
     body = {"policy": REMIND, "object": order.pk, "search": "", "hours": "1", "payload": '{"a": 1}', "at": ""}
     answer = service.post("/api/schedule/", body, format="multipart")
     assert (answer.status_code, Timeout.objects.get(policy=REMIND).payload) == (200, {"a": 1})
+
+
+@pytest.mark.parametrize("unauthenticated", [None, "django.contrib.auth.models.AnonymousUser"])
+def test_a_project_may_admit_requests_without_a_user(
+    settings: Any, order: Order, monkeypatch: pytest.MonkeyPatch, unauthenticated: Any
+) -> None:
+    """They may not search, and have keys of their own."""
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": unauthenticated}
+    monkeypatch.setattr(CancelView, "permission_classes", [AllowAny])
+    assert ask(APIClient(), "cancel", policy=NUMBERED, search=order.note).status_code == 403
+    headers = {"Idempotency-Key": "k"}
+    body = {"policy": NUMBERED, "object": order.pk}
+    answers = [APIClient().post("/api/cancel/", body, format="json", headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1]["Idempotent-Replayed"] == "true"
+    assert Timeout.objects.get(policy=NUMBERED).reason == "rest:"

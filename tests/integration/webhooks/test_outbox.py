@@ -78,9 +78,12 @@ def test_a_failed_attempt_sends_nothing_and_a_dead_timeout_one_message(declare: 
     assert events() == [("timeout.dead", policy.label)]
 
 
+@pytest.mark.parametrize("is_returned", [True, False])
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_handler_that_gives_up_or_returns_is_reported_once(declare: Declare, atomic: bool) -> None:
-    def give_up(*_: Any) -> None:
+def test_a_handler_that_gives_up_or_returns_is_reported_once(declare: Declare, atomic: bool, is_returned: bool) -> None:
+    def give_up(*_: Any) -> Any:
+        if is_returned:
+            return GiveUp("no such customer")
         raise GiveUp("no such customer")
 
     policies = [declare(Order, give_up, name="hopeless", atomic=atomic), declare(Order, name="quiet", atomic=atomic)]
