@@ -87,6 +87,11 @@ def test_a_key_belongs_to_one_request(service: APIClient, order: Order, change: 
     assert ask(service, "schedule", "k", order, hours=1).status_code == 200
 
 
+def test_a_key_belongs_to_one_of_the_three_requests(service: APIClient, order: Order) -> None:
+    assert ask(service, "cancel", "k", order).status_code == 200
+    assert ask(service, "guard", "k", order).status_code == 422
+
+
 def test_the_order_of_fields_does_not_matter(service: APIClient, order: Order) -> None:
     fields = {"policy": REMIND, "object": order.pk, "hours": 1, "payload": {"a": 1, "b": 2}}
     turned = {"payload": {"b": 2, "a": 1}, **{name: fields[name] for name in ("hours", "object", "policy")}}
