@@ -29,7 +29,15 @@ from django_delayq.key_types import (
     KindField,
     PartialIndex,
 )
-from django_delayq.policy_models import PolicyChange, PolicyControl, PolicyMeter, PolicySync, RateShare, UnfinishedRun
+from django_delayq.policy_models import (
+    PolicyChange,
+    PolicyControl,
+    PolicyMeter,
+    PolicySync,
+    RateShare,
+    StoredAnswer,
+    UnfinishedRun,
+)
 
 __all__ = [
     "Installation",
@@ -38,6 +46,7 @@ __all__ = [
     "PolicyMeter",
     "PolicySync",
     "RateShare",
+    "StoredAnswer",
     "Timeout",
     "WorkerSeen",
 ]
@@ -250,6 +259,7 @@ class Timeout(models.Model):
             ("hold_timeout", _("Can stop and resume the clocks of timeouts")),
             ("retry_timeout", _("Can retry dead timeouts")),
             ("refire_timeout", _("Can fire settled timeouts again")),
+            ("schedule_timeout", _("Can schedule timeouts for objects")),
         )
         constraints: ClassVar[list[models.BaseConstraint]] = [
             # NULLs are distinct on every supported database, so settled rows release the slot.

@@ -203,3 +203,27 @@ class UnfinishedRun(models.Model):
 
     def __str__(self) -> str:
         return f"{self.verb} by {self.by}"
+
+
+class StoredAnswer(models.Model):
+    """The answer to a REST request with an `Idempotency-Key`, so that its repetition changes nothing.
+
+    Deleted when it is older than `answers.KEPT`: see `ledger.answers`.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    digest = models.CharField(max_length=32, unique=True)
+    """Of the user and the key of the request."""
+    request = models.CharField(max_length=32)
+    """Of the content of the request."""
+    status: Field[Any, Any] = models.PositiveSmallIntegerField(null=True, default=None)
+    """Of the answer; None: no request with this key was completed."""
+    body = models.TextField(default="", blank=True)
+    """The answer as JSON, in ASCII, which each database can store."""
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.digest

@@ -1,4 +1,4 @@
-"""Signals, sent after the commit of what they report.
+"""Signals, sent after the commit of what they report; those whose names end with `ing` before it.
 
 Those of timeouts have the arguments `sender`, the model class of the policy (the `Timeout` model if the policy is no
 longer declared), and `timeout`, the ledger row. An exception in a receiver is logged and affects nothing else. The bulk
@@ -52,6 +52,19 @@ policy_paused = Signal()
 
 `sender` is the model class, `policy` the policy, `change` the `PolicyChange` with the reason.
 """
+timeouts_settling = Signal()
+"""A firing settles timeouts: sent in its transaction, after the handler.
+
+`sender` is `Timeout`, `timeouts` the rows, `using` the database. What a receiver writes there is committed with the
+outcomes. What it raises rolls the transaction back: the attempt fails, and is retried.
+"""
+policy_pausing = Signal()
+"""A policy pauses itself: sent in that transaction, with the arguments of `policy_paused`, and `using`.
+
+`fired` is the number of timeouts that have fired within the period of `brake`, which is in force.
+"""
+timeouts_pruned = Signal()
+"""Old timeouts were deleted. `sender` is `Timeout`, `using` the database, `before` when the others were settled."""
 worker_started = Signal()
 """A worker is about to claim its first timeouts; sent once, in its main thread.
 

@@ -102,6 +102,7 @@ DELAYQ["INSTALLATION"] = os.environ.get("DELAYQ_TEST_INSTALLATION")
 DELAYQ["AROUND"] = os.environ.get("DELAYQ_TEST_AROUND", "").split()
 if os.environ.get("DELAYQ_TEST_WITHOUT_REDIS"):
     DELAYQ["REDIS"] = None
+DELAYQ_WEBHOOKS: dict[str, Any] = json.loads(os.environ.get("DELAYQ_TEST_WEBHOOKS", "{}"))
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -112,6 +113,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "django_delayq",
+    "django_delayq.contrib.webhooks",
     "tests.testapp",
 ]
 REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema"}

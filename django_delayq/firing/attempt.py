@@ -25,6 +25,7 @@ from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call, Candidate
 from django_delayq.ledger.controls import Guards, stop_cache
+from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy
@@ -112,6 +113,7 @@ class Attempt:
                 self._call()
                 self.report.add_outcomes([each.row for each in self.ready if each.row.is_settled])
                 self.report.again |= {each.row.pk: each.row.run_at for each in self.ready if not each.row.is_settled}
+            record_settled([row for _, row in self.report.signals], self.using)
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         checkpoint("committed")

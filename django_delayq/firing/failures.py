@@ -25,6 +25,7 @@ from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import DIED, clipped, error_details, message_of, with_event
+from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
@@ -123,6 +124,7 @@ def record_error(
                     newer = superseded or settling.is_superseded(row, using)
                     values = _of_firing(row, values, now, newer)
                 verdict = found if settling.compare_and_set(row, using, **values) else None
+                record_settled([row] if verdict else [], using)
     except IntegrityError:
         if superseded:
             raise

@@ -45,6 +45,7 @@ from django_delayq.ledger import columns, settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.left_open import close_left_open
+from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy, registry
@@ -169,6 +170,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
             if row.suspected_at is not None:
                 verdict = verdict_of_death(row, now)
             is_noted = settling.compare_and_set(row, using, **verdict.values)
+            record_settled([row] if is_noted else [], using)
     if is_noted and verdict.error is not None:
         report.add_outcomes([row])
         report.errors[timeout_id] = verdict.error
@@ -263,6 +265,7 @@ def _settle_fired(fired: Timeout, note: str, using: str) -> ReportBuilder:
         if row.state == State.HELD:  # its clock was stopped meanwhile
             values |= {name: value for name, value in columns.RUNNING_CLOCK.items() if name != "state"}
         if is_same_attempt and settling.compare_and_set(row, using, **values):
+            record_settled([row], using)
             report.add_outcomes([row])
         else:
             report.add_row(row)

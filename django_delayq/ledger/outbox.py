@@ -26,6 +26,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.redis_clients import get_engine
+from django_delayq.signals import timeouts_settling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,6 +60,17 @@ def announce(signal: Signal, row: Timeout, using: str) -> None:
     connection = connections[using]
     if connection.in_atomic_block or connection.get_autocommit():
         transaction.on_commit(functools.partial(signal.send_robust, sender, timeout=row), using=using, robust=True)
+
+
+def record_settled(rows: Iterable[Timeout], using: str) -> None:
+    """Send `timeouts_settling` for those of `rows` that are settled, in the transaction that settles them.
+
+    Raises what a receiver raises, so that the transaction rolls back.
+    """
+    if not timeouts_settling.has_listeners(Timeout):
+        return
+    if settled := [row for row in rows if row.is_settled]:
+        timeouts_settling.send(Timeout, timeouts=settled, using=using)
 
 
 def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False) -> None:

@@ -80,12 +80,20 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     return found
 
 
-def find_named(model: type[Model], text: str, using: str, limit: int) -> list[Model]:
-    """Return the objects of `model` of which a field in `search` of a policy is `text`, each once: at most `limit`."""
-    own = cast("type[Model]", model._meta.concrete_model)
-    fields = [(model, path) for table, path in searched_fields() if issubclass(own, table)]
+def find_named(model: type[Model], text: str, using: str, limit: int, user: Any = None) -> list[Model]:
+    """Return the objects of `model` of which a field in `search` of a policy is `text`, each once: at most `limit`.
+
+    With a `user`, only the fields are searched that `searched_fields` returns for that user.
+    """
+    fields = [(model, path) for path in names_searched(model, user)]
     found = (obj for objects in _objects_with(text, using, fields) for obj in objects[:limit])
     return list({obj.pk: obj for obj in found}.values())[:limit]
+
+
+def names_searched(model: type[Model], user: Any = None) -> list[str]:
+    """Return the paths that policies name in `search` for objects of `model`, as `searched_fields` for `user`."""
+    own = cast("type[Model]", model._meta.concrete_model)
+    return [path for table, path in searched_fields(user) if issubclass(own, table)]
 
 
 def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:

@@ -45,13 +45,14 @@ from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
+from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues
-from django_delayq.signals import entries_restored
+from django_delayq.signals import entries_restored, timeouts_pruned
 from django_delayq.worker.servers import ClockSkew
 
 if TYPE_CHECKING:
@@ -305,6 +306,7 @@ def prune(
         progress: called with the number of deleted rows, page by page.
     """
     forget_free_shares(using)
+    forget_old_answers(using)
     before = database_now(using) - (age or get_settings().retention)
     deleted = 0
     start: datetime | None = None
@@ -313,6 +315,7 @@ def prune(
         deleted += count
         progress(count)
         if start is None:
+            timeouts_pruned.send(Timeout, using=using, before=before)
             return deleted
         between()
         sleep(PRUNE_PAUSE_SECONDS)

@@ -28,30 +28,31 @@ ROOT = Path(__file__).resolve().parents[2]
 # with the core; its budget was set without their 219 lines. Budgets are older than spans, calendars and stopped clocks,
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
-# `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four.
+# `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Requests of other services
+# with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules.
 SOURCES = {
-    "code lines of the core": (15_750, 9_500),
-    "code lines of the edges": (7_550, 4_900),
-    "modules": (193, 120),
+    "code lines of the core": (15_900, 9_500),
+    "code lines of the edges": (8_250, 4_900),
+    "modules": (205, 120),
     "longest chain of imports": (20, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (238, 90),
+    "numeric constants": (245, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (32, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (4_200, 2_280),
+    ("root",): (4_250, 2_280),
     ("scheduling",): (1_100, 740),
     ("arming",): (1_900, 830),
-    ("ledger",): (2_950, 1_900),
+    ("ledger",): (3_000, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_450, 1_430),
+    ("firing",): (2_500, 1_430),
     ("worker",): (2_000, 1_480),
     ("operations", "monitoring"): (2_700, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (4_900, 3_450),
+    ("admin", "contrib", "management", "templatetags"): (5_600, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}
@@ -189,4 +190,5 @@ def test_a_firing_enters_few_files(declare: Callable[..., TimeoutPolicy[Any]]) -
         for worker in workers:
             worker.stop()
     assert {"worker/loop.py", "firing/running.py"} <= set(names)
+    names = [name for name in names if not name.startswith("contrib/")]  # the webhooks, which the tests install
     assert len(names) <= ENTERED["firing"][0], f"a firing enters {', '.join(names)}"

@@ -26,6 +26,7 @@ from tests.docs.expectations import Expectations, Wrong
 from tests.docs.pages import ROOT, Block, Page, read
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+WEBHOOKS = "django_delayq.contrib.webhooks"
 SHARED_FILES = ("shop/models.py", "shop/timeouts.py")
 _NUMBER = re.compile(r"\d+")
 SETTINGS = """
@@ -34,7 +35,7 @@ USE_TZ = True
 ROOT_URLCONF = "shop.urls"
 ALLOWED_HOSTS = ["*"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "shop"]
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", {apps}"shop"]
 DATABASES = {{"default": {{
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": {home!r} + "/shop.sqlite3",
@@ -133,11 +134,17 @@ def _write_project(home: Path, page: Page) -> None:
     own = _files(page.blocks)
     shared = {name: code for name, code in _files(read(TUTORIAL).blocks).items() if name in SHARED_FILES}
     own.pop("settings.py", None)
-    (home / "project_settings.py").write_text(SETTINGS.format(home=str(home)))
+    (home / "project_settings.py").write_text(SETTINGS.format(home=str(home), apps=_own_app(page)))
     for name, code in {"shop/__init__.py": "", "shop/urls.py": "urlpatterns = []\n", **shared, **own}.items():
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
+
+
+def _own_app(page: Page) -> str:
+    """Return the entry of INSTALLED_APPS for the app that the page is about."""
+    settings = "".join(block.code for block in page.blocks if block.file == "settings.py")
+    return f'"{WEBHOOKS}", ' if WEBHOOKS in settings else ""
 
 
 def _files(blocks: Iterable[Block]) -> dict[str, str]:

@@ -200,7 +200,7 @@ def unknown_names(text: str) -> list[str]:
     known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *OPTIONS_OF_DRIVERS, *EVENTS, *permissions()}
     return [
         *(name for name in modules if not _resolves(name)),
-        *(name for name in commands if name not in get_commands() and name not in METRICS),
+        *(name for name in commands if name not in {*get_commands(), *METRICS, *apps.app_configs}),
         *(name for name in public if name not in known),
         *(name for name in migrations if not (ROOT / "django_delayq" / "migrations" / f"{name}.py").exists()),
         *(name for name in settings if name.lower() not in {field.name for field in fields(conf.Settings)}),

@@ -1,6 +1,7 @@
 """The ledger by REST, and deadlines in your own serializers. Needs `django-delayq[rest]`."""
 
 from django_delayq.contrib.rest_framework.fields import DeadlineField
+from django_delayq.contrib.rest_framework.services import CancelView, GuardView, ScheduleView
 from django_delayq.contrib.rest_framework.views import (
     CountdownView,
     PolicyViewSet,
@@ -11,10 +12,13 @@ from django_delayq.contrib.rest_framework.views import (
 )
 
 __all__ = [
+    "CancelView",
     "CountdownView",
     "DeadlineField",
+    "GuardView",
     "PolicyViewSet",
     "RootView",
+    "ScheduleView",
     "StaffWithPermission",
     "StatusView",
     "TimeoutViewSet",

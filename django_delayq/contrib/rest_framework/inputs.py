@@ -293,14 +293,43 @@ class KeysetPagination(BasePagination):
         ]
 
 
-class OperationSerializer(serializers.Serializer[Any]):
-    """The parameters of an operation, and a reason, which is stored with the change. Unknown fields are refused."""
+class StrictSerializer(serializers.Serializer[Any]):
+    """The body of a request. Unknown fields are refused: a misspelt one would change something else."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
+        if isinstance(data, Mapping):
+            self._check_texts(data)
+        known = {*self.fields, "csrfmiddlewaretoken"}  # a form's, for Django
+        if isinstance(data, Mapping) and (unknown := set(data) - known):
+            words = _("There is no such field. This action accepts {names}.")
+            complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
+            # JSON may contain lone surrogates, which no response can.
+            names = sorted(name.encode(errors="replace").decode() for name in unknown)
+            raise ValidationError({name: [complaint] for name in names})
+        return super().to_internal_value(data)
+
+    def get_initial(self) -> dict[str, Any]:
+        """Return what the browsable API offers: data that the action accepts, so no null where it refuses one."""
+        initial = dict(super().get_initial())
+        return {name: value for name, value in initial.items() if value is not None or self.fields[name].allow_null}
+
+    def _check_texts(self, data: Mapping[str, Any]) -> None:
+        """Refuse lone surrogates, which JSON may contain: a message that quoted one could not be encoded."""
+        for name, value in data.items():
+            try:
+                ProhibitSurrogateCharactersValidator()(value)
+            except ValidationError as error:
+                raise ValidationError({name.encode(errors="replace").decode(): error.detail}) from error
+
+
+class OperationSerializer(StrictSerializer):
+    """The parameters of an operation, and a reason, which is stored with the change."""
 
     operation: typing.ClassVar[Operation]
 
     def get_fields(self) -> dict[str, Any]:
-        reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
-        fields: dict[str, Any] = {"reason": reason}
+        fields: dict[str, Any] = {"reason": reason_field()}
         if self.operation.name in TIMEOUT_OPERATIONS:
             words = _("Only report what would happen.")
             fields["dry_run"] = serializers.BooleanField(required=False, default=False, help_text=words)
@@ -330,32 +359,6 @@ class OperationSerializer(serializers.Serializer[Any]):
         except InvalidDelay as error:
             raise ValidationError({"delay": [str(error)]}) from error
 
-    def to_internal_value(self, data: Any) -> Any:
-        """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
-        if isinstance(data, Mapping):
-            self._check_texts(data)
-        known = {*self.fields, "csrfmiddlewaretoken"}  # a form's, for Django
-        if isinstance(data, Mapping) and (unknown := set(data) - known):
-            words = _("There is no such field. This action accepts {names}.")
-            complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
-            # JSON may contain lone surrogates, which no response can.
-            names = sorted(name.encode(errors="replace").decode() for name in unknown)
-            raise ValidationError({name: [complaint] for name in names})
-        return super().to_internal_value(data)
-
-    def get_initial(self) -> dict[str, Any]:
-        """Return what the browsable API offers: data that the action accepts, so no null where it refuses one."""
-        initial = dict(super().get_initial())
-        return {name: value for name, value in initial.items() if value is not None or self.fields[name].allow_null}
-
-    def _check_texts(self, data: Mapping[str, Any]) -> None:
-        """Refuse lone surrogates, which JSON may contain: a message that quoted one could not be encoded."""
-        for name, value in data.items():
-            try:
-                ProhibitSurrogateCharactersValidator()(value)
-            except ValidationError as error:
-                raise ValidationError({name.encode(errors="replace").decode(): error.detail}) from error
-
 
 def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
     """Return the fields of a request that give the value of `parameter`."""
@@ -367,10 +370,7 @@ def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serialize
             words["help_text"] = None  # it is about a field that is empty
             return {name: MomentField(**words, **nullable)}
         case Length(in_units=True):
-            examples = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
-            limits = {"required": False, "min_value": 0, "max_value": MAX_UNITS}
-            units: Any = {unit: examples.get(unit, serializers.empty) for unit in delays.UNITS}
-            return {unit: serializers.FloatField(initial=first, **limits) for unit, first in units.items()}
+            return fields_of_units()
         case Length():
             limits = {"min_value": max(parameter.least.total_seconds(), -MAX_UNITS)}
             limits["max_value"] = min(parameter.most.total_seconds(), MAX_UNITS)
@@ -385,6 +385,19 @@ def fields_of(parameter: Parameter, *, is_required: bool) -> dict[str, serialize
             first = None if parameter.is_nullable else parameter.default
             return {name: serializers.IntegerField(initial=first, **limits, **words, **nullable)}
     return {name: serializers.BooleanField(default=parameter.default, initial=parameter.default, **words)}
+
+
+def fields_of_units() -> dict[str, Any]:
+    """Return a field for each unit of a duration, which are summed."""
+    examples = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
+    limits: Any = {"required": False, "min_value": 0, "max_value": MAX_UNITS}
+    units: Any = {unit: examples.get(unit, serializers.empty) for unit in delays.UNITS}
+    return {unit: serializers.FloatField(initial=first, **limits) for unit, first in units.items()}
+
+
+def reason_field() -> Any:
+    """Return the field of a reason."""
+    return serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
 
 
 def name_of(parameter: Parameter) -> str:

@@ -28,7 +28,7 @@ if _IS_INSTALLED:
     class RequestExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
         """The requests of actions have no other fields than the described ones."""
 
-        target_class = "django_delayq.contrib.rest_framework.inputs.OperationSerializer"
+        target_class = "django_delayq.contrib.rest_framework.inputs.StrictSerializer"
         match_subclasses = True
 
         def map_serializer(self, auto_schema: Any, direction: Any) -> Any:
@@ -52,10 +52,11 @@ if _IS_INSTALLED:
             }
 
 
-LABEL, ETAG = "label", "If-None-Match"
+LABEL, ETAG, IDEMPOTENCY_KEY = "label", "If-None-Match", "Idempotency-Key"
 _PARAMETERS: Final[dict[Any, tuple[Any, str]]] = {
     LABEL: ("path", "Like `shop.order.cancel_unpaid`."),
     ETAG: ("header", "The ETag of an earlier answer."),
+    IDEMPOTENCY_KEY: ("header", "The same for each repetition of one request: it has its effect once."),
 }
 _CONFLICTS = {"timeouts": "Refused", "policies": "PolicyRefused"}
 _STATUSES = {
@@ -64,6 +65,8 @@ _STATUSES = {
     403: "The permission for this is missing.",
     404: "It does not exist.",
     415: "The body is neither JSON nor a form.",
+    422: "The Idempotency-Key belongs to another request.",
+    503: "Nothing is decided yet. Send the request again after `Retry-After` seconds.",
 }
 
 
@@ -77,8 +80,8 @@ def describe(
         result: the serializer of status 200, and with a `body` of 409, which may also have only a `detail`.
         errors: the other statuses.
         body: the serializer of the request.
-        parameters: a serializer of the query, or `LABEL` or `ETAG`. With the latter, it answers with 304 if nothing has
-            changed.
+        parameters: a serializer of the query, or `LABEL`, `IDEMPOTENCY_KEY` or `ETAG`. With the last, it answers with
+            304 if nothing has changed.
     """
     default: Any = api_settings.DEFAULT_SCHEMA_CLASS
     if not _IS_INSTALLED or not issubclass(default, AutoSchema):
@@ -88,7 +91,8 @@ def describe(
     responses[200] = result
     if body:
         either = [result, outputs.TroubleSerializer]
-        responses[409] = PolymorphicProxySerializer(_CONFLICTS[tag], either, resource_type_field_name=None)
+        name = _CONFLICTS.get(tag) or f"{result.__name__.removesuffix('Serializer')}Refused"
+        responses[409] = PolymorphicProxySerializer(name, either, resource_type_field_name=None)
     if ETAG in parameters:
         responses[304] = OpenApiResponse(description="Unchanged.")
     described = []

@@ -3,6 +3,7 @@
 from django.urls import path
 from rest_framework.routers import SimpleRouter
 
+from django_delayq.contrib.rest_framework.services import CancelView, GuardView, ScheduleView
 from django_delayq.contrib.rest_framework.views import PolicyViewSet, RootView, StatusView, TimeoutViewSet
 
 app_name = "django_delayq"
@@ -15,4 +16,7 @@ urlpatterns = [
     path("", RootView.as_view(), name="root"),
     *router.urls,
     path("status/", StatusView.as_view(), name="status"),
+    path("schedule/", ScheduleView.as_view(), name="schedule"),
+    path("cancel/", CancelView.as_view(), name="cancel"),
+    path("guard/", GuardView.as_view(), name="guard"),
 ]

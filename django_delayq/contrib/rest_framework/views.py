@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, cast
 
 from django.db import DatabaseError, connections
@@ -50,6 +52,19 @@ class Conflict(APIException):
     default_code = "conflict"
 
 
+@contextmanager
+def answering_conflicts(using: str) -> Iterator[None]:
+    """Raise Conflict for a deadlock or a lock timeout in the block. An unreachable database is a server error."""
+    driver_connection = connections[using].connection
+    try:
+        yield
+    except DatabaseError as error:
+        reason = transient_reason(error, using, driver_connection=driver_connection)
+        if reason is None or driver_connection is not connections[using].connection:
+            raise
+        raise Conflict from error
+
+
 class StaffWithPermission(BasePermission):
     """Allow active staff with the permission of the operation, or with one of the view's permissions to read."""
 
@@ -85,21 +100,15 @@ class OperatorView(OptionalScope):
     def operate(self: Any, parameters: dict[str, Any]) -> Response:
         """Run the operation of this request. Raises APIException: 400 for bad input, 409 for a conflict."""
         operation, (target, using) = self.operations[self.action], self.target()
-        driver_connection = connections[using].connection
         if operation.moves_rows:
             parameters["progress"] = changes.time_limit()
         try:
-            done = operation.call(target, by=f"rest:{self.request.user.get_username()}", **parameters)
+            with answering_conflicts(using):
+                done = operation.call(target, by=f"rest:{self.request.user.get_username()}", **parameters)
         except InvalidDelay as error:
             raise _invalid_delay(str(error), parameters) from error
         except PolicyConflict as error:
             raise Conflict(str(error)) from error
-        except DatabaseError as error:
-            # After a deadlock or a lock timeout the client may try again. An unreachable database is a server error.
-            reason = transient_reason(error, using, driver_connection=driver_connection)
-            if reason is None or driver_connection is not connections[using].connection:
-                raise
-            raise Conflict from error
         response: Response = self.answer(target, using, done, parameters)
         return response
 
@@ -110,13 +119,18 @@ def _version_parameter(request: Request) -> tuple[str, ...]:
     return (scheme.version_param,) if isinstance(scheme, QueryParameterVersioning) else ()
 
 
+def refuse_query(request: Request) -> None:
+    """Refuse parameters in the address of a POST, as `cancel/?dry_run=true`, which would otherwise cancel."""
+    if unknown := set(request.query_params) - {"format", *_version_parameter(request)}:
+        raise ValidationError({each: [NOT_IN_THE_BODY] for each in sorted(unknown)})
+
+
 def operation(name: str, description: str) -> Any:
     """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
     body = inputs.BODIES[name]
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
-        if unknown := set(request.query_params) - {"format", *_version_parameter(request)}:
-            raise ValidationError({each: [NOT_IN_THE_BODY] for each in sorted(unknown)})
+        refuse_query(request)
         sent = body(data=request.data)
         sent.is_valid(raise_exception=True)
         response: Response = self.operate(dict(sent.validated_data))

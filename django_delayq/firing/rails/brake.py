@@ -28,7 +28,7 @@ from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine
-from django_delayq.signals import policy_paused
+from django_delayq.signals import policy_paused, policy_pausing
 
 if TYPE_CHECKING:
     from django_delayq.firing.report import ReportBuilder
@@ -129,6 +129,7 @@ def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using
             reason=reason,
             details={"until": None, "fired": count, "most": brake.most, "per": brake.per.total_seconds()},
         )
+        policy_pausing.send(policy.model, policy=policy, change=change, fired=count, brake=brake, using=using)
     transaction.on_commit(lambda: _report_pause(policy, change), using=using, robust=True)
     return change
 

@@ -362,6 +362,7 @@ def test_the_verbs_have_permissions_of_their_own() -> None:
         ("timeout", "postpone_timeout"),
         ("timeout", "retry_timeout"),
         ("timeout", "refire_timeout"),
+        ("timeout", "schedule_timeout"),
         ("policycontrol", "pause_policy"),
         ("policycontrol", "change_policy_delay"),
         ("policycontrol", "change_policy_guards"),

@@ -96,6 +96,9 @@ def cases(operation: Any, ledger: list[Timeout]) -> st.SearchStrategy[Any]:
     verb = operation.path.rstrip("/").rpartition("/")[2]
     bodies = {"postpone": {"minutes": 5}, "reschedule": {"shift_seconds": 60}, "late": {"off": True}}
     bodies["brake"] = {"most": 5, "per_seconds": 60}
+    if operation.path in {"/api/schedule/", "/api/cancel/", "/api/guard/"}:
+        about_one = {"policy": "testapp.order.remind", "object": ledger[0].object_id}
+        bodies = {"cancel": about_one, "guard": about_one, "schedule": {**about_one, "minutes": 5}}
     body: Any = {"body": bodies[verb], "media_type": "application/json"} if verb in bodies else {}
     about = [operation.as_strategy(modes.POSITIVE, path_parameters=one, **body) for one in existing(operation, ledger)]
     anything: st.SearchStrategy[Any] = st.one_of(

@@ -9,7 +9,7 @@ import pytest
 from rest_framework import serializers
 from rest_framework.test import APIClient
 
-from django_delayq.contrib.rest_framework import inputs, outputs
+from django_delayq.contrib.rest_framework import inputs, outputs, services
 from django_delayq.models import Timeout
 from tests.pseudo import english_in, speak_it
 from tests.testapp.models import Order
@@ -19,7 +19,7 @@ POLICY = "/api/policies/testapp.order.remind/"
 LIST = "/api/timeouts/"
 EVERYTHING = (
     *("view_timeout", "cancel_timeout", "fire_timeout", "postpone_timeout", "retry_timeout"),
-    *("view_policycontrol", "pause_policy", "change_policy_guards"),
+    *("view_policycontrol", "pause_policy", "change_policy_guards", "schedule_timeout"),
 )
 FAR, PAST = "2500-01-01T00:00Z", "2020-01-01T00:00Z"
 DATA = (
@@ -154,9 +154,53 @@ def test_a_wrong_guard_is_refused_in_translated_words(operator: APIClient, guard
     assert list(texts(answer.data)) != []
 
 
+@pytest.mark.parametrize(
+    ("what", "body", "status"),
+    [
+        ("schedule", {}, 400),
+        ("schedule", {"hours": 1, "at": FAR}, 400),
+        ("schedule", {"hours": 1, "payload": "\0"}, 400),
+        ("schedule", {"hours": 1, "on_conflict": "error"}, 409),
+        ("schedule", {"days": 1e6}, 400),
+        ("cancel", {"policy": "#"}, 400),
+        ("cancel", {"search": "#"}, 400),
+        ("cancel", {"object": "#"}, 400),
+        ("cancel", {"object": 999999}, 404),
+        ("guard", {"strict": True}, 409),
+        ("guard", {"policy": "testapp.order.send_outside"}, 503),
+    ],
+    ids=str,
+)
+def test_other_services_are_refused_in_translated_words(
+    operator: APIClient, schedule: Callable[..., Timeout], what: str, body: dict[str, Any], status: int
+) -> None:
+    row = schedule(minutes=0)
+    other = schedule("send_outside", order=Order.objects.get())
+    Timeout.objects.filter(pk=other.pk).update(state="firing", slot_taken=None)
+    sent = {"policy": "testapp.order.remind", "object": row.object_id, **body}
+    answer = operator.post(f"/api/{what}/", sent, format="json", headers={"Idempotency-Key": "k"})
+    assert answer.status_code == status
+    words = answer.data["refusal"]["detail"] if "refusal" in answer.data else list(texts(answer.data))
+    assert words and english_in("\n".join([words] if isinstance(words, str) else words), (*DATA, "order")) == []
+
+
+def test_wrong_keys_of_requests_are_refused_in_translated_words(
+    operator: APIClient, schedule: Callable[..., Timeout]
+) -> None:
+    sent = {"policy": "testapp.order.remind", "object": schedule().object_id}
+    for key, changed, status in (('"', {}, 400), ("k", {}, 200), ("k", {"reason": "#"}, 422)):
+        answer = operator.post("/api/cancel/", {**sent, **changed}, format="json", headers={"Idempotency-Key": key})
+        assert answer.status_code == status
+        assert (
+            status == 200 or english_in("\n".join(texts(answer.data)), (*DATA, "Idempotency-Key", "ASCII|UUID")) == []
+        )
+
+
 def every_field() -> Iterator[serializers.Field[Any, Any, Any, Any]]:
     """The fields of all serializers of this package."""
-    named = [found for module in (inputs, outputs) for found in vars(module).values() if isinstance(found, type)]
+    named = [
+        found for module in (inputs, outputs, services) for found in vars(module).values() if isinstance(found, type)
+    ]
     for found in [*named, *inputs.BODIES.values()]:
         if issubclass(found, serializers.Serializer) and found is not inputs.OperationSerializer:
             yield from found().fields.values()

@@ -1,0 +1,92 @@
+"""Requests with a key of their caller, which have their effect once, and whose answer is stored with it.
+
+The row of a key is committed before the effect, without an answer. A request locks it, has its effect and writes its
+answer, in one transaction. So a process that dies leaves either both or none, and no row has to expire before the
+request can be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from django.db import transaction
+
+from django_delayq import clock
+from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.ledger.statements import CHUNK
+from django_delayq.models import SLOT_BYTES, StoredAnswer
+
+KEPT: Final = timedelta(hours=24)
+"""How long an answer is stored: callers repeat a request within seconds, and after an outage within hours."""
+
+
+class InProgress(Exception):
+    """Another request with this key is running."""
+
+
+class KeyReused(Exception):
+    """The key belongs to another request."""
+
+
+class Answer(NamedTuple):
+    """A status and a body of JSON; `is_stored`: an earlier request got it."""
+
+    status: int
+    body: Any
+    is_stored: bool = False
+
+
+def digest_of(*parts: str) -> str:
+    """Return a digest of strings that no other strings have."""
+    return blake2b(json.dumps(parts).encode(), digest_size=SLOT_BYTES).hexdigest()
+
+
+def answered_once(digest: str, request: str, using: str, act: Callable[[], Answer]) -> Answer:
+    """Return the answer that is stored for `digest`; otherwise call `act` in a transaction, and store what it returns.
+
+    If `act` raises, nothing is stored, and the request may be repeated. On SQLite, whose transactions run one after
+    another, a simultaneous request waits for the first one and returns its answer.
+
+    Args:
+        digest: of the user and the key.
+        request: the digest of the content of the request.
+        using: the database on which `act` has its effect.
+        act: what the request does.
+
+    Raises:
+        InProgress: another request with this digest is running.
+        KeyReused: the digest belongs to another request.
+    """
+    rows, now = StoredAnswer.objects.using(using), clock.now()
+    if not rows.filter(digest=digest).exists():
+        # A statement of its own, which waits for no lock unless two requests arrive at the same time.
+        with transaction.atomic(using=using):
+            rows.bulk_create([StoredAnswer(digest=digest, request=request, at=now)], ignore_conflicts=True)
+    with transaction_of(using):
+        row = for_update(rows.filter(digest=digest), using, wait=False).first()
+        if row is None:
+            raise InProgress
+        is_old = row.at <= now - KEPT
+        if row.request != request and not is_old:
+            raise KeyReused
+        if row.status is not None and not is_old:
+            return Answer(row.status, json.loads(row.body), is_stored=True)
+        answer = act()
+        values = {"status": answer.status, "body": json.dumps(answer.body), "request": request, "at": now}
+        rows.filter(pk=row.pk).update(**values)
+        return answer
+
+
+def forget_old_answers(using: str) -> None:
+    """Delete the answers that are older than `KEPT`, but those that a request has locked."""
+    rows = StoredAnswer.objects.using(using).filter(at__lte=clock.now() - KEPT).order_by("at")
+    while ids := list(rows.values_list("pk", flat=True)[:CHUNK]):
+        with transaction_of(using):
+            free = [row.pk for row in for_update(rows.filter(pk__in=ids).order_by("pk"), using, wait=False)]
+            rows.filter(pk__in=free).delete()
+        if len(free) < len(ids):
+            return

@@ -1,0 +1,227 @@
+"""Messages are written in the transaction of the outcome: neither lost, nor sent about what was rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import Brake, GiveUp, Late, Retry, TimeoutPolicy, clock
+from django_delayq.contrib.rest_framework.outputs import TimeoutSerializer
+from django_delayq.contrib.webhooks.models import Delivery
+from django_delayq.models import PolicyControl, Timeout
+from django_delayq.signals import timeouts_settling
+from django_delayq.testing import fire_due
+from django_delayq.worker.sweep import prune
+from tests.integration.webhooks.conftest import EndpointServer
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("use", "controls_are_read_again")]
+Declare = Callable[..., TimeoutPolicy[Any]]
+DELIVER = "delayq_webhooks.delivery.deliver"
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("the mail server is down")
+
+
+def due(policy: Any, count: int = 1, **options: Any) -> list[Timeout]:
+    """Timeouts of new orders, due now."""
+    orders = [Order.objects.create(status="new") for _ in range(count)]
+    return [dq.schedule_timeout(order, policy, seconds=0, **options) for order in orders]
+
+
+def events() -> list[tuple[str, str]]:
+    return list(Delivery.objects.order_by("pk").values_list("event", "policy"))
+
+
+def test_a_timeout_that_fires_sends_one_message_with_its_row(endpoint: EndpointServer) -> None:
+    [row] = due("testapp.order.remind", payload={"secret": 1}, key="k", reason="because")
+    assert fire_due("testapp.order.remind") == 1
+    assert events() == [("timeout.fired", "testapp.order.remind")]
+    assert fire_due(DELIVER) == 1
+    [message] = endpoint.received
+    assert (message.path, message.headers["content-type"]) == ("/timeouts", "application/json")
+    assert (message.body["type"], message.body["data"]["id"]) == ("timeout.fired", row.pk)
+    assert message.body["data"]["object"] == {"model": "testapp.order", "id": row.object_id}
+    assert message.body["timestamp"].endswith("Z")
+    assert "payload" not in message.body["data"]
+    assert Delivery.objects.get().delivered_at is not None
+    assert fire_due() == 0
+
+
+def test_a_message_shows_a_timeout_as_the_rest_api_does(use: Callable[..., None], endpoint: EndpointServer) -> None:
+    use(payload=True)
+    due("testapp.order.remind", payload={"a": [1]}, key="k")
+    assert fire_due() >= 1
+    fire_due()
+    shown = endpoint.bodies[0]["data"]
+    assert shown.pop("payload") == {"a": [1]}
+    assert shown.keys() <= TimeoutSerializer().fields.keys()
+    row = TimeoutSerializer(Timeout.objects.get(pk=shown["id"])).data
+    for name, value in shown.items():
+        is_time = isinstance(value, str) and name.endswith("_at")
+        expected = datetime.fromisoformat(row[name]) if is_time else row[name]
+        assert (datetime.fromisoformat(value) if is_time else value) == expected, name
+
+
+def test_a_failed_attempt_sends_nothing_and_a_dead_timeout_one_message(declare: Declare) -> None:
+    policy = declare(Order, fail, name="failing", retry=Retry([0]))
+    due(policy)
+    fire_due(policy, raises=False)
+    assert Timeout.objects.get(policy=policy.label).state == "dead"
+    assert events() == [("timeout.dead", policy.label)]
+
+
+@pytest.mark.parametrize("is_returned", [True, False])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_handler_that_gives_up_or_returns_is_reported_once(declare: Declare, atomic: bool, is_returned: bool) -> None:
+    def give_up(*_: Any) -> Any:
+        if is_returned:
+            return GiveUp("no such customer")
+        raise GiveUp("no such customer")
+
+    policies = [declare(Order, give_up, name="hopeless", atomic=atomic), declare(Order, name="quiet", atomic=atomic)]
+    for policy in policies:
+        due(policy)
+        fire_due(policy, raises=False)
+    assert events() == [("timeout.dead", policies[0].label), ("timeout.fired", policies[1].label)]
+    assert "no such customer" in Delivery.objects.order_by("pk")[0].body
+
+
+def test_each_timeout_of_a_batch_is_reported(declare: Declare) -> None:
+    policy = declare(Order, lambda orders, timeouts: None, name="many", batch=10)
+    together = declare(Order, name="together", together=10)
+    due(policy, 3)
+    due(together, 3)
+    fire_due(policy)
+    fire_due(together)
+    assert sorted(events()) == sorted([("timeout.fired", label) for label in [policy.label, together.label] * 3])
+
+
+@pytest.mark.parametrize(("then", "expected"), [("skip", ["timeout.late"]), ("dead", ["timeout.dead", "timeout.late"])])
+def test_a_timeout_that_was_too_late_is_reported(declare: Declare, then: Any, expected: list[str]) -> None:
+    policy = declare(Order, name="strict", late=Late(after=timedelta(minutes=1), then=then))
+    [row] = due(policy)
+    early = timezone.now() - timedelta(hours=1)
+    Timeout.objects.filter(pk=row.pk).update(due_at=early, run_at=early, created_at=early, ready_at=None)
+    fire_due(policy)
+    assert [event for event, _ in events()] == expected
+
+
+def test_a_policy_that_its_brake_pauses_is_reported(declare: Declare, endpoint: EndpointServer) -> None:
+    policy = declare(Order, name="braked", brake=Brake(2, per=timedelta(minutes=10)))
+    due(policy, 4)
+    fire_due(policy)
+    assert PolicyControl.objects.get(policy=policy.label).stop == "paused"
+    assert [event for event, _ in events()].count("policy.braked") == 1
+    fire_due(DELIVER)
+    [body] = [each for each in endpoint.bodies if each["type"] == "policy.braked"]
+    assert body["data"] == {
+        "policy": policy.label,
+        "paused_at": body["data"]["paused_at"],
+        "reason": PolicyControl.objects.get(policy=policy.label).reason,
+        "fired": 3,
+        "most": 2,
+        "per_seconds": 600.0,
+    }
+
+
+def test_other_outcomes_and_verbs_send_nothing(declare: Declare) -> None:
+    policy = declare(Order, name="shadowed", shadow=True)
+    due(policy)
+    fire_due(policy)
+    [row] = due("testapp.order.remind")
+    dq.cancel_timeout(row)
+    order = Order.objects.create(status="unpaid", created_at=timezone.now() - timedelta(hours=1))
+    Order.objects.filter(pk=order.pk).update(status="paid")
+    fire_due("testapp.order.cancel_unpaid")
+    assert set(Timeout.objects.values_list("state", flat=True)) == {"skipped", "cancelled"}
+    assert events() == []
+
+
+def test_an_endpoint_gets_its_events_of_its_policies_only(
+    use: Callable[..., None], declare: Declare, settings: Any
+) -> None:
+    policy = declare(Order, name="renamed", aliases=("former",))
+    use(events=["dead"])
+    due("testapp.order.remind")
+    fire_due("testapp.order.remind")
+    assert events() == []
+    use(policies=["testapp.order.former"])
+    due(policy)
+    due("testapp.order.remind")
+    fire_due(policy)
+    fire_due("testapp.order.remind")
+    assert events() == [("timeout.fired", policy.label)]
+
+
+def test_messages_about_messages_are_never_sent(use: Callable[..., None], endpoint: EndpointServer) -> None:
+    endpoint.answers += [410]
+    due("testapp.order.remind", 2)
+    fire_due()
+    fire_due(raises=False)
+    states = set(Timeout.objects.filter(policy=DELIVER).values_list("state", flat=True))
+    assert states == {"dead", "fired"}
+    assert len(events()) == len(endpoint.received) == 2
+
+
+def test_without_endpoints_nothing_is_written(settings: Any) -> None:
+    settings.DELAYQ_WEBHOOKS = {}
+    due("testapp.order.remind")
+    assert fire_due("testapp.order.remind") == 1
+    assert events() == []
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_if_the_message_cannot_be_written_the_outcome_is_not_either(declare: Declare, atomic: bool) -> None:
+    policy = declare(Order, lambda order, _: order.save(), name="careful", atomic=atomic, retry=Retry([0, 0]))
+    refused: list[int] = []
+
+    def refuse(timeouts: list[Timeout], **_: Any) -> None:
+        if timeouts[0].policy == policy.label and not refused:
+            refused.append(1)
+            raise RuntimeError("the outbox is full")
+
+    due(policy)
+    timeouts_settling.connect(refuse)
+    try:
+        fire_due(policy, raises=False)
+        fire_due(policy, raises=False)
+    finally:
+        timeouts_settling.disconnect(refuse)
+    assert refused == [1]
+    assert Timeout.objects.get(policy=policy.label).state in {"fired", "firing"}
+    fired = Timeout.objects.filter(policy=policy.label, state="fired").count()
+    assert events() == [("timeout.fired", policy.label)] * fired
+
+
+def test_messages_are_deleted_with_their_timeouts(endpoint: EndpointServer) -> None:
+    now = clock.now()
+    with clock.set_to(now - timedelta(days=100)):
+        endpoint.answers += [410]
+        due("testapp.order.remind", 2)
+        fire_due()
+        fire_due(raises=False)
+    due("testapp.order.remind")
+    fire_due()
+    assert Delivery.objects.count() == 3
+    Timeout.objects.filter(policy=DELIVER, state="dead").update(settled_at=now)
+    prune("default")
+    kept = Delivery.objects.order_by("pk")
+    assert [row.timeouts.get().state for row in kept] == ["dead", "fired"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_rolled_back_sends_nothing() -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        due("testapp.order.remind")
+        fire_due("testapp.order.remind")
+        assert events() != []
+        raise RuntimeError
+    assert events() == []
