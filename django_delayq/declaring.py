@@ -177,6 +177,11 @@ def _faults_of_sharing(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]
         )
     both = "give batch, for one call with a queryset, or together, for one call for each object, but not both."
     yield policy.batch is not None and policy.together is not None, both
+    by = policy.batch_by
+    yield by is not None and not isinstance(by, str), f"batch_by must be the name of a column or a path, not {by!r}."
+    yield by is not None and policy.batch is None, "batch_by needs batch: the most objects that one call gets."
+    words = "batch_by fires all due timeouts of a value at once, which a rate does not allow: give no Rate with it."
+    yield by is not None and isinstance(policy.limits, Limits) and policy.rate is not None, words
 
 
 def check_id(given: Any) -> str:
@@ -221,10 +226,11 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
         except (FieldError, ValidationError, ValueError, TypeError) as error:
             # Without the value, whose text would evaluate a queryset in it.
             raise PolicyError(f"Timeout policy {policy.label}: its {option} does not fit: {error}") from error
+    values = [(option, path) for option, path in (("by", policy.counts_by), ("batch_by", policy.batch_by)) if path]
     for path in policy.search:
         _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
-    if policy.counts_by is not None:
-        _check_field(policy, "by", policy.counts_by, "a column, or a path over foreign keys to one,", _is_column)
+    for option, path in values:
+        _check_field(policy, option, path, "a column, or a path over foreign keys to one,", _is_column)
     if policy.owner is not None:
         _check_field(policy, "owner", policy.owner, "a path of foreign keys", is_reference)
         if words := refusal(field_at(model, policy.owner).related_model):
@@ -303,7 +309,10 @@ def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
 
 
 class _Options(TypedDict, Generic[M], total=False):
-    """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
+    """The options of `timeout_policy` for type checkers, without `batch` and `batch_by`.
+
+    The type of the handler depends on `batch`, which `batch_by` needs.
+    """
 
     name: str | None
     after: Length | relativedelta | str | Callable[[M], Length | None] | None
@@ -332,11 +341,11 @@ def timeout_policy(
 ) -> Callable[[Callable[[M, Timeout], object]], TimeoutPolicy[M]]: ...
 @overload
 def timeout_policy(
-    model: type[M], *, batch: int, **options: Unpack[_Options[M]]
+    model: type[M], *, batch: int, batch_by: str | None = None, **options: Unpack[_Options[M]]
 ) -> Callable[[Callable[[QuerySet[M], list[Timeout]], object]], TimeoutPolicy[M]]: ...
 @overload
 def timeout_policy(
-    model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
+    model: str, *, batch: int | None = None, batch_by: str | None = None, **options: Unpack[_Options[Any]]
 ) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
 def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], TimeoutPolicy[Any]]:
     """Declare what happens to an object of `model` if something else has not happened by a deadline.
@@ -363,6 +372,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
             nothing fires. The rest of its time is kept, and counts from when it stops holding.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
+        batch_by: a column, or a path over foreign keys to one, such as `"customer"`: each call gets the due timeouts of
+            one value, all of them (more than `batch`: several calls). NULL: each is alone. Needs `batch`.
         together: up to this many timeouts share a transaction, for speed: the handler is called for each in due order.
             Only for handlers that change nothing but their own row.
         atomic: False: the handler runs outside a transaction, at least once, for slow external effects.

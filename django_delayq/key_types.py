@@ -206,6 +206,7 @@ class _Zero(Func):
 
 
 HAS_KEY = Q(key__gt=_Literal(text=""))
+HAS_SHARE = Q(share__gt=_Literal(text=""))
 HAS_OWN_QUEUE = ~Q(queue=_Literal(text="default"))
 HAS_FAILED = Q(attempts__gt=_Zero())
 HAS_END_OF_HOLD = Q(held_until__isnull=False)

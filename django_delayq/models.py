@@ -25,6 +25,7 @@ from django_delayq.key_types import (
     HAS_FAILED,
     HAS_KEY,
     HAS_OWN_QUEUE,
+    HAS_SHARE,
     HexField,
     KindField,
     PartialIndex,
@@ -180,7 +181,7 @@ class Timeout(models.Model):
     )
     """What its policy has computed of them; the deadline is later if holds have moved it. NULL if `terms` is."""
     share: Field[str, str] = models.CharField(max_length=64, default="", editable=False)
-    """The value by which the rate of its policy counts it, see `ledger.shares`; empty: it has none."""
+    """The value by which its rate counts it, or of `batch_by`: see `ledger.shares`; empty: it has none."""
     trace: Field[str, str] = models.CharField(max_length=55, default="", editable=False)
     """The `traceparent` of the code that has begun its round, see `ledger.traces`; empty: it is not known."""
     extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
@@ -312,6 +313,12 @@ class Timeout(models.Model):
             ),
             PartialIndex(fields=["key", "id"], name="delayq_key", rows=HAS_KEY),
             PartialIndex(fields=["queue", "state", "run_at", "id"], name="delayq_queue", rows=HAS_OWN_QUEUE),
+            # For firings: the due rows of one value of `batch_by`.
+            PartialIndex(
+                fields=["share", "state", "run_at", "id"],
+                name="delayq_share",
+                rows=Q(HAS_SHARE, settled_at__isnull=True),
+            ),
             # For workers: the holds by hand that end by themselves.
             PartialIndex(fields=["held_until", "id"], name="delayq_held_until", rows=HAS_END_OF_HOLD),
         ]

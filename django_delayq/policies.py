@@ -57,6 +57,7 @@ class TimeoutPolicy(Generic[M]):
     hold_when: Q | None = None
     retry: Retry | None = None
     batch: int | None = None
+    batch_by: str | None = None
     together: int | None = None
     atomic: bool = True
     queue: str = "default"
@@ -177,6 +178,11 @@ class TimeoutPolicy(Generic[M]):
     def counts_by(self) -> str | None:
         """Return the path by whose values its rate counts; None: it has no rate, or one for all."""
         return self.rate.by if self.rate else None
+
+    @property
+    def share_path(self) -> str | None:
+        """Return the path to the `share` of a timeout, by which its rate counts or its batches are cut; None: none."""
+        return self.batch_by or self.counts_by
 
     @property
     def total(self) -> Length | None:

@@ -163,7 +163,10 @@ class PolicyMeter(models.Model):
 
 
 class RateShare(models.Model):
-    """When the next slot of one value is free, by which the rate of a policy counts. Deleted when it is long free."""
+    """When the next slot of one value is free, by which the rate of a policy counts. Deleted when it is long free.
+
+    Or of one value of `batch_by`: a firing locks the row, so that no other one fires timeouts of the value meanwhile.
+    """
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)

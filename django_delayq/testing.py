@@ -11,6 +11,7 @@ import unittest
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
@@ -19,8 +20,10 @@ from django.dispatch import Signal
 
 from django_delayq import clock
 from django_delayq.arming.holding import end_holds_by_hand
+from django_delayq.conf import get_settings
 from django_delayq.delays import Duration, added
 from django_delayq.firing.failures import TransientFailure, WorkerDied, settle_expired
+from django_delayq.firing.planning import rows_of, works_of
 from django_delayq.firing.running import run
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Report, Work
@@ -34,6 +37,7 @@ from django_delayq.scheduling.queries import pending_timeouts
 from django_delayq.scheduling.single import parse_span, schedule_timeout
 from django_delayq.scheduling.story import story_of
 from django_delayq.signals import timeout_dead, timeout_failed, timeout_fired, timeout_skipped
+from django_delayq.worker.lines import Lines
 
 __all__ = [
     "Fired",
@@ -185,6 +189,8 @@ def fire_due(
         work = _next_work(chosen, using, stuck, None if limit is None else limit - fired)
         if work is None:
             break
+        if obj is not None or limit is not None:
+            work = replace(work, only=True)
         report = run(work, using)
         signals += report.signals
         fired += len(report.fired)
@@ -201,7 +207,7 @@ def fire_due(
 
 
 def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int], limit: int | None) -> Work | None:
-    """Return the first due timeout, of `chosen` if given, and those that its policy fires together with it."""
+    """Return the first due timeout, of `chosen` if given, and those that a new worker would fire together with it."""
     excluded = padded(stuck)
 
     def due(size: int, labels: tuple[str, ...] | None) -> Sequence[Sequence[Any]]:
@@ -212,14 +218,15 @@ def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int
     first = due(1, None)
     if not first:
         return None
-    label, queue, *_ = first[0]
+    label, queue, object_id, timeout_id = first[0]
     policy = registry.get(label)
-    if policy is not None and (size := policy.transaction_size) > 1:
-        first = [*first, *due(size if limit is None else min(size, limit), policy.labels)]
-    rows: dict[str, int] = {}
-    for _, _, object_id, timeout_id in first:
-        rows.setdefault(object_id, timeout_id)
-    return Work(label, tuple(rows.values()), tuple(rows), queue)
+    if policy is None or policy.transaction_size == 1:
+        return Work(label, (timeout_id,), (object_id,), queue)
+    size = Lines(using, get_settings().concurrency, 0.0).size(policy)
+    ids = [row_id for *_, row_id in due(size if limit is None else min(size, limit), policy.labels)]
+    rows = [row for row in rows_of(ids, using) if row.queue == queue]
+    [work] = [each for each in works_of(policy.label, rows, dict.fromkeys(ids, 1)) if timeout_id in each.ids]
+    return replace(work, suspect=False, alone=work.suspect)
 
 
 @compiled

@@ -251,12 +251,15 @@ def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspe
     while ids:
         rows = Timeout.objects.using(using).filter(pk__in=ids, policy__in=policy.labels, settled_at=None)
         # No work has two timeouts of one object. Those of the worker never do, but a forged one may.
-        found = list(rows.only("object_id", "state", "suspected_at", "deaths").order_by("run_at", "id"))
+        found = list(rows.only("object_id", "state", "suspected_at", "deaths", "share").order_by("run_at", "id"))
         by_object = {row.object_id: row.pk for row in found}
         if not by_object:
             return
-        may_kill = suspect or any(map(is_suspect, found))
-        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, may_kill)
+        may_kill, share = any(map(is_suspect, found)), ""
+        if policy.batch_by is not None and not may_kill and len(shares := {row.share for row in found}) == 1:
+            [share] = shares
+        may_kill = may_kill or suspect
+        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, may_kill, share=share)
         report = run(work, using)
         now, monotonic = report.now or firing_state.database_now(), time.monotonic()
         soon = {id: at for id, at in report.again.items() if at <= now + REPEATED_WITHIN}

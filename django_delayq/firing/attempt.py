@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import connections
 
@@ -41,6 +41,15 @@ class ChangedSession(Exception):
     """A handler changed the session of the connection, which the next handler of the transaction would inherit."""
 
 
+class Gather(Protocol):
+    """Return the candidates that take the place of the given ones, and lock their value, so that no others do.
+
+    Without `lock` it can be called outside the transaction.
+    """
+
+    def __call__(self, *, lock: bool = True) -> Sequence[Candidate]: ...
+
+
 @dataclass(slots=True)
 class Attempt:
     """One transaction over one timeout; over several if the policy has `batch` or `together`.
@@ -49,6 +58,8 @@ class Attempt:
 
     Attributes:
         is_suspect: it runs alone in its process, which a row that is `firing` shows.
+        share: the value of all objects, with `batch_by`; None: it does not matter.
+        gather: see `Gather`; None: the candidates are as given.
         report: the outcomes; they count only if the transaction committed.
         ready: the members whose handler runs, in due order; of a batch in the order of keys.
         kept: the outcomes that handlers have returned, each with its call.
@@ -63,6 +74,8 @@ class Attempt:
     candidates: Sequence[Candidate]
     using: str
     is_suspect: bool = False
+    share: str | None = None
+    gather: Gather | None = None
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
     kept: list[tuple[Kept, Call]] = field(default_factory=list)
@@ -80,7 +93,9 @@ class Attempt:
         If the connection was lost during COMMIT, the outcome is unknown: the next attempt finds it in the row.
         """
         if self.policy.confirmation is not None:
-            self.candidates = ask(self.policy, self.candidates, self.using, report)
+            firing_state.running[threading.get_ident()].gathered = ()
+            asked = self.candidates if self.gather is None else self.gather(lock=False)
+            self.candidates = ask(self.policy, asked, self.using, report)
             if not self.candidates:
                 return True
         error = raised_by(self._run)
@@ -102,7 +117,9 @@ class Attempt:
         self.guards = stop_cache.guards(self.policy, self.using)
         with firing_transaction(self.using):
             checkpoint("begun")
-            case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect)
+            if self.gather is not None:
+                self.candidates = running.gathered = self.gather()
+            case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect, self.share)
             self.ready = judge_of(self.policy, self.using)(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
@@ -170,7 +187,7 @@ class Attempt:
             report.missed = True
             return True
         if isinstance(error, LostRace):
-            report.release(ids, self.using, "the database clock went back")
+            report.release(ids, self.using, str(error))
             return True
         if isinstance(error, Outcome | ChangedSession):
             return False

@@ -37,7 +37,7 @@ UNDECLARED_GRACE: Final = timedelta(minutes=1)
 """How long an expired row of a policy that is not declared here is left to workers that know the policy."""
 MAX_LOSSES: Final = 5
 """How often in a row a handler may lose its connection to the database before that counts as a failed attempt."""
-_SETTLE_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
+SETTLE_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
 """The work of a handler outside a transaction cannot be rolled back, so its settling is tried for half a minute."""
 
 
@@ -297,7 +297,7 @@ def persistently(settle: Callable[[], ReportBuilder], timeout_id: int, using: st
 
     If it never succeeds, the handler runs again; with `atomic=False` when the row expires.
     """
-    for pause in _SETTLE_PAUSES_SECONDS:
+    for pause in SETTLE_PAUSES_SECONDS:
         try:
             report = settle()
             if timeout_id not in report.uncounted:

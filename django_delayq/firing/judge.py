@@ -11,7 +11,7 @@ computed again first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,27 +23,31 @@ from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.report import ReportBuilder
-from django_delayq.firing.state import firing_state
+from django_delayq.firing.state import LOCKED_MAX_SECONDS, firing_state
 from django_delayq.firing.work import Candidate
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
 from django_delayq.ledger.locking import has_own_manager
+from django_delayq.ledger.shares import correct_shares, shares_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_terms import changed, has_column
 
 State, Cause = Timeout.State, Timeout.Cause
+ROW_LOCKED = "another transaction has locked a row or an object of the same value"
+"""Without that one, the others would have a call of their own, and it one more."""
 
 
 class LostRace(Exception):
-    """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
+    """The rows cannot be fired now after all, for the reason that it has, such as a clock that went back."""
 
 
 class Case(NamedTuple):
     """What a judge decides about: candidates of one policy, in due order.
 
-    `is_suspect`: it runs alone in its process, which a row that is `firing` shows.
+    `is_suspect`: it runs alone in its process, which a row that is `firing` shows. `share`: the value that all objects
+    must have, with `batch_by`.
     """
 
     policy: TimeoutPolicy[Any]
@@ -51,6 +55,7 @@ class Case(NamedTuple):
     using: str
     guards: Guards
     is_suspect: bool
+    share: str | None = None
 
 
 Judge: TypeAlias = Callable[[Case, ReportBuilder], list[Member]]
@@ -94,6 +99,8 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
     rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
     report.now = now
+    if case.share is not None:
+        _require_all(case, locked_elsewhere, are_rows_locked=len(rows) == len(free))
     due = _due(case, free, rows, now, report)
     if due and vars(due[0])["is_stopped"]:
         stop_cache.forget()  # the worker must not ask for more of them
@@ -102,7 +109,8 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     found = [Member(row, objects[row.pk]) for row in due if row.pk in objects]
     matching, on_hold = matching_of(policy, [member.obj for member in found], using)
     gone = [row for row in due if row.pk not in objects]
-    members = _with_present_data(case, [member for member in found if member.obj.pk in matching], report)
+    members = _of_value(case, [member for member in found if member.obj.pk in matching], now, report)
+    members = _with_present_data(case, members, report)
     decided = _decided(case, [member for member in found if member.obj.pk not in matching], now, report)
     unmet = [member.row for member in decided if member.obj.pk not in on_hold]
     for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
@@ -125,6 +133,17 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     ids = objects if policy.batch else [candidate.id for candidate in case.candidates]
     order = {timeout_id: place for place, timeout_id in enumerate(ids)}
     return sorted(members, key=lambda member: order[member.row.pk])
+
+
+def _require_all(case: Case, locked_elsewhere: Collection[int], *, are_rows_locked: bool) -> None:
+    """Raise LostRace if another transaction has locked one of the timeouts of a value, so that they fire together.
+
+    Workers lock rows only briefly, to claim or release them. An object may be locked for long: then they do not wait,
+    because one order must not keep all others of its customer from firing.
+    """
+    waited = firing_state.backoff.waited(case.using, [each.id for each in case.candidates]) if locked_elsewhere else 0.0
+    if not are_rows_locked or (locked_elsewhere and waited < LOCKED_MAX_SECONDS):
+        raise LostRace(ROW_LOCKED)
 
 
 def _due(
@@ -183,6 +202,20 @@ def _confirmed(case: Case, members: list[Member], report: ReportBuilder) -> list
     return [each for each in members if each.row.pk not in unasked]
 
 
+def _of_value(case: Case, members: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:
+    """Return the members whose object has the value of this call; the others fire with those of their present value.
+
+    The rows have the value of when they were scheduled, or none if `batch_by` is newer.
+    """
+    if case.share is None:
+        return members
+    present = shares_of(case.policy, [member.row.object_id for member in members], case.using)
+    moved = {each.row.pk: share for each in members if (share := present.get(each.row.object_id, "")) != case.share}
+    correct_shares(moved, case.using)
+    report.release_rest(moved, now, "its object has another value now")
+    return [member for member in members if member.row.pk not in moved]
+
+
 def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:
     """Return the members `unmet`, or release them, if workers with a newer condition for the policy are running."""
     if not unmet or not is_outdated(case.policy, case.using, now):
@@ -200,4 +233,4 @@ def _mark(case: Case, rows: Sequence[Timeout], now: datetime) -> None:
         suspected_at = now if case.is_suspect else None
         is_marked = all(settling.mark_firing(row, until, case.using, suspected_at=suspected_at) for row in rows)
     if not is_marked:
-        raise LostRace
+        raise LostRace("the database clock went back")

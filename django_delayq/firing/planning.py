@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from django.db.models import Subquery
 
 from django_delayq.clock import DatabaseNow
+from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_waiting
@@ -26,7 +27,7 @@ from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.installation import check_name
 from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Installation, Timeout
-from django_delayq.policies import registry
+from django_delayq.policies import TimeoutPolicy, registry
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -45,6 +46,7 @@ class _Row(NamedTuple):
     object_id: str
     queue: str
     state: str
+    share: str
     run_at: datetime
     suspected_at: datetime | None
     deaths: int
@@ -73,14 +75,14 @@ def plan(
         django.db.Error: the database cannot be read. Nothing has changed then.
         WrongInstallation: a copy of another installation has replaced the database while this process runs.
     """
-    found = _rows_of(deliveries, using)
+    found = rows_of(deliveries, using)
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
     stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
     due: dict[tuple[str, str, datetime | None, Slot], list[_Row]] = defaultdict(list)
     early, begins = dict[int, datetime](), dict[tuple[str, str], datetime]()
-    for row in found:
+    for row in [_deferred(row, policies[row.policy]) for row in found]:
         policy, now = policies[row.policy], row.database_now
         if Timeout.State(row.state).is_settled or row.state == Timeout.State.HELD:
             log_waiting([row.id], f"it is {row.state} already")
@@ -107,11 +109,22 @@ def plan(
                 early[row.id] = row.run_at
             due[policy.label, row.queue, begin, ANY_TIME].append(row)
     checkpoint("planned")
-    works = [work for (label, *_, slot), rows in due.items() for work in _works(label, rows, deliveries, slot)]
+    works = [work for (label, *_, slot), rows in due.items() for work in works_of(label, rows, deliveries, slot)]
     return works, report.report(early)
 
 
-def _rows_of(ids: Iterable[int], using: str) -> list[_Row]:
+def _deferred(row: _Row, policy: TimeoutPolicy[Any] | None) -> _Row:
+    """Return `row`, with a later `run_at` while it may run as a suspect together with others of its value.
+
+    If another worker tried it, its lock would keep the others from running. If their process dies, it does not end the
+    suspicion.
+    """
+    if policy is None or policy.batch_by is None or row.suspected_at is None:
+        return row
+    return row._replace(run_at=max(row.run_at, row.suspected_at + get_settings().lease))
+
+
+def rows_of(ids: Iterable[int], using: str) -> list[_Row]:
     """Read the rows `ids`; those without a row are left out."""
     possible = [timeout_id for timeout_id in ids if 0 < timeout_id <= MAX_ID]
     wanted, count = key_list(Timeout, possible, using)
@@ -130,24 +143,30 @@ def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
     return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 
-def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], slot: Slot) -> Iterator[Work]:
+def works_of(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], slot: Slot = ANY_TIME) -> Iterator[Work]:
     """Divide the due `rows` of one policy, queue and slot: each is alone, unless the policy has `batch` or `together`.
 
     Suspects are always alone. No work has two timeouts of one object: the first would change the object of the second.
+    With `batch_by` none has two values, and a timeout without a value is alone. There suspects of one value share a
+    work, which is alone in its process, until that process has died, too.
     """
     policy = registry.get(label)
     assert policy is not None
-    size, pieces = policy.transaction_size, list[dict[str, int]]()
+    size, pieces = policy.transaction_size, defaultdict[tuple[bool, Slot], list[dict[str, int]]](list)
     for row in rows:
         may_kill = deliveries[row.id] > 1 or is_suspect(row)
-        if may_kill or size == 1:
-            yield Work(label, (row.id,), (row.object_id,), row.queue, may_kill, *slot)
+        its, is_alone = slot, may_kill or size == 1
+        if policy.batch_by is not None and not is_suspect(row):
+            its, is_alone = slot._replace(share=row.share), size == 1 or not row.share
+        if is_alone:
+            yield Work(label, (row.id,), (row.object_id,), row.queue, may_kill, *its)
             continue
-        for piece in pieces:
+        for piece in pieces[may_kill, its]:
             if len(piece) < size and row.object_id not in piece:
                 break
         else:
-            pieces.append(piece := {})
+            pieces[may_kill, its].append(piece := {})
         piece[row.object_id] = row.id
-    for piece in pieces:
-        yield Work(label, tuple(piece.values()), tuple(piece), rows[0].queue, False, *slot)
+    for (may_kill, its), found in pieces.items():
+        for piece in found:
+            yield Work(label, tuple(piece.values()), tuple(piece), rows[0].queue, may_kill, *its)

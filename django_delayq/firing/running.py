@@ -28,6 +28,7 @@ from django_delayq.firing.failures import (
     record_error,
     verdict_of_death,
 )
+from django_delayq.firing.gathering import Gathering, next_part
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
 from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import (
@@ -82,6 +83,9 @@ def _run_inside(work: Work, using: str, report: ReportBuilder) -> None:
     for timeout_id in work.ids:
         if timeout_id not in report.uncounted:
             firing_state.backoff.reset(using, timeout_id)
+    for timeout_id in report.again.keys() - set(work.ids):  # with `batch_by`: they are leased by others, or not yet
+        del report.again[timeout_id]
+        firing_state.backoff.reset(using, timeout_id)
     check = SessionCheck()
     check.run(partial(report.publish, using))
     check.end().log(f"A signal receiver of {work.policy}", work.policy)
@@ -100,12 +104,16 @@ def _run(work: Work, using: str, report: ReportBuilder) -> None:
 
     if not run_within_limit(fire, running, report, using):
         return
-    rest = [each for each in work.candidates() if each.id not in report.done and each.id not in report.again]
-    end = time.monotonic() + WORK_SECONDS
-    while rest and len(work.ids) > 1 and time.monotonic() < end:
+    policy, end = registry.get(work.policy), time.monotonic() + WORK_SECONDS
+    # With `batch_by` nothing is gathered yet when `confirm` is asked about one of them. The others still fire together.
+    is_by_value = policy is not None and policy.batch_by is not None
+    together = running.gathered if is_by_value else work.candidates()
+    rest = [each for each in together if each.id not in report.done and each.id not in report.again]
+    while rest and len(together) > 1 and time.monotonic() < end:
         alone = rest.pop(0)
-        _run(replace(work, ids=(alone.id,), object_ids=(alone.object_id,), begin_by=inf), using, report)
-    report.release_rest([each.id for each in rest], report.current_time())
+        _run(replace(work, ids=(alone.id,), object_ids=(alone.object_id,), begin_by=inf, alone=True), using, report)
+    left = [each for each in work.ids if each not in report.done and each not in report.again]
+    report.release_rest(left, report.current_time())
 
 
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
@@ -118,7 +126,9 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         report.again |= dict.fromkeys([each.id for each in candidates], report.current_time() + UNKNOWN_PAUSE)
         return
     with by_handler_of(policy):
-        if policy.atomic and not work.suspect:
+        if policy.batch_by is not None and not work.alone and (work.share or not work.suspect):
+            _fire_by_value(policy, work, using, report)
+        elif policy.atomic and not work.suspect:
             _fire_in_transactions(policy, candidates, using, report)
         else:
             for candidate in candidates:
@@ -146,6 +156,40 @@ def _fire_in_transactions(
         if time.monotonic() > end:
             break
     report.release_rest([candidate.id for candidate in rest], report.current_time())
+
+
+def _fire_by_value(policy: TimeoutPolicy[Any], work: Work, using: str, report: ReportBuilder) -> None:
+    """Fire the timeouts of `work`, and with each those of its value: all that are due, in one call if they fit."""
+    rest, known, end = list(work.ids), -1, time.monotonic() + WORK_SECONDS
+    while rest and known < len(report.done) + len(report.again):  # else they were changed meanwhile
+        known = len(report.done) + len(report.again)
+        part = next_part(work, rest, using, report)
+        if part is not None:
+            _fire_value(policy, part, using, report, end)
+        rest = [each for each in rest if each not in report.done and each not in report.again]
+        if time.monotonic() > end:
+            break
+    report.release_rest(rest, report.current_time())
+
+
+def _fire_value(policy: TimeoutPolicy[Any], part: Work, using: str, report: ReportBuilder, end: float) -> None:
+    """Fire the due timeouts of the value of `part`; one by one if the call with all of them raises.
+
+    A timeout without a value is alone.
+    """
+    gathering = Gathering(policy, part, using, report)
+    if part.share:
+        gathering.provide_lock()
+    if part.suspect and not gathering.note():
+        return
+    gather = gathering.gather if part.share else None
+    attempt = Attempt(policy, part.candidates(), using, share=part.share, gather=gather)
+    if not attempt.fire(report):
+        for candidate in attempt.candidates:
+            Attempt(policy, [candidate], using).fire(report)
+            if time.monotonic() > end:
+                break
+    gathering.forget()
 
 
 def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder) -> None:
@@ -182,7 +226,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
     Attempt(policy, [candidate], using).fire(report)
     if is_noted and timeout_id in report.uncounted:  # it did not run, or was rolled back for a reason outside of it
         with suppress(Error):  # then it counts as a death, of which one is not enough
-            settling.forget_suspicion(timeout_id, using)
+            settling.forget_suspicion([timeout_id], using)
 
 
 def _fire_non_atomic(

@@ -10,7 +10,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,7 +27,8 @@ logger = logging.getLogger("django_delayq.firing")
 FIRST_BACKOFF_SECONDS: Final = 0.1
 """A lock of a web request is mostly over by then; without a pause a worker would ask in a loop."""
 LOCKED_MAX_SECONDS: Final = 5.0
-"""The longest backoff for an object that another transaction has locked, and the longest wait at the gate."""
+"""The longest backoff for an object that another transaction has locked, and the longest wait at the gate. For so long
+the timeouts of one value of `batch_by` wait for one of them: most requests and firings have ended by then."""
 TRANSIENT_MAX_SECONDS: Final = 60.0
 """The longest backoff after a transient database error: the handler may have run unnecessarily."""
 MISFIT_MAX_SECONDS: Final = 5.0
@@ -73,6 +74,12 @@ class TimeoutBackoff:
             logger.warning(words, timeout_id, now - before.since, why, extra={"event": "timeout_waits", **extra})
         base = min(FIRST_BACKOFF_SECONDS * 2 ** min(before.times, 20), max_seconds)
         return timedelta(seconds=base * random.uniform(0.5, 1.5))
+
+    def waited(self, using: str, ids: Iterable[int]) -> float:
+        """Return for how many seconds the first of these timeouts has waited; 0: none has."""
+        with self._lock:
+            found = [self._waiting[using, each].since for each in ids if (using, each) in self._waiting]
+        return time.monotonic() - min(found) if found else 0.0
 
     def note_loss(self, using: str, timeout_id: int) -> int:
         """Note that its handler has lost the connection; return how often, since the timeout was last reset."""

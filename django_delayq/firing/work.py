@@ -59,12 +59,17 @@ class Work:
     begin_by: float = inf
     """Later its first handler is not called: the slot of a policy with a rate is over. Not part of a message."""
     share: str = ""
-    """The value whose slot it is, if that rate counts by one. Not part of a message."""
+    """The value whose slot it is, if that rate counts by one; or of `batch_by`. Not part of a message."""
+    only: bool = False
+    """With `batch_by`: fire no other timeouts of the value than `ids`. Not part of a message."""
+    alone: bool = False
+    """A call with several of its timeouts took too long: fire each by itself. Not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the work as plain types for JSON: ids and labels only."""
         data = {**asdict(self), "ids": list(self.ids), "object_ids": list(self.object_ids)}
-        del data["begin_at"], data["begin_by"], data["share"]
+        for name in ("begin_at", "begin_by", "share", "only", "alone"):
+            del data[name]
         return {"version": VERSION, **data}
 
     @classmethod
@@ -224,6 +229,8 @@ class RunningWork:
     """Cancel it, from any thread."""
     thread_ids: set[int] = field(default_factory=set)
     """The threads that run the work: its own, and the one of the event loop."""
+    gathered: Sequence[Candidate] = ()
+    """With `batch_by`, the timeouts of the transaction that runs."""
     is_abandoned: bool = False
     logged_after: float = 0.0
     """After how many seconds it was last logged as slow or longer than a lease; 0: never."""

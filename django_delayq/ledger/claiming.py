@@ -417,10 +417,17 @@ class _Shares:
 
 
 def forget_free_shares(using: str) -> None:
-    """Delete the rows of values whose next slot is free: without a row it is free, too."""
-    rows = RateShare.objects.using(using).filter(free_at__lte=DatabaseNow())
-    while ids := list(rows.values_list("pk", flat=True)[:CHUNK]):
-        rows.filter(pk__in=ids).delete()
+    """Delete the rows of values whose next slot is free: without a row it is free, too.
+
+    Not those that are locked: a firing has them until its handler has returned.
+    """
+    rows = RateShare.objects.using(using).filter(free_at__lte=DatabaseNow()).order_by("pk")
+    count = CHUNK
+    while count == CHUNK:
+        with transaction_of(using):
+            ids = list(for_update(rows, using, wait=False).values_list("pk", flat=True)[:CHUNK])
+            rows.filter(pk__in=ids).delete()
+        count = len(ids)
 
 
 def _mark_claimed(found: Mapping[int, int], now: datetime, seconds: timedelta, using: str) -> Claimed:

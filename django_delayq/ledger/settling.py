@@ -284,11 +284,19 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
     return True
 
 
-def forget_suspicion(timeout_id: int, using: str) -> None:
-    """Let the outcome of a pending row count as known, unless another transaction has locked it."""
+def note_suspicion(rows: Sequence[Timeout], now: datetime, using: str) -> None:
+    """Note that the process may die of the pending, locked `rows`, which run together, alone in it."""
+    with raising_instead_of_waiting(using):
+        Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(suspected_at=now)
+
+
+def forget_suspicion(ids: Collection[int], using: str) -> list[int]:
+    """Let the outcomes of pending rows count as known; return those that another transaction has locked."""
     with transaction_of(using):
-        free = lock_free(Timeout.objects.using(using).filter(pk=timeout_id, state=State.PENDING), using)
+        pending = Timeout.objects.using(using).filter(pk__in=ids, state=State.PENDING)
+        free = lock_free(pending, using)
         Timeout.objects.using(using).filter(pk__in=free).update(suspected_at=None)
+    return list(pending.exclude(pk__in=free).values_list("pk", flat=True)) if len(free) < len(ids) else []
 
 
 def is_superseded(row: Timeout, using: str) -> bool:

@@ -1,31 +1,38 @@
-"""The values by which rates count, such as the merchant of an order: the column `share` of its timeout.
+"""The values by which rates count and batches are cut, such as the merchant of an order: the column `share`.
 
-It is written with the round, as it is then: to claim what may begin, a worker reads no table but the ledger.
+It is written with the round, as it is then: to claim what may begin, a worker reads no table but the ledger. A batch of
+one value compares it with the locked objects.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
 
-from django_delayq.key_types import key_type, pk_of
-from django_delayq.ledger.locking import rows_of, with_keys
+from django.db import connections
+
+from django_delayq.clock import database_now
+from django_delayq.key_types import HAS_SHARE, key_type, pk_of
+from django_delayq.ledger.locking import for_update, raising_instead_of_waiting, rows_of, with_keys
 from django_delayq.ledger.statements import chunks
-from django_delayq.models import Timeout
+from django_delayq.models import RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy, registry
 
 MAX_SHARE: Final = 64
 """The length of the column. The digest of a longer value has as many characters."""
+LOCK_KEPT: Final = timedelta(days=1)
+"""How long the row of a value that firings lock is kept: those of customers who are gone must not stay for good."""
 
 
 def shares_of(policy: TimeoutPolicy[Any], object_ids: Collection[str], using: str) -> dict[str, str]:
-    """Return the `share` of each of these objects now; {} for a policy whose rate does not count by a value.
+    """Return the `share` of each of these objects now; {} for a policy without such a value.
 
     The rows must not be locked: those of a merchant would be locked by each order that is scheduled.
     """
-    path, found = policy.counts_by, dict[str, str]()
+    path, found = policy.share_path, dict[str, str]()
     if path is None:
         return found
     model, text = policy.concrete_model, key_type(policy.concrete_model).text
@@ -42,14 +49,55 @@ def _share(value: Any) -> str:
 
 
 def set_shares(rows: Sequence[Timeout], using: str) -> bool:
-    """Set `share` of `rows`, which are about to be written; return whether the rate of any counts by a value."""
+    """Set `share` of `rows`, which are about to be written; return whether the policy of any has such a value."""
     counted = defaultdict[TimeoutPolicy[Any], list[Timeout]](list)
     for row in rows:
         policy = registry.get(row.policy)
-        if policy is not None and policy.counts_by is not None:
+        if policy is not None and policy.share_path is not None:
             counted[policy].append(row)
     for policy, own in counted.items():
         shares = shares_of(policy, {row.object_id for row in own}, using)
         for row in own:
             row.share = shares.get(row.object_id, "")
     return bool(counted)
+
+
+def provide_lock(policy: TimeoutPolicy[Any], share: str, using: str) -> None:
+    """Insert the row that `lock_share` locks, if it is missing. Call it before the transaction that locks it.
+
+    Where two workers insert it at once, InnoDB would let both lock it, and then abort one that wants to write.
+    """
+    if not connections[using].features.has_select_for_update or _locks_of(policy, share, using).exists():
+        return
+    row = RateShare(policy=policy.label, share=share, free_at=database_now(using) + LOCK_KEPT)
+    RateShare.objects.using(using).bulk_create([row], ignore_conflicts=True)
+
+
+def lock_share(policy: TimeoutPolicy[Any], share: str, using: str) -> bool:
+    """Reserve the timeouts of one value for the present transaction; return False if another one has them.
+
+    Without waiting. On SQLite, of which only one transaction at a time may write, the transaction has them.
+    """
+    if not connections[using].features.has_select_for_update:
+        return True
+    return bool(for_update(_locks_of(policy, share, using), using, wait=False).values_list("pk"))
+
+
+def _locks_of(policy: TimeoutPolicy[Any], share: str, using: str) -> Any:
+    return RateShare.objects.using(using).filter(policy=policy.label, share=share)
+
+
+def due_of_share(policy: TimeoutPolicy[Any], share: str, using: str) -> TimeoutQuerySet:
+    """Return the due rows of one value of `batch_by`, longest due first, by `delayq_share`."""
+    rows = Timeout.objects.using(using).due().filter(HAS_SHARE, share=share, policy__in=policy.labels)
+    return rows.order_by("run_at", "id")
+
+
+def correct_shares(shares: Mapping[int, str], using: str) -> None:
+    """Write the present `share` of pending, locked rows, which is not what they had when they were scheduled."""
+    ids = defaultdict[str, list[int]](list)
+    for timeout_id, share in shares.items():
+        ids[share].append(timeout_id)
+    for share, own in ids.items():
+        with raising_instead_of_waiting(using):
+            Timeout.objects.using(using).filter(pk__in=own, slot_taken=1).update(share=share)

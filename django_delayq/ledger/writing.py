@@ -88,7 +88,7 @@ def writes_at_once(subject: Subject) -> bool:
     Otherwise the caller locks the object and proceeds step by step. It depends on policy and database alone.
     """
     policy = subject.policy
-    is_plain = policy is not None and policy.has_plain_since and policy.within is None and policy.counts_by is None
+    is_plain = policy is not None and policy.has_plain_since and policy.within is None and policy.share_path is None
     return policy is not None and is_plain and can_lock_and_write(policy.model, subject.using)
 
 

@@ -212,3 +212,15 @@ if "by_terms" in SOME:
     @timeout_policy(Purchase, after="channel__pay_within", since="created_at", when=Q(status="unpaid"))
     def by_terms(purchase: Purchase, timeout: Timeout) -> None:
         lose(purchase, timeout)
+
+
+def digest(purchases: QuerySet[Purchase], timeouts: list[Timeout]) -> None:
+    """Note each call for the channels of its purchases."""
+    time.sleep(float(os.environ.get("DELAYQ_TEST_LINGER", "0.02")))
+    channels = sorted({str(purchase.channel_id) for purchase in purchases})
+    Effect.objects.create(what="digest", object_id=",".join(channels), timeout_id=len(timeouts))
+
+
+if "digest" in SOME:
+    timeout_policy(Purchase, name="digest", batch=500, batch_by="channel")(digest)
+    timeout_policy(Purchase, name="beside")(lambda purchase, timeout: purchase.save())

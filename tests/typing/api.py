@@ -70,6 +70,10 @@ def expire(parcels: QuerySet[Parcel], timeouts: list[Timeout]) -> None:
     parcels.update(status="expired")
 
 
+@timeout_policy(Parcel, name="digest", batch=100, batch_by="status")
+def digest(parcels: QuerySet[Parcel], timeouts: list[Timeout]) -> None: ...
+
+
 @timeout_policy(Order, name="close", together=50)
 def close(order: Order, timeout: Timeout) -> None:
     assert_type(order, Order)

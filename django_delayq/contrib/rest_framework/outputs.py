@@ -224,6 +224,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     )
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
+    batch_by = serializers.CharField(source="policy.batch_by", allow_null=True)
     together = serializers.IntegerField(source="policy.together", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
     limits = LimitsSerializer(source="policy.limits", allow_null=True)

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from django_delayq import schedule_timeouts
 from django_delayq.models import Timeout
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
+from tests.testapp.market import Channel, Purchase
 from tests.testapp.models import Effect, Order
+from tests.testapp.timeouts import digest
 from tools import processes
 
 pytestmark = [
@@ -67,6 +70,24 @@ def test_their_processes_ask_before_they_act(
     assert [row.state for row in by_answer.values()] == ["fired", "skipped", "pending"]
     assert silent.errors[0]["error"] == "TimeLimitExceeded"
     assert effects("ask_first") == {by_answer["open"].pk: 1}
+
+
+def test_owners_whose_timeouts_are_due_together_get_one_call_each(
+    engine: Engine, start_worker: Start, start_remote: Start, declare: Any
+) -> None:
+    """Two workers each send a part of them, to two processes."""
+    policy = declare(Purchase, digest, name="digest", batch=500, batch_by="channel")
+    channels = Channel.objects.bulk_create(Channel() for _ in range(10))
+    purchases = Purchase.objects.bulk_create(Purchase(channel=channel) for _ in range(12) for channel in channels)
+    schedule_timeouts(purchases, policy, seconds=0)
+    start_remote(POLICIES="digest")
+    workers = [start_worker(POLICIES="digest") for _ in range(2)]
+    wait_until(settled(len(purchases)), seconds=120)
+    for worker in workers:
+        end(worker)
+    assert states() == {"fired": len(purchases)}
+    calls = Effect.objects.filter(what="digest").values_list("object_id", "timeout_id")
+    assert sorted(calls) == sorted((str(channel.pk), 12) for channel in channels)
 
 
 @pytest.mark.usefixtures("short_lease")

@@ -1,0 +1,88 @@
+"""`batch_by` with real workers: one call for each owner, however the workers share the rows."""
+
+from __future__ import annotations
+
+import random
+import sys
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from django_delayq import clock, schedule_timeouts
+from django_delayq.models import Timeout, WorkerSeen
+from tests.support.processes import StartWorker, settled, states
+from tests.support.waiting import wait_until
+from tests.testapp.market import Channel, Purchase
+from tests.testapp.models import Effect
+from tests.testapp.timeouts import digest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+OWNERS, EACH, WORKERS = 30, 20, 4
+
+
+def due_at(moment: datetime, declare: Any, *, beside: bool = False) -> None:
+    """Schedule twenty timeouts of each of thirty owners, in any order; or also as many of another policy."""
+    policy = declare(Purchase, digest, name="digest", batch=500, batch_by="channel")
+    channels = Channel.objects.bulk_create(Channel() for _ in range(OWNERS))
+    owners = [channel for channel in channels for _ in range(EACH)]
+    random.Random(5).shuffle(owners)
+    purchases = Purchase.objects.bulk_create(Purchase(channel=owner) for owner in owners)
+    schedule_timeouts(purchases, policy, at=moment)
+    if beside:
+        schedule_timeouts(purchases, declare(Purchase, name="beside"), at=moment)
+
+
+def start(start_worker: StartWorker, source: dict[str, str], lease: float = 30.0) -> None:
+    for _ in range(WORKERS):
+        start_worker("--concurrency", "4", POLICIES="digest", seconds={"LEASE": lease, "SWEEP_INTERVAL": 1.0}, **source)
+    wait_until(lambda: WorkerSeen.objects.count() == WORKERS, "the workers run")
+
+
+def check(count: int = OWNERS * EACH) -> None:
+    wait_until(settled(count), "all are settled", 120)
+    assert states() == {"fired": count}
+    calls = list(Effect.objects.filter(what="digest").values_list("object_id", "timeout_id"))
+    owners = sorted(str(pk) for pk in Channel.objects.values_list("pk", flat=True))
+    assert sorted(calls) == [(owner, EACH) for owner in owners], "one call for each owner, with all"
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+    late = max((row.settled_at - row.due_at).total_seconds() for row in Timeout.objects.all() if row.settled_at)
+    sys.stdout.write(f"the last one is settled {late:.2f} s after its deadline\n")
+
+
+def test_owners_whose_timeouts_are_due_together_get_one_call_each(
+    start_worker: StartWorker, source: dict[str, str], declare: Any
+) -> None:
+    start(start_worker, source)
+    due_at(clock.now() + timedelta(seconds=4), declare)
+    check()
+
+
+def test_a_backlog_is_one_call_for_each_owner_too(
+    start_worker: StartWorker, source: dict[str, str], declare: Any
+) -> None:
+    due_at(clock.now() - timedelta(minutes=10), declare)
+    start(start_worker, source)
+    check()
+
+
+def test_another_policy_that_locks_the_same_objects_splits_no_call(
+    start_worker: StartWorker, source: dict[str, str], declare: Any
+) -> None:
+    start(start_worker, source)
+    due_at(clock.now() + timedelta(seconds=4), declare, beside=True)
+    check(2 * OWNERS * EACH)
+
+
+def test_after_a_worker_was_killed_each_owner_still_gets_one_call(
+    start_worker: StartWorker, source: dict[str, str], declare: Any
+) -> None:
+    """It had leased them all, so that a process may have died of each."""
+    due_at(clock.now(), declare)
+    seconds = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
+    killed = start_worker("--concurrency", "4", POLICIES="digest", KILL_AT="handled", seconds=seconds, **source)
+    killed.wait(60)
+    WorkerSeen.objects.all().delete()
+    assert states() == {"pending": OWNERS * EACH}
+    start(start_worker, source, lease=2.0)
+    check()

@@ -1,0 +1,79 @@
+"""What a firing with `batch_by` reads of a long ledger: the due rows of one value, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq import TimeoutPolicy, clock, timeout_policy
+from django_delayq.firing import Work
+from django_delayq.firing.gathering import Gathering
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.ledger.shares import provide_lock
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from tests.integration.worker.test_query_plans import COLUMNS, FORM, MOMENTS, ROWS, SERIES, check, plans_of
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
+OWNERS = 4_999
+"""Each has some twenty due rows, and as many others. The last one has a hundredth of all rows."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ledger_of_owners(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The rows, for all tests here: of each owner some are settled, some due, and some due later."""
+    vendor = connection.vendor
+    past = {"postgresql": "now()", "mysql": "UTC_TIMESTAMP(6)", "sqlite": "datetime('now')"}[vendor]
+    columns = COLUMNS.replace('"', "`") if vendor == "mysql" else COLUMNS
+    text = "CHAR(20)" if vendor == "mysql" else "varchar(20)"
+    share = f"CAST(CASE WHEN n % 100 = 99 THEN {OWNERS} ELSE n % {OWNERS} END AS {text})"
+    no = "false" if vendor == "postgresql" else "0"
+    form = FORM.replace("'', {no}\nFROM", "{share}, {no}\nFROM")
+    sql = form.format(
+        columns=columns, moment=MOMENTS[vendor], past=past, series=SERIES[vendor].format(rows=ROWS), no=no, share=share
+    )
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        digits = "lpad(CAST(n AS varchar), 32, '0')::uuid" if vendor == "postgresql" else "CAST(n AS CHAR(32))"
+        cursor.execute(sql.replace("n, n, CASE", f"{digits}, {digits}, CASE"))
+        cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
+        if vendor == "mysql":
+            cursor.fetchall()
+    yield
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_delayq_timeout")
+
+
+@pytest.fixture(params=[(), ("reminded",)], ids=["one name", "two names"])
+def policy(request: pytest.FixtureRequest) -> Iterator[TimeoutPolicy[Any]]:
+    registry.remove(before := registry.get("testapp.order.remind"))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"batch": 500, "batch_by": "status", "aliases": request.param}
+    declared: TimeoutPolicy[Any] = timeout_policy(Order, name="remind", **options)(lambda orders, timeouts: None)
+    yield declared
+    registry.remove(declared)
+    registry.add(before)  # type: ignore[arg-type]
+
+
+def gathered(policy: TimeoutPolicy[Any], owner: str, tried: Sequence[int] = ()) -> list[int]:
+    work = Work(policy.label, (-1,), ("-1",), share=owner)
+    report = ReportBuilder(again=dict.fromkeys(tried, clock.now()))
+    provide_lock(policy, owner, "default")
+    return [candidate.id for candidate in Gathering(policy, work, "default", report).gather()]
+
+
+@pytest.mark.parametrize("owner", ["17", str(OWNERS), "nobody"])
+def test_the_due_rows_of_one_value_are_read_from_its_index(policy: TimeoutPolicy[Any], owner: str) -> None:
+    due = Timeout.objects.due().filter(share=owner).count()
+    assert (due == 0) == (owner == "nobody")
+    assert len(gathered(policy, owner)) == min(due, 500)
+    # Of few rows PostgreSQL reads all, and sorts them.
+    check(plans_of(lambda: gathered(policy, owner)), "delayq_share", is_short=due < 500)
+
+
+def test_others_than_those_that_were_tried_are_read_from_it_too(policy: TimeoutPolicy[Any]) -> None:
+    tried = gathered(policy, str(OWNERS))[:50]
+    plan = plans_of(lambda: gathered(policy, str(OWNERS), tried))
+    check(plan.replace("<> ALL ", "not in "), "delayq_share")
