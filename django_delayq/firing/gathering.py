@@ -106,7 +106,7 @@ class Gathering:
         return bool(rows)
 
     def forget(self) -> None:
-        """Take back what was noted of those that did not run, or were rolled back for a reason outside of them."""
+        """Undo the note about those that did not run, or were rolled back for a reason outside of them."""
         known = {*self.report.done, *(self.report.again.keys() - self.report.uncounted)}
         untried = [each for each in self._noted if each not in known]
         with suppress(Error):  # then it counts as a death, of which one is not enough

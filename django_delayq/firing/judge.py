@@ -99,8 +99,7 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
     rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
     report.now = now
-    if case.share is not None:
-        _require_all(case, locked_elsewhere, are_rows_locked=len(rows) == len(free))
+    _require_all(case, locked_elsewhere, are_rows_locked=len(rows) == len(free))
     due = _due(case, free, rows, now, report)
     if due and vars(due[0])["is_stopped"]:
         stop_cache.forget()  # the worker must not ask for more of them
@@ -141,6 +140,8 @@ def _require_all(case: Case, locked_elsewhere: Collection[int], *, are_rows_lock
     Workers lock rows only briefly, to claim or release them. An object may be locked for long: then they do not wait,
     because one order must not keep all others of its customer from firing.
     """
+    if case.share is None:
+        return
     waited = firing_state.backoff.waited(case.using, [each.id for each in case.candidates]) if locked_elsewhere else 0.0
     if not are_rows_locked or (locked_elsewhere and waited < LOCKED_MAX_SECONDS):
         raise LostRace(ROW_LOCKED)
