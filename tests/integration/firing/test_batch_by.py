@@ -25,6 +25,7 @@ from django_delayq import (
     schedule_timeouts,
 )
 from django_delayq.firing import Work, plan, run
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform, travel
 from tests.integration.firing.by_value import FIRED, Calls, Declare, due_of, run_of, work_of
@@ -381,6 +382,19 @@ def test_fire_due_cuts_batches_as_workers_do(declare: Declare, shops: list[Chann
     planned = sorted(len(work.ids) for work in works)
     assert fire_due() == 7
     assert sorted(calls.sizes) == planned == [1, 1, 2, 3]
+
+
+def test_fire_due_shares_transactions_as_workers_do(declare: Declare, shops: list[Channel]) -> None:
+    begun: list[str] = []
+    policy = declare(Purchase, name="shared", together=3)
+    rows = [row for shop in shops for row in due_of(policy, shop, 2)]
+    schedule_timeout(Purchase.objects.get(pk=rows[0].object_id), policy, key="twice", at=rows[0].due_at)
+    Timeout.objects.filter(pk=rows[3].pk).update(queue="other")
+    ordered = Timeout.objects.pending().order_by("run_at", "id")
+    works, _ = plan(dict.fromkeys(ordered.values_list("pk", flat=True), 1), "default")
+    set_checkpoint_hook(lambda step: begun.append(step) if step == "begun" else None)
+    assert fire_due() == 7
+    assert len(begun) == len(works) == 3
 
 
 def test_one_value_costs_few_queries(declare: Declare, shops: list[Channel], calls: Calls) -> None:
