@@ -19,9 +19,9 @@ DIALECT = tuple(
     for path in (
         *("e2e/chaos/", "e2e/crashes/test_kills", "e2e/databases/", "e2e/races/"),
         *("integration/arming/test_bulk_writes", "integration/arming/test_table_sync"),
-        *("integration/data/", "integration/firing/test_confirm"),
+        *("integration/data/", "integration/firing/test_batch_by", "integration/firing/test_confirm"),
         *("integration/firing/test_crashes", "integration/firing/test_locks", "integration/firing/test_lost_"),
-        *("integration/firing/test_mark_at_once"),
+        *("integration/firing/test_mark_at_once", "integration/firing/test_query_plans"),
         *("integration/firing/test_returned", "integration/firing/test_settling", "integration/held/test_races"),
         *("integration/ledger/", "integration/matrix/test_keys", "integration/operations/test_query_plans"),
         *("integration/scheduling/test_clock", "integration/scheduling/test_lock_order"),
