@@ -132,7 +132,7 @@ def deadline(row: Timeout) -> SafeString:
         more = countdown(row.due_at)
     elif row.has_stopped_clock:
         words = _("stopped, {duration} left")
-        more = words.format(duration=duration(math.ceil((row.remaining or timedelta(0)).total_seconds())))
+        more = words.format(duration=duration(math.ceil(row.time_left.total_seconds())))
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif row.state == Timeout.State.FIRED and row.settled_at is not None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
 COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at", "remaining", "held_until")
-COLUMNS += ("keeps_deadline",)
+COLUMNS += ("keeps_deadline", "since_at", "created_at", "attempts", "snoozes")
 """What moving a row reads and writes."""
 
 

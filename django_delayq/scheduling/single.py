@@ -27,6 +27,7 @@ from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import record_death, shown
 from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.planned import final_at
 from django_delayq.ledger.rounds import lock_newest, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
@@ -292,7 +293,8 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
 
 def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
-    if writing.cancels_at_once(subject, lock=False):
+    is_by_deadline = strict and subject.policy is not None and subject.policy.grace is not None
+    if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
         cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
         if cancelled:
             return True, cancelled[0], cancelled
@@ -348,8 +350,12 @@ def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:
-    """Return whether the deadline of `row` has passed. Not if its clock is stopped, also by a hold of its policy."""
-    if row.has_stopped_clock or row.due_at > database_now(subject.using):
+    """Return whether the deadline of `row` has passed, and its grace.
+
+    Not if its clock is stopped, also by a hold of its policy.
+    """
+    acts_at = final_at(row, subject.policy)
+    if row.has_stopped_clock or acts_at > database_now(subject.using):
         return False
     if (
         subject.policy is not None
@@ -360,7 +366,7 @@ def _is_late(subject: Subject, row: Timeout) -> bool:
     state = policy_state(subject.policy, subject.using) if subject.policy else None
     if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
         return True
-    return row.due_at <= state.stopped_at
+    return acts_at <= state.stopped_at
 
 
 def reschedule_timeout(
@@ -447,7 +453,7 @@ def move_by_hand(
     extended, moves = what == "extended", []
     for row, due_at in deadlines:
         holding.retarget(row, due_at, using, by)
-        moves.append((row, due_at, writing.run_at_of(row, due_at) if extended else due_at))
+        moves.append((row, due_at, writing.run_at_of(row, due_at) if extended else None))
     return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended)
 
 

@@ -253,7 +253,7 @@ def hold_label(row: Timeout) -> str:
             "Its clock is stopped while the condition hold_when of its policy holds; {duration} of its time is left."
         )
     until = _local(row.held_until) if row.held_until else ""
-    rest = duration_label(row.remaining or timedelta(0))
+    rest = duration_label(row.time_left)
     return text.format(until=until, duration=rest, deadline=_local(row.due_at))
 
 
