@@ -214,6 +214,7 @@ class HasPlan:
         label: Any
         batch: int | None
         together: int | None
+        atomic: bool
         grace: Length | None
         steps: tuple[Step, ...]
 
@@ -267,6 +268,11 @@ class HasPlan:
     def plan_needs_object(self) -> bool:
         """Return whether the plan of a round depends on its object."""
         return any(step.needs_object for step in self.steps) or (self.grace is not None and needs_object(self.grace))
+
+    @property
+    def runs_outside(self) -> bool:
+        """Return whether its handler, or one of its steps, runs outside a transaction."""
+        return not self.atomic or not all(step.atomic for step in self.steps)
 
     def plan(self, due_at: datetime, since_at: datetime | None, created_at: datetime, obj: Any) -> list[Planned]:
         """Return when the steps of a round and its handler run, in this order: see `steps.plan_of`.

@@ -12,13 +12,14 @@ computed again first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
+from django_delayq.arming.holding import rest_of
 from django_delayq.arming.reconcile import arm_many
 from django_delayq.arming.row_state import terms_of
 from django_delayq.conf import get_settings
-from django_delayq.firing import rails
+from django_delayq.firing import rails, steps
 from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
@@ -92,7 +93,8 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     objects, locked_elsewhere = lock_objects_of(policy, case.candidates, using)
     checkpoint("locked")
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
-    rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
+    ids = [candidate.id for candidate in free]
+    rows, now = settling.lock_rows(ids, using, policy=policy, history=bool(policy.steps))
     report.now = now
     due = _due(case, free, rows, now, report)
     if due and vars(due[0])["is_stopped"]:
@@ -110,9 +112,14 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
             settling.mark_settled(skipped, cause, now, using)
             report.add_outcomes(skipped)
     if held := [member.row for member in decided if member.obj.pk in on_hold]:
-        settling.mark_held(held, now, using)
+        # Only the deadline of a row that has a step is ahead when it is due.
+        rests = [(row, rest_of(row, now, using) if policy.has_plan else timedelta(0)) for row in held]
+        settling.mark_held(rests, now, using)
         report.add_outcomes(held)
-    stopped = rails.settle(members, case.guards, now, using)
+    stopped = steps.pass_missed(policy, members, now, using) if policy.steps else []
+    members = [member for member in members if member.row not in stopped]
+    stopped += rails.settle(members, case.guards, now, using)
+    report.note_steps(stopped)
     report.add_outcomes([row for row in stopped if row.is_settled])
     report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
     members = _confirmed(case, [member for member in members if member.row not in stopped], report)
@@ -121,7 +128,7 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
     checkpoint("checked")
     if members:
-        _mark(case, [member.row for member in members], now)
+        _mark(case, members, now)
     ids = objects if policy.batch else [candidate.id for candidate in case.candidates]
     order = {timeout_id: place for place, timeout_id in enumerate(ids)}
     return sorted(members, key=lambda member: order[member.row.pk])
@@ -174,11 +181,11 @@ def _with_present_data(case: Case, members: list[Member], report: ReportBuilder)
 def _confirmed(case: Case, members: list[Member], report: ReportBuilder) -> list[Member]:
     """Return the members about which `confirm` has answered, or all if the policy has none; release the others.
 
-    They could not fire when they were to be asked about, or their answer is too old by now.
+    They could not fire when they were to be asked about, or their answer is too old by now. Steps need no answer.
     """
     if case.policy.confirmation is None:
         return members
-    unasked = [each.row.pk for each in members if not firing_state.has_answer(case.using, each.row)]
+    unasked = [each.row.pk for each in members if not (each.row.step or firing_state.has_answer(case.using, each.row))]
     report.release(unasked, case.using, "nothing has confirmed it yet")
     return [each for each in members if each.row.pk not in unasked]
 
@@ -192,8 +199,11 @@ def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuild
     return []
 
 
-def _mark(case: Case, rows: Sequence[Timeout], now: datetime) -> None:
-    if case.policy.atomic:
+def _mark(case: Case, members: Sequence[Member], now: datetime) -> None:
+    policy, rows = case.policy, [member.row for member in members]
+    if rows[0].step and steps.runs_inside(policy, rows[0]):  # alone: such a policy has neither `batch` nor `together`
+        is_marked = all(steps.mark(member, now, case.using) for member in members)
+    elif steps.runs_inside(policy, rows[0]):
         is_marked = settling.mark_fired(rows, now, case.using)
     else:
         until = now + get_settings().lease

@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Any, Final
 
 from django_delayq.clock import brief, plural
+from django_delayq.firing import steps
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call
 from django_delayq.ledger.history import DIED, keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
+from django_delayq.outcomes import Outcome
 from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.firing")
@@ -30,6 +32,14 @@ MIN_FAILURES_ERROR: Final = 2
 STOPPED: Final = "its policy is paused or on hold"
 UNKNOWN_PAUSE: Final = timedelta(seconds=5)
 """After which a process is asked again that does not know a policy. More often would only send works to and fro."""
+_STEP_ENDS: Final = {
+    steps.RAN: "ran",
+    steps.SKIPPED: "is skipped",
+    steps.DEAD: "is dead, and what follows goes on",
+    steps.PASSED: "was missed, and is passed, because what follows is due",
+    steps.LATE: "is passed",
+    steps.SHADOWED: "would have run: its policy is in shadow mode",
+}
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
 
@@ -75,6 +85,33 @@ def log_suspect(row: Timeout) -> None:
     more = ". Others of its policy follow at level DEBUG, for a minute" if is_first else ""
     facts = _extra(row, "timeout_suspected", deaths=row.deaths)
     logger.log(logging.WARNING if is_first else logging.DEBUG, words, _name(row), more, extra=facts)
+
+
+def log_step(row: Timeout, event: dict[str, Any], call: Call | None, error: BaseException | None) -> None:
+    """Log how a step has ended: a dead one as an error, one that was too late as a warning, others at INFO.
+
+    Args:
+        row: as it is now: what follows is next.
+        event: what its history has of the step.
+        call: of the step; None: it was not called.
+        error: what it raised.
+    """
+    what, reason = event["what"], event.get("reason", "")
+    facts = _extra(row, what, step=event["step"], next_at=None if row.is_settled else row.run_at)
+    times, level = "", logging.INFO
+    if call is not None and call.took is not None and what == steps.RAN:
+        times, measured = _timing(call.could_begin_at or row.created_at, call.at or row.run_at, call.took)
+        facts |= measured
+    elif what in {steps.DEAD, steps.LATE}:
+        level = logging.ERROR if what == steps.DEAD else logging.WARNING
+    has_trace = error is not None and not isinstance(error, Outcome)
+    logger.log(
+        level,
+        "%s: %s %s%s",
+        *(_name(row, call), event["step"], _STEP_ENDS[what], f" {times}" * bool(times) + f": {reason}" * bool(reason)),
+        exc_info=shown(keep_user_frames(error), row) if error is not None and has_trace else None,
+        extra=facts,
+    )
 
 
 def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:
@@ -146,7 +183,8 @@ def log_waiting(ids: Collection[int], why: str) -> None:
 
 def _name(row: Timeout, call: Call | None = None) -> str:
     """Name `row` and its object, by the value of `search` too, such as an order number, if the object is at hand."""
-    return f"Timeout {row.pk} ({row.policy}, object {_printable(row.object_id)}{_object_name(row, call)})"
+    step = f", next: {row.step}" if row.step else ""
+    return f"Timeout {row.pk} ({row.policy}, object {_printable(row.object_id)}{_object_name(row, call)}{step})"
 
 
 def _object_name(row: Timeout, call: Call | None) -> str:

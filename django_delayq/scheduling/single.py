@@ -322,7 +322,8 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     decisive = max([newest, *firing], key=lambda row: (row.began_at, row.pk))
     if decisive.state == State.FIRED and _has_unarmed_round(subject, decisive):
         return True, None, []
-    if decisive.state in (State.FIRED, State.FIRING):
+    # A step that is firing is not the handler, which nothing calls after `forbid_attempts`.
+    if decisive.state == State.FIRED or (decisive.state == State.FIRING and not decisive.step):
         return False, decisive, []
     rows = [row for row in rows if row.state in (*WAITING, State.DEAD)]
     for row in rows:

@@ -1,0 +1,115 @@
+"""Fire a step of a policy: the row is marked as moved to what follows, then the step is called, in one transaction.
+
+So the row of a step never counts as fired. With `atomic=False` it is `firing` while the step runs, and a second
+transaction moves it. A step that is due but was missed, because a later one is due too, is noted as passed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django_delayq.ledger import columns, settling
+from django_delayq.ledger.history import with_event
+from django_delayq.ledger.planned import following, plan_of_row
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.steps import newest_due, step_of, with_over
+
+if TYPE_CHECKING:
+    from django_delayq.firing.members import Member
+
+RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED = (
+    "step", "step_skipped", "step_dead", "steps_passed", "step_late", "step_shadowed",
+)  # fmt: skip
+"""The events in the history of a row by which its steps end."""
+EVENTS = (RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED)
+
+
+def runs_inside(policy: TimeoutPolicy[Any], row: Timeout) -> bool:
+    """Return whether what is next of `row` runs in the transaction that marks it."""
+    step = step_of(policy.steps, row.step)
+    return policy.atomic if step is None else step.atomic
+
+
+def function_of(policy: TimeoutPolicy[Any], row: Timeout) -> Callable[..., Any] | None:
+    """Return the function of the step of `row`; None: the handler of the policy is next."""
+    step = step_of(policy.steps, row.step)
+    return None if step is None else step.handler
+
+
+def as_given(row: Timeout) -> Timeout:
+    """Return `row` as its step gets it: as it is now, with an idempotency key of the step.
+
+    The key follows from those of the round and of the step: all attempts of a step have the same one, also after its
+    condition has ended the round for a while.
+    """
+    given, text = copy.copy(row), f"{row.idempotency_key}\0{row.step}"
+    given.idempotency_key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return given
+
+
+def values_after(
+    policy: TimeoutPolicy[Any], row: Timeout, obj: Any, now: datetime, what: str, **details: Any
+) -> dict[str, Any]:
+    """Return the columns of `row` when its step has ended: what follows is next, with attempts of its own.
+
+    `what` is the event that the history gets, with `details`.
+    """
+    then, over = following(row, policy, obj)
+    values = {**columns.waiting(policy.opening(then.at, obj)), **columns.ATTEMPTS}
+    history = with_event(row, what, now, step=row.step, **details)
+    return {**values, "step": then.name, "steps_over": over, "history": history}
+
+
+def mark(member: Member, now: datetime, using: str) -> bool:
+    """Mark the row of a step as moved to what follows, and keep what the step gets. Return False if it is not due."""
+    given = as_given(member.row)
+    given.attempts += 1
+    if not end(member, RAN, now, using):
+        return False
+    member.given = given
+    return True
+
+
+def end(member: Member, what: str, now: datetime, using: str, **details: Any) -> bool:
+    """Let the due, locked row of a step go on, whose event is `what`. Return False if it is not due after all."""
+    policy = registry.get(member.row.policy)
+    assert policy is not None
+    return _move_on(member.row, values_after(policy, member.row, member.obj, now, what, **details), using)
+
+
+def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Timeout]:
+    """Let rows go on whose step is due, but not the newest one that is; return them, to be fired again at once.
+
+    So an outage makes no customer get three reminders in a row. Also rows whose step is not declared any more.
+    """
+    moved = []
+    for row, obj in [(each.row, each.obj) for each in members if each.row.step]:
+        missed, newest = newest_due(plan_of_row(row, policy, obj=obj), row.steps_over, now)
+        is_declared = step_of(policy.steps, row.step) is not None
+        if is_declared and not missed and (newest.name == row.step or newest.at > now):
+            continue
+        names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
+        values = {**columns.waiting(policy.opening(newest.at, obj)), "step": newest.name}
+        values |= columns.ATTEMPTS if newest.name != row.step else {}
+        values["steps_over"] = with_over(row.steps_over, names)
+        values["history"] = with_event(row, PASSED, now, step=", ".join(names))
+        if _move_on(row, values, using):
+            moved.append(row)
+    return moved
+
+
+def _move_on(row: Timeout, values: dict[str, Any], using: str) -> bool:
+    if not settling.move_on(row, using, **values):
+        return False
+    note_event(row)
+    return True
+
+
+def note_event(row: Timeout) -> None:
+    """Keep the newest event of `row` for the log, if it is one of a step: see `ReportBuilder.note_steps`."""
+    vars(row)["step_event"] = row.history[-1] if row.history[-1]["what"] in EVENTS else None
