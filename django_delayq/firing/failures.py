@@ -311,13 +311,15 @@ def _verdict(policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseExcepti
                 why = f": {error.reason}" if error.reason else "."
                 words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
                 return Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
-            snoozed = with_event(row, "snoozed", now, reason=error.reason, to=until, number=number)
+            snoozed = with_event(row, "snoozed", now, reason=error.reason, to=until, number=number, step=row.step)
             values = {**columns.waiting(until), "ready_at": until, "attempts": attempt - 1, "history": snoozed}
             return Verdict({**values, "snoozes": number, "is_requested": False})
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
     failed: dict[str, Any] = {"first_failed_at": row.first_failed_at or now, "last_failed_at": now}
-    failed["history"] = with_event(row, "failed", now, attempt=attempt, to=run_at, **error_details(error, row))
+    failed["history"] = with_event(
+        row, "failed", now, attempt=attempt, to=run_at, step=row.step, **error_details(error, row)
+    )
     if run_at is None:
         reason = f"{type(error).__name__}: {message_of(error, row)}"
         return Verdict({**settled(State.DEAD, Cause.RETRIES, reason), **failed}, error)

@@ -291,8 +291,8 @@ def run_at_of(row: Timeout, due_at: datetime) -> datetime:
     """
     if planning_policy(row) is None:
         return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
-    planned_at = next_at(row, due_at).at
-    return max(row.run_at, planned_at) if waits_longer(row) else planned_at
+    following = next_at(row, due_at)
+    return max(row.run_at, following.at) if following.name == row.step and waits_longer(row) else following.at
 
 
 def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: str) -> list[Timeout]:
