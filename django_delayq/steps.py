@@ -269,6 +269,10 @@ class HasPlan:
         """Return whether the plan of a round depends on its object."""
         return any(step.needs_object for step in self.steps) or (self.grace is not None and needs_object(self.grace))
 
+    def plan_is_unknown(self, obj: Any) -> bool:
+        """Return whether the plan depends on an object, and there is none."""
+        return obj is None and self.plan_needs_object
+
     @property
     def runs_outside(self) -> bool:
         """Return whether its handler, or one of its steps, runs outside a transaction."""
@@ -280,7 +284,7 @@ class HasPlan:
         `since_at` and `created_at` are those of the round. Without `obj`, if it matters, the handler acts at the
         deadline: the object does not exist any more.
         """
-        if obj is None and self.plan_needs_object:
+        if self.plan_is_unknown(obj):
             return [Planned(due_at, HANDLER)]
         start = since_at if since_at is not None and since_at < due_at else created_at
         return plan_of(self.steps, self.grace, due_at, start, obj)

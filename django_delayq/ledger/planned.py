@@ -9,9 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.clock import shifted
+from django_delayq.conf import get_settings
 from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.ledger.subjects import model_and_pk_of
+from django_delayq.lengths import end_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.steps import HANDLER, Planned, begun, next_of, with_over
@@ -105,6 +107,15 @@ def following(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> tupl
 def final_at(row: Timeout, policy: TimeoutPolicy[Any] | None) -> datetime:
     """Return when the handler of `row` acts: at its deadline, or at the end of its grace."""
     return row.due_at if policy is None or policy.grace is None else plan_of_row(row, policy)[-1].at
+
+
+def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
+    """Return when the handler acts on a deadline, as far as arming counts that.
+
+    At most half of `RETENTION` later: after that the row of the round may have been pruned, and it would begin again.
+    """
+    grace = end_of(policy.grace, due_at, obj) if policy.grace is not None and not policy.plan_is_unknown(obj) else None
+    return due_at if grace is None else min(max(grace, due_at), due_at + get_settings().retention / 2)
 
 
 def deadline_for(row: Timeout, run_at: datetime) -> datetime:

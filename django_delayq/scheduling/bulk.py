@@ -27,6 +27,7 @@ from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.policy_terms import CONSTANT, follows_data, has_column
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
+from django_delayq.scheduling.payloads import check_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +69,7 @@ def schedule_timeouts(
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ExtensionLimit, ValueError: as for
             `schedule_timeout`.
     """
-    given, body = parse_delay(dict(delay)), single.check_payload(payload)
+    given, body = parse_delay(dict(delay)), check_payload(payload)
     single.check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)

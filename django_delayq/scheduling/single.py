@@ -7,7 +7,6 @@ opens if there is none. Errors are raised before anything is written, and the ca
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -21,7 +20,7 @@ from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay
-from django_delayq.exceptions import InvalidDelay, InvalidPayload
+from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import record_death, shown
@@ -35,6 +34,7 @@ from django_delayq.lengths import end_of, length_text
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policy_terms import CONSTANT
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
+from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
@@ -54,10 +54,6 @@ logger = logging.getLogger("django_delayq")
 OnConflict = Literal["replace", "keep", "error", "once"]
 Moved = Literal["rescheduled", "extended"]
 State = Timeout.State
-MAX_PAYLOAD_BYTES = 1_000_000
-"""Each firing reads and each change writes the whole row, and MySQL accepts no statement of many megabytes."""
-MAX_PAYLOAD_DEPTH = 31
-"""The number of lists and dicts in each other that MariaDB can parse; the other databases can parse more."""
 
 
 def schedule_timeout(
@@ -187,47 +183,6 @@ def check_conflict(on_conflict: str) -> None:
     """Raise ValueError unless `on_conflict` is one of the four."""
     if on_conflict not in get_args(OnConflict):
         raise ValueError(f'on_conflict is "replace", "keep", "error" or "once", not {on_conflict!r}.')
-
-
-def check_payload(payload: Any) -> Any:
-    """Return `payload` as databases return it (tuples as lists); None stays None.
-
-    PostgreSQL returns floats from 1e16 on as integers, -0.0 as 0.0, and the keys of a dict in another order.
-
-    Raises:
-        InvalidPayload: not JSON, a dict key that is not a string, NaN or infinity, a NUL or half a surrogate pair
-            (which PostgreSQL refuses, together with the caller's transaction), more than 31 lists and dicts in each
-            other (which MariaDB refuses), or more than 1 MB.
-    """
-    if payload is None:
-        return None
-    _check_values(payload)
-    try:
-        text = json.dumps(payload, allow_nan=False, ensure_ascii=False)
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"The payload is not plain JSON: {error}") from error
-    if size > MAX_PAYLOAD_BYTES:
-        raise InvalidPayload(
-            f"The payload has {size} bytes; at most {MAX_PAYLOAD_BYTES}. Keep big things in rows of your own."
-        )
-    return json.loads(text)
-
-
-def _check_values(value: Any, depth: int = 1) -> None:
-    """Refuse NUL, and keys that JSON would silently turn into strings: 1 would come back as "1"."""
-    if isinstance(value, str) and "\0" in value:
-        raise InvalidPayload("The payload holds a NUL character, which PostgreSQL cannot keep.")
-    if not isinstance(value, dict | list | tuple):
-        return
-    if depth > MAX_PAYLOAD_DEPTH:
-        raise InvalidPayload(f"The payload is nested more than {MAX_PAYLOAD_DEPTH} deep, which MariaDB cannot keep.")
-    for inner in value:
-        if isinstance(value, dict):
-            if not isinstance(inner, str):
-                raise InvalidPayload(f"Keys of the payload must be strings, not {inner!r}.")
-            _check_values(value[inner], depth + 1)
-        _check_values(inner, depth + 1)
 
 
 def no_deadline(subject: Subject) -> InvalidDelay:

@@ -10,7 +10,7 @@ from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import Wall, Working, WorkingHours, operations
-from django_delayq.arming.sync import sync_timeouts
+from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
 from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, dunning, note, planned, row_of, sent
 from tests.testapp.market import Channel, Purchase
@@ -59,6 +59,23 @@ def test_an_invoice_that_is_armed_late_passes_the_steps_before(
         order = sent()
     assert planned(order) == expected
     assert over(order) == passed
+
+
+@pytest.mark.parametrize("grace", [12 * DAY, Wall(days=12)], ids=["timedelta", "span"])
+def test_an_invoice_in_its_grace_is_not_too_old_to_be_armed(declare: Declare, grace: Any) -> None:
+    policy = declare(Order, name="collect", after=14 * DAY, grace=grace, **ARMED)
+    with at(25):
+        saved = sent()
+        Order.objects.bulk_create([Order(status="unpaid", created_at=T0), Order(status="unpaid", created_at=T0 - DAY)])
+        done = sync_policy(policy, "default")
+        assert done.armed == 2
+    assert planned(saved) == ("", 26, 14)
+    with at(26.01):
+        Order.objects.bulk_create([Order(status="unpaid", created_at=T0)])
+        assert sync_policy(policy, "default").armed == 0
+        assert sent().timeouts.filter(policy=policy.label).exists(), "by CATCH_UP, which counts from the grace"
+    with at(34):
+        assert not sent().timeouts.filter(policy=policy.label).exists()
 
 
 def test_bulk_arming_and_bulk_scheduling_plan_the_same(policy: Any, declare: Declare) -> None:
