@@ -193,8 +193,10 @@ def fire_due(
         # A row that is still pending without another attempt would be tried again and again. Not those of a failed
         # batch for which `run` had no time: they can be fired now.
         again = {row.pk for sent, row in report.signals if sent is timeout_failed}
-        # Nor rows whose next step is due, because they have passed one that was missed.
-        again |= {timeout_id for timeout_id, at in report.again.items() if report.now and at <= report.now}
+        # Nor those that have passed a step that was missed.
+        again |= {*report.untried, *report.stepped} & {
+            timeout_id for timeout_id, at in report.again.items() if report.now and at <= report.now
+        }
         stuck |= dict.fromkeys({*work.ids}.difference(report.done, again), work.policy)
     left_by = {policy.label for label in stuck.values() if (policy := registry.get(label))}
     stopped = policy_states(using) if left_by else []

@@ -187,6 +187,7 @@ class ReportBuilder:
             early or {},
             untried=untried,
             before=tuple(self.before),
+            stepped=tuple(row.pk for row, *_ in self.steps),
             missed=self.missed,
             signals=self.signals,
             errors=self.errors,
