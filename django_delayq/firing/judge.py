@@ -93,8 +93,8 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     objects, locked_elsewhere = lock_objects_of(policy, case.candidates, using)
     checkpoint("locked")
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
-    ids = [candidate.id for candidate in free]
-    rows, now = settling.lock_rows(ids, using, policy=policy, history=bool(policy.steps))
+    wanted, has_steps = [candidate.id for candidate in free], bool(policy.steps)
+    rows, now = settling.lock_rows(wanted, using, policy=policy, history=has_steps)
     report.now = now
     due = _due(case, free, rows, now, report)
     if due and vars(due[0])["is_stopped"]:
@@ -111,18 +111,8 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
         if skipped:
             settling.mark_settled(skipped, cause, now, using)
             report.add_outcomes(skipped)
-    if held := [member.row for member in decided if member.obj.pk in on_hold]:
-        # Only the deadline of a row that has a step is ahead when it is due.
-        rests = [(row, rest_of(row, now, using) if policy.has_plan else timedelta(0)) for row in held]
-        settling.mark_held(rests, now, using)
-        report.add_outcomes(held)
-    stopped = steps.pass_missed(policy, members, now, using) if policy.steps else []
-    members = [member for member in members if member.row not in stopped]
-    stopped += rails.settle(members, case.guards, now, using)
-    report.note_steps(stopped)
-    report.add_outcomes([row for row in stopped if row.is_settled])
-    report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
-    members = _confirmed(case, [member for member in members if member.row not in stopped], report)
+    _hold(case, [member.row for member in decided if member.obj.pk in on_hold], now, report)
+    members = _confirmed(case, _permitted(case, members, now, report), report)
     hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
     report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
     report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
@@ -132,6 +122,27 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     ids = objects if policy.batch else [candidate.id for candidate in case.candidates]
     order = {timeout_id: place for place, timeout_id in enumerate(ids)}
     return sorted(members, key=lambda member: order[member.row.pk])
+
+
+def _hold(case: Case, rows: list[Timeout], now: datetime, report: ReportBuilder) -> None:
+    """Stop the clocks of rows on whose objects `hold_when` holds. Only of a step the deadline may be ahead."""
+    if rows:
+        has_plan = case.policy.has_plan
+        rests = [(row, rest_of(row, now, case.using) if has_plan else timedelta(0)) for row in rows]
+        settling.mark_held(rests, now, case.using)
+        report.add_outcomes(rows)
+
+
+def _permitted(case: Case, members: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:
+    """Return the members that fire now; the others have missed their step, or a guard rail withholds them."""
+    policy, using = case.policy, case.using
+    stopped = steps.pass_missed(policy, members, now, using) if policy.steps else []
+    members = [member for member in members if member.row not in stopped]
+    stopped += rails.settle(members, case.guards, now, using)
+    report.note_steps(stopped)
+    report.add_outcomes([row for row in stopped if row.is_settled])
+    report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
+    return [member for member in members if member.row not in stopped]
 
 
 def _due(

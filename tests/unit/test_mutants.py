@@ -13,7 +13,19 @@ def test_each_room_has_its_faults_and_its_tests() -> None:
     faults = read_faults()
     assert len(faults) >= 80
     assert {fault.room for fault in faults} == {
-        *("ledger", "scheduling", "arming", "firing", "recovery", "worker", "operations", "spans", "data", "asking")
+        *(
+            "ledger",
+            "scheduling",
+            "arming",
+            "firing",
+            "recovery",
+            "worker",
+            "operations",
+            "spans",
+            "data",
+            "asking",
+            "steps",
+        )
     }
     missing = {path for fault in faults for path in fault.tests if not (ROOT / path).exists()}
     assert missing == set()

@@ -166,7 +166,7 @@ class Oracle:
             if self.state == "ended" and self.held_at is not None:  # it continues with the rest of its time
                 self.due = now + self.rest
                 self.begin(now)
-            elif self.state == "ended" and now - self.due < CATCH_UP:
+            elif self.state == "ended" and now - self.due - self.shape.grace < CATCH_UP:
                 self.begin(now)
         elif what == "resend":
             self.since, self.due, self.over = now, now + AFTER, set()
