@@ -239,6 +239,11 @@ class TimeoutPolicy(HasPlan, Generic[M]):
         return self.after is not None if self.fixed_length is None else needs_object(self.fixed_length)
 
     @functools.cached_property
+    def has_plan(self) -> bool:
+        """Return whether more happens than that the handler acts at the deadline: it has steps, or grace."""
+        return bool(self.steps) or self.grace is not None
+
+    @functools.cached_property
     def relations(self) -> tuple[str, ...]:
         """Return what `select_related` takes, so that computing a deadline needs no query for the object."""
         named = [path for path in (self.since, self.after) if isinstance(path, str)]

@@ -1,7 +1,7 @@
 """Steps: what a policy does before its handler acts, and when. Only times: nothing here reads the ledger.
 
 The *plan* of a round is the list of these times for its deadline, which is computed again when the deadline moves. The
-steps that are *over* (they ran, are dead, or were passed) are a text of names, such as "friendly firm:2": of a step
+names of steps that are *over* (they ran, are dead, or were passed) are one string, such as "friendly firm:2": of a step
 that repeats, the highest number. So a step runs at most once in a round, whatever order another deadline has.
 """
 
@@ -22,6 +22,10 @@ from django_delayq.spans import Length
 Handler = TypeVar("Handler", bound=Callable[..., object])
 HANDLER: Final = ""
 """The name of the last entry of each plan: the handler of the policy."""
+RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED = (
+    "step", "step_skipped", "step_dead", "steps_passed", "step_late", "step_shadowed",
+)  # fmt: skip
+"""The events in the history of a row by which its steps end."""
 MAX_REPETITIONS: Final = 1_000
 """Each firing computes the plan: a step that repeats each second of a year would make a list of 31 million."""
 MAX_STEPS: Final = 20
@@ -207,6 +211,15 @@ def _split(name: str) -> tuple[str, int]:
     return base, int(number or 1)
 
 
+class Ended(NamedTuple):
+    """How a step of a row has ended, for the log."""
+
+    what: str
+    """The event, such as `RAN`."""
+    name: str
+    reason: str = ""
+
+
 class HasPlan:
     """What a policy does besides acting at its deadline. The part of `TimeoutPolicy` about its steps and its grace."""
 
@@ -216,6 +229,7 @@ class HasPlan:
         together: int | None
         atomic: bool
         grace: Length | None
+        has_plan: Any
         steps: tuple[Step, ...]
 
     def step(
@@ -258,11 +272,6 @@ class HasPlan:
             return handler
 
         return declare
-
-    @functools.cached_property
-    def has_plan(self) -> bool:
-        """Return whether more happens than that the handler acts at the deadline: it has steps, or grace."""
-        return bool(self.steps) or self.grace is not None
 
     @functools.cached_property
     def plan_needs_object(self) -> bool:

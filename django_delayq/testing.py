@@ -28,6 +28,7 @@ from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
+from django_delayq.operations.timeouts import fire_now
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.scheduling.queries import pending_timeouts
@@ -274,7 +275,7 @@ def perform(
         row = schedule_timeout(obj, policy, key=key, payload=payload, at=clock.now())
         declared = registry.get(row.policy)
         if declared is not None and declared.has_plan:  # the handler, not a step, and without grace
-            Timeout.objects.using(row._state.db).filter(pk=row.pk).update(step="", run_at=clock.now())
+            fire_now(row, by="perform")
         fire_due(obj=row)
     row.refresh_from_db()
     return row

@@ -303,8 +303,7 @@ def _diff_round(
     if kept is not None and kept.rest is None:
         due_at = kept.due_at or due_at
     due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)
-    has_row = pending_id is not None or kept is not None
-    is_too_old = _is_too_old(state, due_at, oldest, object_of, has_row=has_row)
+    is_too_old = _is_too_old(state, due_at, oldest, object_of, has_row=bool(pending_id or kept))
     is_too_old = is_too_old and (kept is None or kept.rest is None)  # it continues, however long ago it was held
     if pending_id is None:
         if is_too_old:

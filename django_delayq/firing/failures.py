@@ -5,6 +5,7 @@ What is raised is recorded by a second, short transaction after the rollback; wh
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -30,6 +31,7 @@ from django_delayq.ledger.planned import following
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.steps import DEAD, RAN, SKIPPED, Ended
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
@@ -63,8 +65,8 @@ class Verdict(NamedTuple):
 
     values: dict[str, Any]
     error: BaseException | None = None
-    ends_step: bool = False
-    """A step of the row has ended, and what follows it is next."""
+    ended: Ended | None = None
+    """How a step of the row has ended, so that what follows it is next; None: none has."""
 
 
 def settle_expired(using: str, limit: int = 1000) -> Report:
@@ -140,23 +142,22 @@ def record_error(
         report.add_outcomes([row])
     else:
         report.add_row(row)
-    if verdict is not None and verdict.ends_step:
-        steps.note_event(row)
+    if verdict is not None and verdict.ended is not None:
+        steps.note(row, verdict.ended)
         report.note_steps([row], call, verdict.error)
     else:
         _log(row, error, verdict, now, call)
     return report
 
 
-def record_step(
-    policy: TimeoutPolicy[Any], ran: Timeout, call: Call, note: str, using: str, *, superseded: bool = False
-) -> ReportBuilder:
-    """Let the row of a step that has run outside a transaction go on.
+def record_step(ran: Timeout, call: Call, note: str, using: str, *, superseded: bool = False) -> ReportBuilder:
+    """Let the row of a step that has run outside a transaction continue.
 
     Unless it was settled or moved to another round, or a new attempt of the step has begun. `ran`: the row as it was
     marked. `superseded`: see `record_error`.
     """
-    report = ReportBuilder()
+    report, policy, ended = ReportBuilder(), registry.get(ran.policy), Ended(RAN, ran.step, note)
+    assert policy is not None
     try:
         with firing_transaction(using):
             row, now = report.lock_or_release(ran.pk, using)
@@ -164,7 +165,7 @@ def record_step(
                 return report
             is_moved = is_same_attempt(row, ran)
             if is_moved:
-                values = steps.values_after(policy, row, call.obj, now, steps.RAN, reason=note)
+                values = steps.values_after(policy, row, call.obj, now, ended)
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, using)
                     values = _of_firing(row, values, now, newer)
@@ -174,13 +175,13 @@ def record_step(
     except IntegrityError:
         if superseded:
             raise
-        return record_step(policy, ran, call, note, using, superseded=True)
+        return record_step(ran, call, note, using, superseded=True)
     if is_moved and row.is_settled:
         report.add_outcomes([row])
     else:
         report.add_row(row)
     if is_moved:
-        steps.note_event(row)
+        steps.note(row, ended)
         report.note_steps([row], call)
     return report
 
@@ -240,18 +241,18 @@ def _keep_of_step(
     """Write what a step has returned, unless it has moved or cancelled its row itself."""
     row, given, obj = member.row, member.timeout, member.obj
     if isinstance(outcome, Fired):
-        values = steps.values_after(policy, given, obj, now, steps.RAN, reason=outcome.reason)
-        verdict, kept = Verdict(values), None
+        ended = Ended(RAN, given.step, outcome.reason)
+        verdict, kept = Verdict(steps.values_after(policy, given, obj, now, ended), ended=ended), None
     else:
         verdict = of_step(policy, given, _verdict(policy, given, outcome, now, obj), now, obj)
         if verdict.error is not None and not isinstance(verdict.error, GiveUp):
             raise verdict.error
-        if not verdict.ends_step:  # it snoozes: it is next again
+        if verdict.ended is None:  # it snoozes: it is next again
             again = {"step": given.step, "steps_over": given.steps_over, "attempts": given.attempts - 1}
             verdict = verdict._replace(values={**verdict.values, **again})
-        kept = None if verdict.ends_step else Kept(row, outcome, verdict)
+        kept = None if verdict.ended else Kept(row, outcome, verdict)
     if settling.compare_and_set(row, using, **verdict.values):
-        steps.note_event(row)
+        steps.note(row, verdict.ended)
     return kept
 
 
@@ -331,15 +332,14 @@ def of_step(policy: TimeoutPolicy[Any], row: Timeout, verdict: Verdict, now: dat
 
     A retry and a snooze do not delay what follows: when that is due, the step that still waits is passed.
     """
-    values, history = verdict.values, row.history
+    values = verdict.values
     if values["state"] == State.PENDING:
         following_at = policy.opening(following(row, policy, obj)[0].at, obj)
         return verdict._replace(values={**values, "run_at": min(values["run_at"], following_at)})
-    row.history = values.get("history", history)
-    what = steps.DEAD if values["state"] == State.DEAD else steps.SKIPPED
-    ended = steps.values_after(policy, row, obj, now, what, reason=values.get("reason", ""))
-    row.history = history
-    return Verdict(ended, verdict.error, ends_step=True)
+    tried = copy.copy(row)
+    vars(tried).update(values, step=row.step)  # with the event of this attempt
+    ended = Ended(DEAD if values["state"] == State.DEAD else SKIPPED, row.step, values.get("reason", ""))
+    return Verdict(steps.values_after(policy, tried, obj, now, ended), verdict.error, ended)
 
 
 def verdict_of_death(row: Timeout, now: datetime) -> Verdict:

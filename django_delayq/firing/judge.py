@@ -212,9 +212,10 @@ def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuild
 
 def _mark(case: Case, members: Sequence[Member], now: datetime) -> None:
     policy, rows = case.policy, [member.row for member in members]
-    if rows[0].step and steps.runs_inside(policy, rows[0]):  # alone: such a policy has neither `batch` nor `together`
+    is_inside = steps.runs_inside(policy, rows[0]) if policy.steps else policy.atomic
+    if rows[0].step and is_inside:  # alone: such a policy has neither `batch` nor `together`
         is_marked = all(steps.mark(member, now, case.using) for member in members)
-    elif steps.runs_inside(policy, rows[0]):
+    elif is_inside:
         is_marked = settling.mark_fired(rows, now, case.using)
     else:
         until = now + get_settings().lease

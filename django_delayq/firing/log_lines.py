@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any, Final
 
 from django_delayq.clock import brief, plural
-from django_delayq.firing import steps
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call
 from django_delayq.ledger.history import DIED, keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import registry
+from django_delayq.steps import DEAD, LATE, PASSED, RAN, SHADOWED, SKIPPED, Ended
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
@@ -33,12 +33,12 @@ STOPPED: Final = "its policy is paused or on hold"
 UNKNOWN_PAUSE: Final = timedelta(seconds=5)
 """After which a process is asked again that does not know a policy. More often would only send works to and fro."""
 _STEP_ENDS: Final = {
-    steps.RAN: "ran",
-    steps.SKIPPED: "is skipped",
-    steps.DEAD: "is dead, and what follows goes on",
-    steps.PASSED: "was missed, and is passed, because what follows is due",
-    steps.LATE: "is passed",
-    steps.SHADOWED: "would have run: its policy is in shadow mode",
+    RAN: "ran",
+    SKIPPED: "is skipped",
+    DEAD: "is dead, and what follows continues",
+    PASSED: "was missed, and is passed, because what follows is due",
+    LATE: "is passed",
+    SHADOWED: "would have run: its policy is in shadow mode",
 }
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
@@ -87,31 +87,23 @@ def log_suspect(row: Timeout) -> None:
     logger.log(logging.WARNING if is_first else logging.DEBUG, words, _name(row), more, extra=facts)
 
 
-def log_step(row: Timeout, event: dict[str, Any], call: Call | None, error: BaseException | None) -> None:
+def log_step(row: Timeout, ended: Ended, call: Call | None, error: BaseException | None) -> None:
     """Log how a step has ended: a dead one as an error, one that was too late as a warning, others at INFO.
 
     Args:
         row: as it is now: what follows is next.
-        event: what its history has of the step.
+        ended: how, and which step.
         call: of the step; None: it was not called.
         error: what it raised.
     """
-    what, reason = event["what"], event.get("reason", "")
-    facts = _extra(row, what, step=event["step"], next_at=None if row.is_settled else row.run_at)
-    times, level = "", logging.INFO
-    if call is not None and call.took is not None and what == steps.RAN:
+    facts = _extra(row, ended.what, step=ended.name, next_at=None if row.is_settled else row.run_at)
+    words = _STEP_ENDS[ended.what] + (f": {ended.reason}" if ended.reason else "")
+    if call is not None and call.took is not None and ended.what == RAN:
         times, measured = _timing(call.could_begin_at or row.created_at, call.at or row.run_at, call.took)
-        facts |= measured
-    elif what in {steps.DEAD, steps.LATE}:
-        level = logging.ERROR if what == steps.DEAD else logging.WARNING
-    has_trace = error is not None and not isinstance(error, Outcome)
-    logger.log(
-        level,
-        "%s: %s %s%s",
-        *(_name(row, call), event["step"], _STEP_ENDS[what], f" {times}" * bool(times) + f": {reason}" * bool(reason)),
-        exc_info=shown(keep_user_frames(error), row) if error is not None and has_trace else None,
-        extra=facts,
-    )
+        words, facts = f"{words} {times}", {**facts, **measured}
+    trace = None if error is None or isinstance(error, Outcome) else shown(keep_user_frames(error), row)
+    level = {DEAD: logging.ERROR, LATE: logging.WARNING}.get(ended.what, logging.INFO)
+    logger.log(level, "%s: %s %s", _name(row, call), ended.name, words, exc_info=trace, extra=facts)
 
 
 def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from django.dispatch import Signal
 
@@ -25,6 +25,7 @@ from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missin
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
 from django_delayq.models import Timeout
+from django_delayq.steps import Ended
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -68,8 +69,8 @@ class ReportBuilder:
     """Those of `done` that were settled before."""
     missed: bool = False
     """The slot of the work was over before it could begin."""
-    steps: list[tuple[Timeout, dict[str, Any], Call | None, BaseException | None]] = field(default_factory=list)
-    """For the log: rows of which a step has ended, the event of that, its call, and what it raised."""
+    steps: list[tuple[Timeout, Ended, Call | None, BaseException | None]] = field(default_factory=list)
+    """For the log: rows of which a step has ended, how, its call, and what it raised."""
     calls: list[Call] = field(default_factory=list)
     """For the log: the calls of handlers that returned or raised."""
 
@@ -112,8 +113,8 @@ class ReportBuilder:
     def note_steps(self, rows: Iterable[Timeout], call: Call | None = None, error: BaseException | None = None) -> None:
         """Note for the log those of `rows` of which a step has just ended."""
         for row in rows:
-            if event := vars(row).pop("step_event", None):
-                self.steps.append((row, event, call, error))
+            if ended := vars(row).pop("ended_step", None):
+                self.steps.append((row, ended, call, error))
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""

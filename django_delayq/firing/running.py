@@ -181,8 +181,8 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
     if is_noted and verdict.error is not None:
         report.add_outcomes([row])
         report.errors[timeout_id] = verdict.error
-        if verdict.ends_step:
-            steps.note_event(row)
+        if verdict.ended is not None:
+            steps.note(row, verdict.ended)
             report.note_steps([row], error=verdict.error)
         else:
             log_failure(row, verdict.error, now, Call((timeout_id,)), is_recorded=True)
@@ -203,8 +203,8 @@ def _fire_non_atomic(
 
     The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
     one settles it, or records its failed attempt. A process that dies between the two leaves a row that expires. Its
-    slot is free meanwhile, so that a next round can be scheduled. What runs in the first transaction has settled or
-    moved its row: then there is nothing to do.
+    slot is free meanwhile, so that a next round can be scheduled. If it runs in the first transaction, that has
+    settled or moved the row, and there is nothing to do.
     """
     attempt = Attempt(policy, [candidate], using, is_suspect)
     attempt.fire(report)
@@ -234,7 +234,7 @@ def _fire_non_atomic(
     report.note_call(call)
     note = outcome.reason if isinstance(outcome, Fired) else ""
     if row.step:
-        found = persistently(lambda: record_step(policy, row, call, note, using), row.pk, using)
+        found = persistently(lambda: record_step(row, call, note, using), row.pk, using)
     else:
         found = persistently(lambda: _settle_fired(row, note, using), row.pk, using)
     checkpoint("settled")

@@ -17,16 +17,10 @@ from django_delayq.ledger.history import with_event
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
-from django_delayq.steps import newest_due, step_of, with_over
+from django_delayq.steps import PASSED, RAN, Ended, newest_due, step_of, with_over
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
-
-RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED = (
-    "step", "step_skipped", "step_dead", "steps_passed", "step_late", "step_shadowed",
-)  # fmt: skip
-"""The events in the history of a row by which its steps end."""
-EVENTS = (RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED)
 
 
 def runs_inside(policy: TimeoutPolicy[Any], row: Timeout) -> bool:
@@ -52,16 +46,11 @@ def as_given(row: Timeout) -> Timeout:
     return given
 
 
-def values_after(
-    policy: TimeoutPolicy[Any], row: Timeout, obj: Any, now: datetime, what: str, **details: Any
-) -> dict[str, Any]:
-    """Return the columns of `row` when its step has ended: what follows is next, with attempts of its own.
-
-    `what` is the event that the history gets, with `details`.
-    """
+def values_after(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, now: datetime, ended: Ended) -> dict[str, Any]:
+    """Return the columns of `row` when its step has `ended`: what follows is next, with attempts of its own."""
     then, over = following(row, policy, obj)
     values = {**columns.waiting(policy.opening(then.at, obj)), **columns.ATTEMPTS}
-    history = with_event(row, what, now, step=row.step, **details)
+    history = with_event(row, ended.what, now, step=ended.name, reason=ended.reason)
     return {**values, "step": then.name, "steps_over": over, "history": history}
 
 
@@ -75,15 +64,15 @@ def mark(member: Member, now: datetime, using: str) -> bool:
     return True
 
 
-def end(member: Member, what: str, now: datetime, using: str, **details: Any) -> bool:
-    """Let the due, locked row of a step go on, whose event is `what`. Return False if it is not due after all."""
-    policy = registry.get(member.row.policy)
+def end(member: Member, what: str, now: datetime, using: str, reason: str = "") -> bool:
+    """Let the due, locked row of a step continue, whose event is `what`. Return False if it is not due after all."""
+    row, policy, ended = member.row, registry.get(member.row.policy), Ended(what, member.row.step, reason)
     assert policy is not None
-    return _move_on(member.row, values_after(policy, member.row, member.obj, now, what, **details), using)
+    return _move_on(row, values_after(policy, row, member.obj, now, ended), ended, using)
 
 
 def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Timeout]:
-    """Let rows go on whose step is due, but not the newest one that is; return them, to be fired again at once.
+    """Let rows continue whose step is due, but not the newest one that is; return them, to be fired again at once.
 
     So an outage makes no customer get three reminders in a row. Also rows whose step is not declared any more.
     """
@@ -94,22 +83,23 @@ def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: date
         if is_declared and not missed and (newest.name == row.step or newest.at > now):
             continue
         names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
+        ended = Ended(PASSED, ", ".join(names))
         values = {**columns.waiting(policy.opening(newest.at, obj)), "step": newest.name}
         values |= columns.ATTEMPTS if newest.name != row.step else {}
         values["steps_over"] = with_over(row.steps_over, names)
-        values["history"] = with_event(row, PASSED, now, step=", ".join(names))
-        if _move_on(row, values, using):
+        values["history"] = with_event(row, PASSED, now, step=ended.name)
+        if _move_on(row, values, ended, using):
             moved.append(row)
     return moved
 
 
-def _move_on(row: Timeout, values: dict[str, Any], using: str) -> bool:
-    if not settling.move_on(row, using, **values):
-        return False
-    note_event(row)
-    return True
+def _move_on(row: Timeout, values: dict[str, Any], ended: Ended, using: str) -> bool:
+    is_moved = settling.move_on(row, using, **values)
+    if is_moved:
+        note(row, ended)
+    return is_moved
 
 
-def note_event(row: Timeout) -> None:
-    """Keep the newest event of `row` for the log, if it is one of a step: see `ReportBuilder.note_steps`."""
-    vars(row)["step_event"] = row.history[-1] if row.history[-1]["what"] in EVENTS else None
+def note(row: Timeout, ended: Ended | None) -> None:
+    """Keep how a step of `row` has ended, in memory, for `ReportBuilder.note_steps`."""
+    vars(row)["ended_step"] = ended

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from django_delayq.clock import shifted
 from django_delayq.conf import get_settings
+from django_delayq.key_types import pk_of
 from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.locking import read_committed, rows_of
-from django_delayq.ledger.subjects import model_and_pk_of
 from django_delayq.lengths import end_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -130,5 +130,8 @@ def deadline_for(row: Timeout, run_at: datetime) -> datetime:
 def _object_of(row: Timeout, policy: TimeoutPolicy[Any]) -> Any:
     """Read the object of `row`; None: it does not exist any more."""
     using = row._state.db or "default"
-    pk = model_and_pk_of(row, using)[1]
-    return None if pk is None else read_committed(rows_of(policy.model, using).filter(pk=pk), using).first()
+    try:
+        pk = pk_of(policy.concrete_model, row.object_id)
+    except ValueError:
+        return None
+    return read_committed(rows_of(policy.model, using).filter(pk=pk), using).first()

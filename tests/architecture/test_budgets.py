@@ -28,30 +28,31 @@ ROOT = Path(__file__).resolve().parents[2]
 # with the core; its budget was set without their 219 lines. Budgets are older than spans, calendars and stopped clocks,
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
-# `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four.
+# `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Steps and grace: 580
+# lines, four modules and a link.
 SOURCES = {
-    "code lines of the core": (15_750, 9_500),
-    "code lines of the edges": (7_550, 4_900),
-    "modules": (193, 120),
-    "longest chain of imports": (20, 18),
+    "code lines of the core": (16_350, 9_500),
+    "code lines of the edges": (7_600, 4_900),
+    "modules": (197, 120),
+    "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (238, 90),
+    "numeric constants": (242, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (32, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (4_200, 2_280),
+    ("root",): (4_400, 2_280),
     ("scheduling",): (1_100, 740),
-    ("arming",): (1_900, 830),
-    ("ledger",): (2_950, 1_900),
+    ("arming",): (1_950, 830),
+    ("ledger",): (3_100, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_450, 1_430),
+    ("firing",): (2_700, 1_430),
     ("worker",): (2_000, 1_480),
     ("operations", "monitoring"): (2_700, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (4_900, 3_450),
+    ("admin", "contrib", "management", "templatetags"): (4_950, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}

@@ -13,6 +13,7 @@ from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
 from django_delayq.lengths import length_text
 from django_delayq.models import Timeout
+from django_delayq.steps import LATE
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -28,7 +29,7 @@ State, Cause = Timeout.State, Timeout.Cause
 class LateRail(Rail):
     """Settles what is later than `Late(after=...)` as skipped or dead, unless an operator has asked to fire it.
 
-    A step that is later than that is passed, and the timeout goes on.
+    A step that is later than that is passed, and the timeout continues.
 
     The statement that locks, checks and marks knows the limit, and leaves what is too late to `settle`.
     """
@@ -45,7 +46,7 @@ class LateRail(Rail):
         reason = f"It would have begun more than {length_text(late.after)} after its deadline."
         late_steps = [each for each in seem_late if each.row.step]
         for member in late_steps:  # what follows may be in time
-            steps.end(member, steps.LATE, now, using, reason=reason.replace("deadline", "time"))
+            steps.end(member, LATE, now, using, reason=reason.replace("deadline", "time"))
         if withheld := [each.row for each in seem_late if not (each.row.is_requested or each in late_steps)]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)

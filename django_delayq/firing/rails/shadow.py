@@ -11,6 +11,7 @@ from django_delayq.firing import steps
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
+from django_delayq.steps import SHADOWED
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class ShadowRail(Rail):
     """Settles the timeouts of objects in shadow mode as skipped: `guards.shadow` percent of all, 0: none.
 
-    A step in shadow mode is noted and not called, and the timeout goes on.
+    A step in shadow mode is noted and not called, and the timeout continues.
     """
 
     def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
@@ -34,7 +35,7 @@ class ShadowRail(Rail):
         withheld = list[Timeout]()
         for member in shadowed:
             if member.row.step:
-                steps.end(member, steps.SHADOWED, now, using)
+                steps.end(member, SHADOWED, now, using)
             else:
                 withheld.append(member.row)
         if withheld:

@@ -1,7 +1,7 @@
 """What must happen to an invoice, hour by hour, written without the code under test.
 
 It shares nothing with the library but the rules of the documentation. Times are hours since the beginning. The worker
-looks at the invoice at each tick, unless there is an outage for it.
+checks the invoice at each tick, unless there is an outage for it.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Oracle:
         return due - now if self.shape.grace else max(due - now, 0)
 
     def tick(self, now: float) -> None:
-        """Let the worker look at the invoice, unless there is an outage."""
+        """Let the worker check the invoice, unless there is an outage."""
         while now >= self.down_until and self.state == "pending" and self.held_at is None and self.next_at() <= now:
             due = [each for each in self.left() if each[0] <= now]
             if due and due[-1][1] != self.first:

@@ -29,7 +29,7 @@ SECOND = timedelta(seconds=1) / timedelta(days=1)
 
 
 def killed_at(checkpoint: str, policy: Any) -> None:
-    """A process that fires what is due has been killed at `checkpoint`. It is a fork: nothing is imported again."""
+    """A process that fires due timeouts has been killed at `checkpoint`. It is a fork: nothing is imported again."""
     connections.close_all()  # parent and child must not share a connection
     forget_engine()
     child = multiprocessing.get_context("fork").Process(target=_fire_until, args=(checkpoint, policy))

@@ -1,4 +1,4 @@
-"""A thousand invoices, to which things happen by chance, and an oracle that says which step must run when."""
+"""A thousand invoices, to which things happen by chance, and an oracle for which step must run when."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_dead_step_is_an_error_in_the_log_and_no_dead_timeout(
     dq.timeout_dead.disconnect(note_dead)
     (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert (vars(line)["event"], vars(line)["step"]) == ("step_dead", "early")
-    assert "early is dead, and what follows goes on: ValueError: no address" in line.getMessage()
+    assert "early is dead, and what follows continues: ValueError: no address" in line.getMessage()
     assert line.exc_info is not None
     assert (failed, dead) == (["friendly"], [])
 
