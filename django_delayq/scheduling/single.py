@@ -89,7 +89,7 @@ def schedule_timeout(
     resolved, using, pk = place_of(obj, policy)
     subject = subject_at(resolved, pk, key, using)
     given = parse_delay(dict(delay))
-    values = {"payload": None if payload is None else check_payload(payload), "reason": reason}
+    values: dict[str, Any] = {"payload": None if payload is None else check_payload(payload), "reason": reason}
     check_conflict(on_conflict)
     # A deadline that depends neither on the object nor on a pending timeout needs one statement, or two.
     in_steps = on_conflict == "once" or resolved.hold_when is not None or not writing.writes_at_once(subject)
