@@ -47,7 +47,8 @@ from django_delayq.scheduling.errors import (
     TimeoutConflict,
 )
 from django_delayq.scheduling.guards import before_deadline
-from django_delayq.scheduling.single import OnConflict, cancel_timeout, check_payload, schedule_timeout
+from django_delayq.scheduling.payloads import check_payload
+from django_delayq.scheduling.single import OnConflict, cancel_timeout, schedule_timeout
 
 STATUSES: Final = (401, 403, 404, 422)
 """Of all three requests, for the schema."""
@@ -292,7 +293,7 @@ class ServiceView(OptionalScope, APIView):
         if len(keys) > 1:
             words = gettext('Several objects have the value "{value}". Give the primary key of one, as object.')
             raise Conflict(words.format(**named))
-        obj = lock_object(model, keys[0], using) if keys else None
+        obj: Model | None = lock_object(model, keys[0], using) if keys else None
         if obj is None:
             raise NotFound(gettext('There is no {model} "{value}".').format(**named))
         return obj
@@ -300,7 +301,8 @@ class ServiceView(OptionalScope, APIView):
     @property
     def user(self) -> Any:
         """Return the user, also where `UNAUTHENTICATED_USER` is None: the permissions of a project may admit that."""
-        return self.request.user or AnonymousUser()
+        user: Any = self.request.user
+        return user or AnonymousUser()
 
     def reason_of(self, given: str) -> str:
         """Return the reason to store, with the name of the user."""
