@@ -29,11 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 # `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Requests of other services
-# with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules. `batch_by`: 250 lines and one module.
+# with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules.
+# `batch_by`: 250 lines of the core and a module.
 SOURCES = {
-    "code lines of the core": (15_900, 9_500),
+    "code lines of the core": (16_100, 9_500),
     "code lines of the edges": (8_250, 4_900),
-    "modules": (205, 120),
+    "modules": (206, 120),
     "longest chain of imports": (20, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
@@ -46,7 +47,7 @@ ROOMS = {
     ("root",): (4_250, 2_280),
     ("scheduling",): (1_100, 740),
     ("arming",): (1_900, 830),
-    ("ledger",): (3_000, 1_900),
+    ("ledger",): (3_050, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_650, 1_430),
