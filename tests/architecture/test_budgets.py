@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # which have brought 1,500 lines of the core, twelve modules and two links of the chain: policies, spans, calendars.
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 # `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Requests of other services
-# with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules. `batch_by`: 250 lines and one module.
+# with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules. `batch_by`: 250 lines
+# and one module.
 SOURCES = {
     "code lines of the core": (15_900, 9_500),
     "code lines of the edges": (8_250, 4_900),

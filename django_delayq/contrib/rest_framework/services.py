@@ -292,7 +292,7 @@ class ServiceView(OptionalScope, APIView):
         if len(keys) > 1:
             words = gettext('Several objects have the value "{value}". Give the primary key of one, as object.')
             raise Conflict(words.format(**named))
-        obj = lock_object(model, keys[0], using) if keys else None
+        obj: Model | None = lock_object(model, keys[0], using) if keys else None
         if obj is None:
             raise NotFound(gettext('There is no {model} "{value}".').format(**named))
         return obj
@@ -300,7 +300,7 @@ class ServiceView(OptionalScope, APIView):
     @property
     def user(self) -> Any:
         """Return the user, also where `UNAUTHENTICATED_USER` is None: the permissions of a project may admit that."""
-        return self.request.user or AnonymousUser()
+        return AnonymousUser() if self.request.user is None else self.request.user
 
     def reason_of(self, given: str) -> str:
         """Return the reason to store, with the name of the user."""
