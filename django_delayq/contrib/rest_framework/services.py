@@ -301,8 +301,7 @@ class ServiceView(OptionalScope, APIView):
     @property
     def user(self) -> Any:
         """Return the user, also where `UNAUTHENTICATED_USER` is None: the permissions of a project may admit that."""
-        user: Any = self.request.user
-        return user or AnonymousUser()
+        return AnonymousUser() if self.request.user is None else self.request.user
 
     def reason_of(self, given: str) -> str:
         """Return the reason to store, with the name of the user."""

@@ -27,16 +27,17 @@ def _is_all_sent() -> bool:
     return len(Delivery.objects.filter(delivered_at__isnull=False)) == 3
 
 
-STEPS = [("remind", step) for step in ("marked", "handled", "committed")]
-STEPS += [("send_outside", step) for step in ("handled", "settled")]
+STEPS = [("remind", step, "redis") for step in ("marked", "handled", "committed")]
+STEPS += [("send_outside", step, "redis") for step in ("handled", "settled")]
+STEPS.append(("remind", "committed", "ledger"))
 
 
-@pytest.mark.parametrize(("policy", "step"), STEPS)
+@pytest.mark.parametrize(("policy", "step", "source"), STEPS)
 def test_killed_at_any_step_each_outcome_is_reported_once(
-    start_worker: StartWorker, endpoint: EndpointServer, policy: str, step: str
+    start_worker: StartWorker, endpoint: EndpointServer, policy: str, step: str, source: str
 ) -> None:
     options = {"billing": {"url": endpoint.url, "secret": SECRET, "events": ["fired"]}}
-    variables = {"WEBHOOKS": json.dumps(options)}
+    variables = {"WEBHOOKS": json.dumps(options)} | ({"WITHOUT_REDIS": "1"} if source == "ledger" else {})
     rows = due_now(policy, 3)
     doomed = start_worker(KILL_AT=step, **variables)
     assert doomed.wait(30) == -signal.SIGKILL

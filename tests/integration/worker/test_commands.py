@@ -36,8 +36,9 @@ def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.Capt
     assert lines[0].startswith("django-delayq 0.")
     assert lines[2].startswith("  Redis     reached at " if source == "redis" else "  Redis     none: ")
     assert lines[3:5] == [f"  threads   {threads}", "  queues    default"]
-    assert "testapp.order.cancel_unpaid  30 min after created_at" in out
-    assert "testapp.order.remind         by hand, each with its own delay" in out
+    shown = [line.split(maxsplit=1) for line in lines]
+    assert ["testapp.order.cancel_unpaid", "30 min after created_at"] in shown
+    assert ["testapp.order.remind", "by hand, each with its own delay"] in shown
 
 
 def test_a_worker_that_does_not_reach_redis_does_not_say_that_redis_wakes_it(
