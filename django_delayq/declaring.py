@@ -53,6 +53,7 @@ SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
 MAX_LABEL = 200
 """The columns of the ledger hold no more."""
 LENGTHS = "a timedelta, a span such as Working(hours=4, calendar=...), a path to a DurationField"
+POSITIVE = "a timedelta or span that is longer than nothing"
 SINCE = "the name of a field, a path to one or a callable"
 MAX_BATCH = 10_000
 """The objects of a batch are locked together: for more, others wait too long."""
@@ -165,6 +166,9 @@ def _faults_of_time(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     too_long = isinstance(after, timedelta) and not -LONGEST < after < LONGEST
     yield too_long, f"after must be shorter than {LONGEST.days // 365} years, or each deadline is after {LATEST_YEAR}."
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
+    grace: Any = policy.grace
+    is_fitting = grace is None or is_span(grace) or (isinstance(grace, timedelta) and timedelta(0) < grace < LONGEST)
+    yield not is_fitting or (grace is not None and is_negative(grace)), f"grace must be {POSITIVE}, not {grace!r}."
 
 
 def _faults_of_sharing(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
@@ -333,6 +337,7 @@ class _Options(TypedDict, Generic[M], total=False):
     owner: str | None
     silenced_checks: str | Iterable[str]
     within: Calendar | str | Callable[[M], Calendar | None] | None
+    grace: Length | relativedelta | None
 
 
 @overload
@@ -390,6 +395,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
         within: a calendar, a path to one or a callable `obj -> calendar`, outside of whose opening hours nothing fires:
             a due timeout waits for the next opening. The deadline that people see stays.
+        grace: a timedelta or span: the handler acts so long after the deadline that people see. See also
+            `TimeoutPolicy.step`.
         **options: another option is refused, with a suggestion.
 
     Returns:

@@ -184,6 +184,10 @@ class Timeout(models.Model):
     """The value by which its rate counts it, or of `batch_by`: see `ledger.shares`; empty: it has none."""
     trace: Field[str, str] = models.CharField(max_length=55, default="", editable=False)
     """The `traceparent` of the code that has begun its round, see `ledger.traces`; empty: it is not known."""
+    step: Field[str, str] = models.CharField(_("next step"), max_length=60, default="", blank=True)
+    """The step that is next, or that is firing; empty: the handler of the policy. See `ledger.planned`."""
+    steps_over: Field[str, str] = models.CharField(max_length=1200, default="", editable=False)
+    """The steps of this round that ran, are dead or were passed, as `steps.with_over` writes them."""
     extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
     attempts: Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
     payload: Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)
@@ -199,7 +203,8 @@ class Timeout(models.Model):
     remaining: Field[timedelta | None, timedelta | None] = models.DurationField(
         _("rest of its time"), null=True, blank=True, default=None
     )
-    """Of a row that is held, or was when it was cancelled: how long it waits when its clock runs again."""
+    """Of a row that is held, or was when it was cancelled: how long its deadline is ahead when its clock runs again.
+    Negative if its clock was stopped within the grace of its policy."""
     held_at: Field[datetime | None, datetime | None] = models.DateTimeField(
         _("on hold since"), null=True, blank=True, default=None
     )
@@ -366,6 +371,11 @@ class Timeout(models.Model):
         return self.state == self.State.HELD and not self.keeps_deadline
 
     @property
+    def time_left(self) -> timedelta:
+        """Return the rest of its time, if its clock is stopped; nothing if it was stopped after its deadline."""
+        return max(self.remaining or timedelta(0), timedelta(0))
+
+    @property
     def is_computed(self) -> bool:
         """Return whether its policy has computed its deadline, which then follows its data; else it was set by hand."""
         return self.terms is not None
@@ -389,11 +399,13 @@ class Timeout(models.Model):
         """Return since when a row that fires, or has fired, could: the latest of some times.
 
         They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, and, unless
-        attempts have failed, the time of this one: when an operator retried it.
+        attempts have failed, the time of this one: the end of the grace, or when an operator retried it. The deadline
+        does not matter to a step.
         """
         # While it is `firing`, `run_at` is when that expires: see `settling.mark_firing`.
         run_at = vars(self).get("planned_at", self.run_at)
-        return could_fire_at(self.due_at, self.created_at, self.ready_at, run_at, self.attempts)
+        due_at = min(self.due_at, self.created_at) if self.step else self.due_at
+        return could_fire_at(due_at, self.created_at, self.ready_at, run_at, self.attempts)
 
 
 WAITING = (Timeout.State.PENDING, Timeout.State.HELD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
@@ -30,6 +30,7 @@ from django_delayq.lengths import (
 from django_delayq.paths import field_at, found_at, relations_on, stored_type
 from django_delayq.policy_options import Brake, Confirmation, Late, Limits, Rate, Retry
 from django_delayq.spans import Length, resolved
+from django_delayq.steps import HasPlan, Step
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
@@ -40,7 +41,7 @@ Ask: TypeAlias = "Callable[[M, Timeout], Outcome | Awaitable[Outcome | None] | N
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TimeoutPolicy(Generic[M]):
+class TimeoutPolicy(HasPlan, Generic[M]):
     """A declared rule: if `when` still holds at the deadline, the handler runs, once.
 
     Immutable, compared by identity, and callable like its handler. `timeout_policy` documents the attributes.
@@ -71,6 +72,9 @@ class TimeoutPolicy(Generic[M]):
     owner: str | None = None
     silenced_checks: tuple[str, ...] = ()
     within: Calendar | str | Callable[[M], Calendar | None] | None = None
+    grace: Length | None = None
+    steps: tuple[Step, ...] = field(default=(), init=False)
+    """What happens before the handler acts, in order of declaration: see `step`."""
     names_since = True  # without a type, because it is not a field
     """Whether the decorator was given `since`, also None. Otherwise a check asks whether it was forgotten."""
     confirmation: ClassVar[Confirmation | None] = None
@@ -88,8 +92,9 @@ class TimeoutPolicy(Generic[M]):
     def __post_init__(self) -> None:
         # Complete the given values; afterwards the policy is frozen.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
-        if is_relativedelta(self.after):
-            object.__setattr__(self, "after", wrapped(self.after))
+        for option in ("after", "grace"):
+            if is_relativedelta(getattr(self, option)):
+                object.__setattr__(self, option, wrapped(getattr(self, option)))
         for option in ("aliases", "search", "silenced_checks"):
             given = getattr(self, option)
             is_several = isinstance(given, Iterable) and not isinstance(given, str)
@@ -238,6 +243,11 @@ class TimeoutPolicy(Generic[M]):
     def needs_object(self) -> bool:
         """Return whether the deadline of an object depends on more than its `since` and constants."""
         return self.after is not None if self.fixed_length is None else needs_object(self.fixed_length)
+
+    @functools.cached_property
+    def has_plan(self) -> bool:
+        """Return whether more happens than that the handler acts at the deadline: it has steps, or grace."""
+        return bool(self.steps) or self.grace is not None
 
     @functools.cached_property
     def relations(self) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
+from django_delayq.operations.timeouts import fire_now
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.scheduling.queries import pending_timeouts
@@ -199,7 +200,10 @@ def fire_due(
         # A row that is still pending without another attempt would be tried again and again. Not those of a failed
         # batch for which `run` had no time: they can be fired now.
         again = {row.pk for sent, row in report.signals if sent is timeout_failed}
-        again |= {timeout_id for timeout_id in report.untried if report.now and report.again[timeout_id] <= report.now}
+        # Nor those that have passed a step that was missed.
+        again |= {*report.untried, *report.stepped} & {
+            timeout_id for timeout_id, at in report.again.items() if report.now and at <= report.now
+        }
         stuck |= dict.fromkeys({*work.ids}.difference(report.done, again), work.policy)
     left_by = {policy.label for label in stuck.values() if (policy := registry.get(label))}
     stopped = policy_states(using) if left_by else []
@@ -261,7 +265,7 @@ def perform(
     """Run the handler of `policy` for `obj` once as a worker would, and return the timeout as that left it.
 
     Schedules a timeout that is due, in place of a pending one, and fires it: the object is locked and read again, the
-    condition is checked, and the handler runs in its transaction.
+    condition is checked, and the handler runs in its transaction. Steps do not run, and no grace is waited for.
 
     Args:
         policy: the policy, its label or its name.
@@ -276,6 +280,9 @@ def perform(
     """
     with clock.set_to(clock.now() if at is None else at):
         row = schedule_timeout(obj, policy, key=key, payload=payload, at=clock.now())
+        declared = registry.get(row.policy)
+        if declared is not None and declared.has_plan:  # the handler, not a step, and without grace
+            fire_now(row, by="perform")
         fire_due(obj=row)
     row.refresh_from_db()
     return row

@@ -124,15 +124,17 @@ def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeStri
 
 
 def deadline(row: Timeout) -> SafeString:
-    """Render the deadline, the time left, and for a fired row how late it was."""
+    """Render the deadline, the time left, the next step, and for a fired row how late it was."""
     more = ""
     if row.state == Timeout.State.PENDING:
         more = pending_until(row.due_at, row.run_at, row.attempts)
+        if row.step:
+            more = format_html("{}<br>{}: {}", countdown(row.due_at), row.step, countdown(row.run_at))
     elif row.is_paused:
         more = countdown(row.due_at)
     elif row.has_stopped_clock:
         words = _("stopped, {duration} left")
-        more = words.format(duration=duration(math.ceil((row.remaining or timedelta(0)).total_seconds())))
+        more = words.format(duration=duration(math.ceil(row.time_left.total_seconds())))
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif row.state == Timeout.State.FIRED and row.settled_at is not None:
@@ -147,7 +149,8 @@ def next_attempt(row: Timeout) -> SafeString | str:
     """Render when a pending row is attempted next, as time and as countdown."""
     if row.state != Timeout.State.PENDING:
         return "-"
-    return format_html("{} ({})", time_tag(row.run_at), countdown(row.run_at))
+    shown = format_html("{} ({})", time_tag(row.run_at), countdown(row.run_at))
+    return format_html("{}: {}", row.step, shown) if row.step else shown
 
 
 def policy_tag(label: str) -> SafeString:

@@ -124,7 +124,10 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
 
 def _new_row(each: Round, using: str) -> Timeout:
     subject = subject_at(each.state.policy, each.state.pk, "", using)
-    row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms)
+    values: dict[str, Any] = {} if each.kept is None else {"steps_over": each.kept.steps_over}
+    if each.rest is not None:  # what is next of it follows from its deadline when its clock runs again
+        values |= {"state": State.HELD.value}
+    row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms, **values)
     if each.kept is not None:
         if each.kept.due_at is not None:
             row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
@@ -132,7 +135,7 @@ def _new_row(each: Round, using: str) -> Timeout:
         row.idempotency_key = each.kept.key or row.idempotency_key
         row.restarted_at = each.kept.restarted_at
     if each.rest is not None:
-        row.state, row.run_at, row.remaining, row.held_at = State.HELD.value, far(), each.rest, row.created_at
+        row.run_at, row.remaining, row.held_at = far(), each.rest, row.created_at
         record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())
     return row
 

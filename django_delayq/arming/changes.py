@@ -36,7 +36,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "is_due_by_request",
     "own_key",
 )
-KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline", "is_guarded")
+KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline", "is_guarded", "steps_over")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -59,6 +59,8 @@ class RoundMemory(NamedTuple):
     computed_due_at: datetime | None = None
     is_guarded: bool = False
     """A guard has ended it."""
+    steps_over: str = ""
+    """Its steps that ran, or were passed: they do not run again."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
@@ -66,7 +68,7 @@ class RoundMemory(NamedTuple):
         due_at = None if row["is_due_by_request"] else row["due_at"]
         held_until = row["hold_ended_at"] or row["created_at"]
         rest = None if row["keeps_deadline"] else row["remaining"]
-        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"])
+        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"], row["steps_over"])
         return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
 

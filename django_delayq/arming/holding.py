@@ -31,6 +31,7 @@ from django_delayq.ledger.history import message_of
 from django_delayq.ledger.holding import hold_rows, note_holds, resume_rows
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.paging import Page, each_page
+from django_delayq.ledger.planned import deadline_for, next_at, waits_longer
 from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import model_and_pk_of, slots_of
 from django_delayq.lengths import elapsed, forward
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.worker")
 State = Timeout.State
 _NOTHING = timedelta(0)
-"""Less than nothing is never left: a deadline that had passed is due when its clock runs."""
+"""Less than nothing is not left: a deadline that had passed is due when its clock runs. But see `_least`."""
 _failed = set[int]()
 """The rows for which this process has logged that their deadline cannot be computed."""
 
@@ -100,7 +101,7 @@ class OwnTime(NamedTuple):
 
         In real time it is at the latest the last supported datetime.
         """
-        if self.length is None:
+        if self.length is None or by < _NOTHING:
             return within_calendar(start, by) or far()
         return forward(self.length, start, by, self.obj)
 
@@ -159,11 +160,18 @@ def rest_of(row: Timeout, now: datetime, using: str) -> timedelta:
     """Return the rest of the time of the pending, locked `row`, if its clock is stopped now.
 
     An attempt that waits for a retry or a snooze counts to that, so that stopping the clock makes no attempt earlier.
+    Negative, in real time, if the deadline has passed, but not the grace of the policy.
     """
-    waits_longer = row.run_at > row.due_at and (row.attempts or row.snoozes)
-    end = row.run_at if waits_longer else row.due_at
+    end = deadline_for(row, row.run_at) if waits_longer(row) and not row.step else row.due_at
     time, (stopped, ended) = OwnTime.of_row(row, using), _policy_hold(row, now, using)
-    return max(time.elapsed(stopped, end) - time.elapsed(ended, now), _NOTHING)
+    rest = time.elapsed(stopped, end) - time.elapsed(ended, now)
+    return rest if rest > _NOTHING else _least((end - stopped) - (now - ended), row)
+
+
+def _least(rest: timedelta, row: Timeout) -> timedelta:
+    """Return `rest`, and nothing instead of less than that, unless the policy of `row` has a grace."""
+    policy = registry.get(row.policy)
+    return rest if policy is not None and policy.grace is not None else max(rest, _NOTHING)
 
 
 def hold(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
@@ -181,6 +189,7 @@ def hold_new(rows: Iterable[Timeout], using: str, now: datetime, *, is_computed:
     for row in rows:
         since_at = row.since_at if is_computed and row.since_at is not None else now
         rests.append((row, OwnTime.of_row(row, using).whole(since_at, row.due_at, now)))
+        row.steps_over = ""  # those that it passed when it was scheduled are ahead when its clock runs
     return hold_rows(rests, using, at=now, **event)
 
 
@@ -221,8 +230,7 @@ def hold_by_hand(
         rest = row.remaining or _NOTHING
         if not row.has_stopped_clock:
             _let_run(row)
-            waits_longer = row.run_at > row.due_at and (row.attempts or row.snoozes)
-            longer = row.run_at - row.due_at if waits_longer else _NOTHING
+            longer = row.run_at - next_at(row).at if waits_longer(row) else _NOTHING
             rest = longer if keep_deadline else rest_of(row, now, using)
             row.keeps_deadline = keep_deadline
         rests.append((row, rest))
@@ -233,7 +241,7 @@ def hold_by_hand(
 def _let_run(row: Timeout) -> None:
     """Make of a paused row, in memory, one that waits for its next attempt."""
     if row.is_paused:
-        row.run_at, row.held_at = row.due_at + (row.remaining or _NOTHING), None
+        row.run_at, row.held_at = next_at(row).at + (row.remaining or _NOTHING), None
 
 
 def resume(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
@@ -250,7 +258,8 @@ def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
 def attempt_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
     """Return when a held row would be tried next if its clock ran from now on, or since the end of its hold."""
     deadline = deadline_if_resumed(row, using, now)
-    return deadline + (row.remaining or _NOTHING) if row.is_paused else deadline
+    attempt = next_at(row, deadline).at
+    return attempt + (row.remaining or _NOTHING) if row.is_paused else attempt
 
 
 def _deadline_from(row: Timeout, start: datetime, using: str) -> datetime:
@@ -322,7 +331,7 @@ def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> N
         rest = time.elapsed(database_now(using), due_at)
     else:
         rest += by if isinstance(by, timedelta) else time.elapsed(row.due_at, due_at)
-    row.remaining = max(rest, _NOTHING)
+    row.remaining = _least(rest, row)
 
 
 def carried(

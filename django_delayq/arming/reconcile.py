@@ -55,6 +55,7 @@ from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import holds_ended
 from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, transaction_of
+from django_delayq.ledger.planned import acts_at
 from django_delayq.lengths import after_stop
 from django_delayq.models import Installation, Timeout
 from django_delayq.policy_terms import changed, has_column, terms_of_code, values_in
@@ -218,7 +219,7 @@ def _diff_terms(
     due_at = None if data is None else policy.due_of(data, since_at, state.after)
     if due_at is None:
         changes.cancel[pending_id] = (state, Cause.CONDITION)
-    elif _is_too_old(policy, due_at, oldest, has_row=True):
+    elif _is_too_old(state, due_at, oldest, object_of, has_row=True):
         changes.cancel[pending_id] = (state, Cause.LATE)
     else:
         changes.recompute[pending_id] = Round(state, since_at, due_at, None, None, data)
@@ -302,7 +303,7 @@ def _diff_round(
     if kept is not None and kept.rest is None:
         due_at = kept.due_at or due_at
     due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)
-    is_too_old = _is_too_old(policy, due_at, oldest, has_row=pending_id is not None or kept is not None)
+    is_too_old = _is_too_old(state, due_at, oldest, object_of, has_row=bool(pending_id or kept))
     is_too_old = is_too_old and (kept is None or kept.rest is None)  # it continues, however long ago it was held
     if pending_id is None:
         if is_too_old:
@@ -338,14 +339,24 @@ def _with_clock(
     return time.forward(kept.restarted_at or clock.now(), kept_rest), None
 
 
-def _is_too_old(policy: TimeoutPolicy[Any], due_at: datetime, oldest: timedelta | None, *, has_row: bool) -> bool:
-    """Return whether a round with this deadline is overdue by too much to be armed.
+def _is_too_old(
+    state: RowState,
+    due_at: datetime,
+    oldest: timedelta | None,
+    object_of: Callable[[RowState], Any],
+    *,
+    has_row: bool,
+) -> bool:
+    """Return whether a round with this deadline is overdue by too much to be armed. Its grace counts: see `acts_at`.
 
     A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or their
     condition had ended them, and holds again.
     """
+    policy = state.policy
     if oldest is None or policy in _handled.get():
         return False
+    if policy.grace is not None:
+        due_at = acts_at(policy, due_at, object_of(state) if policy.plan_needs_object else None)
     return clock.now() - due_at >= (max(oldest, get_settings().catch_up) if has_row else oldest)
 
 

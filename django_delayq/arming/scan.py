@@ -61,7 +61,8 @@ def steps(
     Where `since` is in SQL and `after` a timedelta, the database finds the few rows that do not fit. Where one of them
     is a callable or a span, each object that may lack a round is read, page by page from the one after the key `after`.
     """
-    if callable(policy.since) or not isinstance(policy.after, timedelta | None):
+    is_constant = isinstance(policy.after, timedelta | None) and isinstance(policy.grace, timedelta | None)
+    if callable(policy.since) or not is_constant:
         yield from _checked(policy, using, oldest, failures, after)
     else:
         delay = _delay(policy, using)
@@ -140,11 +141,12 @@ def candidates(
 
 
 def _delay(policy: TimeoutPolicy[Any], using: str) -> timedelta | None:
-    """Return the constant delay in force; None: there is none, or `since` is not a column."""
-    if not isinstance(policy.since, str) or not isinstance(policy.after, timedelta):
+    """Return the constant delay in force, with the grace; None: there is none, or `since` is not a column."""
+    grace = policy.grace or timedelta(0)
+    if not (isinstance(policy.since, str) and isinstance(policy.after, timedelta) and isinstance(grace, timedelta)):
         return None
     in_force = read_delay(policy, using)
-    return policy.after if in_force is None else in_force
+    return (policy.after if in_force is None else in_force) + min(grace, get_settings().retention / 2)
 
 
 def _lacking(policy: TimeoutPolicy[Any], using: str, delay: timedelta | None) -> QuerySet[Any]:

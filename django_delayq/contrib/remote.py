@@ -289,7 +289,7 @@ def _extending(policy: TimeoutPolicy[Any], ids: Collection[int], using: str) -> 
         connections.close_all()
 
     thread = threading.Thread(target=extend, name="delayq-leases", daemon=True)
-    if not policy.atomic:
+    if policy.runs_outside:
         thread.start()
     try:
         yield

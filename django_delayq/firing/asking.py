@@ -57,7 +57,7 @@ def ask(
 
 def _member_of(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> Member | None:
     """Return the timeout and its object, both unlocked; None: as things are now, it does not fire."""
-    rows = Timeout.objects.using(using).due().of_labels(policy.labels)
+    rows = Timeout.objects.using(using).due().of_labels(policy.labels).filter(step="")  # steps need no answer
     row = rows.filter(pk=candidate.id, object_id=candidate.object_id).first()
     pk = None if row is None else readable_pk(policy, candidate.object_id)
     obj = None if pk is None else policy.model._base_manager.using(using).filter(pk=pk).first()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from django.db import connections
 
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing import rails
+from django_delayq.firing import rails, steps
 from django_delayq.firing.asking import ask
 from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
@@ -126,8 +126,9 @@ class Attempt:
             checkpoint("marked")
             if self.ready and not running.begin():
                 raise SlotOver
-            if self.ready and self.policy.atomic:
+            if self.ready and self.ready[0].row.state != State.FIRING:
                 self._call()
+                self.report.note_steps([each.row for each in self.ready if each.given], self.call)
                 self.report.add_outcomes([each.row for each in self.ready if each.row.is_settled])
                 self.report.again |= {each.row.pk: each.row.run_at for each in self.ready if not each.row.is_settled}
             record_settled([row for _, row in self.report.signals], self.using)
@@ -148,7 +149,7 @@ class Attempt:
             for place, member in enumerate(() if self.policy.batch else self.ready):
                 if place and is_changed(connection):
                     raise ChangedSession
-                self._call_one([member], member.obj, member.row)
+                self._call_one([member], member.obj, member.timeout)
         checkpoint("handled")
 
     def _call_batch(self) -> None:
@@ -166,14 +167,16 @@ class Attempt:
     def _call_one(self, members: Sequence[Member], target: Any, timeouts: Timeout | list[Timeout]) -> None:
         """Call the handler and check that its work can be committed."""
         assert self.monitor is not None
-        row = members[0].row
-        seen = {"state": State.PENDING, "attempts": row.attempts - 1}
-        seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
+        row, given = members[0].row, members[0].given
+        before = members[0].timeout
+        seen = {"state": State.PENDING, "attempts": before.attempts - 1, "step": before.step}
+        seen |= {"run_at": before.run_at, "idempotency_key": row.idempotency_key}
         self.call = Call(tuple([member.row.pk for member in members]), seen)
-        self.call.obj, self.call.could_begin_at = members[0].obj, row.could_fire_at()
-        result = call_handler(self.policy, target, timeouts, self.call)
+        self.call.obj, self.call.could_begin_at = members[0].obj, before.could_fire_at()
+        function = steps.function_of(self.policy, given) if given else None
+        result = call_handler(self.policy, target, timeouts, self.call, function)
         self.report.note_call(self.call)
-        self.monitor.check_unbroken(row.pk)
+        self.monitor.check_unbroken(row.pk, given)
         if (outcome := returned_outcome(result)) is not None:
             for member in members:
                 if kept := keep(self.policy, member, outcome, self.report.current_time(), self.using):

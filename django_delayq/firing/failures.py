@@ -5,6 +5,7 @@ What is raised is recorded by a second, short transaction after the rollback; wh
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,7 @@ from django.db import IntegrityError, connections
 from django_delayq import clock
 from django_delayq.clock import plural
 from django_delayq.conf import get_settings
+from django_delayq.firing import steps
 from django_delayq.firing.handler import checkpoint, firing_transaction
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.members import Member
@@ -26,9 +28,11 @@ from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import DIED, clipped, error_details, message_of, with_event
 from django_delayq.ledger.outbox import record_settled
+from django_delayq.ledger.planned import following
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.steps import DEAD, RAN, SKIPPED, Ended
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
@@ -62,6 +66,8 @@ class Verdict(NamedTuple):
 
     values: dict[str, Any]
     error: BaseException | None = None
+    ended: Ended | None = None
+    """How a step of the row has ended, so that what follows it is next; None: none has."""
 
 
 def settle_expired(using: str, limit: int = 1000) -> Report:
@@ -119,6 +125,8 @@ def record_error(
             if _is_unchanged(row, call.seen, now):
                 is_death = isinstance(error, WorkerDied)
                 found = verdict_of_death(row, now) if is_death else _verdict(policy, row, error, now, call.obj)
+                if policy is not None and row.step:
+                    found = of_step(policy, row, found, now, call.obj)
                 values = {"suspected_at": None, **found.values}
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, using)
@@ -136,8 +144,63 @@ def record_error(
         report.add_outcomes([row])
     else:
         report.add_row(row)
-    _log(row, error, verdict, now, call)
+    if verdict is not None and verdict.ended is not None:
+        steps.note(row, verdict.ended)
+        report.note_steps([row], call, verdict.error)
+    else:
+        _log(row, error, verdict, now, call)
     return report
+
+
+def record_step(ran: Timeout, call: Call, note: str, using: str, *, superseded: bool = False) -> ReportBuilder:
+    """Let the row of a step that has run outside a transaction continue.
+
+    Unless it was settled or moved to another round, or a new attempt of the step has begun. `ran`: the row as it was
+    marked. `superseded`: see `record_error`.
+    """
+    report, policy, ended = ReportBuilder(), registry.get(ran.policy), Ended(RAN, ran.step, note)
+    assert policy is not None
+    try:
+        with firing_transaction(using):
+            row, now = report.lock_or_release(ran.pk, using)
+            if row is None:
+                return report
+            is_moved = is_same_attempt(row, ran)
+            if is_moved:
+                values = steps.values_after(policy, row, call.obj, now, ended)
+                if row.state == State.FIRING:
+                    newer = superseded or settling.is_superseded(row, using)
+                    values = _of_firing(row, values, now, newer)
+                elif row.state == State.HELD:  # its clock was stopped meanwhile
+                    values = {name: value for name, value in values.items() if name not in columns.waiting(now)}
+                is_moved = settling.compare_and_set(row, using, **values)
+                record_settled([row] if is_moved else [], using)
+    except IntegrityError:
+        if superseded:
+            raise
+        return record_step(ran, call, note, using, superseded=True)
+    if is_moved and row.is_settled:
+        report.add_outcomes([row])
+    else:
+        report.add_row(row)
+    if is_moved:
+        steps.note(row, ended)
+        report.note_steps([row], call)
+    return report
+
+
+def is_same_attempt(row: Timeout, ran: Timeout) -> bool:
+    """Return whether the locked `row` is still that of the attempt `ran`, whose work is done.
+
+    It may be pending again, because it expired although this process was running. Its work need not be done again. If
+    it has begun once more since then, that was noted.
+    """
+    is_same = row.state == State.FIRING and row.suspected_at == ran.suspected_at
+    if not is_same and not row.is_waiting:
+        return False
+    attempts = ran.attempts if is_same else ran.attempts - 1
+    is_same_round = (row.idempotency_key, row.due_at, row.step) == (ran.idempotency_key, ran.due_at, ran.step)
+    return row.attempts == attempts and is_same_round
 
 
 class Kept(NamedTuple):
@@ -157,6 +220,8 @@ def keep(
     one replaces it. Raises InvalidDelay for a snooze that has no end, which undoes the work.
     """
     row = member.row
+    if member.given is not None:
+        return _keep_of_step(policy, member, outcome, now, using)
     if isinstance(outcome, Fired):
         if outcome.reason:
             settling.compare_and_set(row, using, reason=clipped(outcome.reason))
@@ -171,6 +236,27 @@ def keep(
             values |= columns.settled(State.SKIPPED, Cause.SUPERSEDED, now)
     settling.compare_and_set(row, using, suspected_at=None, **values)
     return Kept(row, outcome, verdict)
+
+
+def _keep_of_step(
+    policy: TimeoutPolicy[Any], member: Member, outcome: Outcome | Fired, now: datetime, using: str
+) -> Kept | None:
+    """Write what a step has returned, unless it has moved or cancelled its row itself."""
+    row, given, obj = member.row, member.timeout, member.obj
+    if isinstance(outcome, Fired):
+        ended = Ended(RAN, given.step, outcome.reason)
+        verdict, kept = Verdict(steps.values_after(policy, given, obj, now, ended), ended=ended), None
+    else:
+        verdict = of_step(policy, given, _verdict(policy, given, outcome, now, obj), now, obj)
+        if verdict.error is not None and not isinstance(verdict.error, GiveUp):
+            raise verdict.error
+        if verdict.ended is None:  # it snoozes: it is next again
+            again = {"step": given.step, "steps_over": given.steps_over, "attempts": given.attempts - 1}
+            verdict = verdict._replace(values={**verdict.values, **again})
+        kept = None if verdict.ended else Kept(row, outcome, verdict)
+    if settling.compare_and_set(row, using, **verdict.values):
+        steps.note(row, verdict.ended)
+    return kept
 
 
 def log_kept(kept: Kept, now: datetime, call: Call) -> None:
@@ -229,17 +315,34 @@ def _verdict(policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseExcepti
                 why = f": {error.reason}" if error.reason else "."
                 words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
                 return Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
-            snoozed = with_event(row, "snoozed", now, reason=error.reason, to=until, number=number)
+            snoozed = with_event(row, "snoozed", now, reason=error.reason, to=until, number=number, step=row.step)
             values = {**columns.waiting(until), "ready_at": until, "attempts": attempt - 1, "history": snoozed}
             return Verdict({**values, "snoozes": number, "is_requested": False})
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
     failed: dict[str, Any] = {"first_failed_at": row.first_failed_at or now, "last_failed_at": now}
-    failed["history"] = with_event(row, "failed", now, attempt=attempt, to=run_at, **error_details(error, row))
+    failed["history"] = with_event(
+        row, "failed", now, attempt=attempt, to=run_at, step=row.step, **error_details(error, row)
+    )
     if run_at is None:
         reason = f"{type(error).__name__}: {message_of(error, row)}"
         return Verdict({**settled(State.DEAD, Cause.RETRIES, reason), **failed}, error)
     return Verdict({**columns.waiting(run_at), "attempts": attempt, **failed}, error)
+
+
+def of_step(policy: TimeoutPolicy[Any], row: Timeout, verdict: Verdict, now: datetime, obj: Any) -> Verdict:
+    """Return what a verdict means for a row whose step was tried: what would settle it ends the step only.
+
+    A retry and a snooze do not delay what follows: when that is due, the step that still waits is passed.
+    """
+    values = verdict.values
+    if values["state"] == State.PENDING:
+        following_at = policy.opening(following(row, policy, obj)[0].at, obj)
+        return verdict._replace(values={**values, "run_at": min(values["run_at"], following_at)})
+    tried = copy.copy(row)
+    vars(tried).update(values, step=row.step)  # with the event of this attempt
+    ended = Ended(DEAD if values["state"] == State.DEAD else SKIPPED, row.step, values.get("reason", ""))
+    return Verdict(steps.values_after(policy, tried, obj, now, ended), verdict.error, ended)
 
 
 def verdict_of_death(row: Timeout, now: datetime) -> Verdict:

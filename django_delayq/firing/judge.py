@@ -12,13 +12,14 @@ computed again first.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
+from django_delayq.arming.holding import rest_of
 from django_delayq.arming.reconcile import arm_many
 from django_delayq.arming.row_state import terms_of
 from django_delayq.conf import get_settings
-from django_delayq.firing import rails
+from django_delayq.firing import rails, steps
 from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
@@ -97,7 +98,8 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     objects, locked_elsewhere = lock_objects_of(policy, case.candidates, using)
     checkpoint("locked")
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
-    rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
+    wanted, has_steps = [candidate.id for candidate in free], bool(policy.steps)
+    rows, now = settling.lock_rows(wanted, using, policy=policy, history=has_steps)
     report.now = now
     _require_all(case, locked_elsewhere, are_rows_locked=len(rows) == len(free))
     due = _due(case, free, rows, now, report)
@@ -116,19 +118,14 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
         if skipped:
             settling.mark_settled(skipped, cause, now, using)
             report.add_outcomes(skipped)
-    if held := [member.row for member in decided if member.obj.pk in on_hold]:
-        settling.mark_held(held, now, using)
-        report.add_outcomes(held)
-    stopped = rails.settle(members, case.guards, now, using)
-    report.add_outcomes([row for row in stopped if row.is_settled])
-    report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
-    members = _confirmed(case, [member for member in members if member.row not in stopped], report)
+    _hold(case, [member.row for member in decided if member.obj.pk in on_hold], now, report)
+    members = _confirmed(case, _permitted(case, members, now, report), report)
     hidden = ", or the base manager of its model hides it" if has_own_manager(policy.model) else ""
     report.release(locked_elsewhere, using, f"another transaction has locked its object{hidden}")
     report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
     checkpoint("checked")
     if members:
-        _mark(case, [member.row for member in members], now)
+        _mark(case, members, now)
     ids = objects if policy.batch else [candidate.id for candidate in case.candidates]
     order = {timeout_id: place for place, timeout_id in enumerate(ids)}
     return sorted(members, key=lambda member: order[member.row.pk])
@@ -145,6 +142,27 @@ def _require_all(case: Case, locked_elsewhere: Collection[int], *, are_rows_lock
     waited = firing_state.backoff.waited(case.using, [each.id for each in case.candidates]) if locked_elsewhere else 0.0
     if not are_rows_locked or (locked_elsewhere and waited < LOCKED_MAX_SECONDS):
         raise LostRace(ROW_LOCKED)
+
+
+def _hold(case: Case, rows: list[Timeout], now: datetime, report: ReportBuilder) -> None:
+    """Stop the clocks of rows on whose objects `hold_when` holds. Only of a step the deadline may be ahead."""
+    if rows:
+        has_plan = case.policy.has_plan
+        rests = [(row, rest_of(row, now, case.using) if has_plan else timedelta(0)) for row in rows]
+        settling.mark_held(rests, now, case.using)
+        report.add_outcomes(rows)
+
+
+def _permitted(case: Case, members: list[Member], now: datetime, report: ReportBuilder) -> list[Member]:
+    """Return the members that fire now; the others have missed their step, or a guard rail withholds them."""
+    policy, using = case.policy, case.using
+    stopped = steps.pass_missed(policy, members, now, using) if policy.steps else []
+    members = [member for member in members if member.row not in stopped]
+    stopped += rails.settle(members, case.guards, now, using)
+    report.note_steps(stopped)
+    report.add_outcomes([row for row in stopped if row.is_settled])
+    report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
+    return [member for member in members if member.row not in stopped]
 
 
 def _due(
@@ -194,11 +212,11 @@ def _with_present_data(case: Case, members: list[Member], report: ReportBuilder)
 def _confirmed(case: Case, members: list[Member], report: ReportBuilder) -> list[Member]:
     """Return the members about which `confirm` has answered, or all if the policy has none; release the others.
 
-    They could not fire when they were to be asked about, or their answer is too old by now.
+    They could not fire when they were to be asked about, or their answer is too old by now. Steps need no answer.
     """
     if case.policy.confirmation is None:
         return members
-    unasked = [each.row.pk for each in members if not firing_state.has_answer(case.using, each.row)]
+    unasked = [each.row.pk for each in members if not (each.row.step or firing_state.has_answer(case.using, each.row))]
     report.release(unasked, case.using, "nothing has confirmed it yet")
     return [each for each in members if each.row.pk not in unasked]
 
@@ -226,8 +244,12 @@ def _decided(case: Case, unmet: list[Member], now: datetime, report: ReportBuild
     return []
 
 
-def _mark(case: Case, rows: Sequence[Timeout], now: datetime) -> None:
-    if case.policy.atomic:
+def _mark(case: Case, members: Sequence[Member], now: datetime) -> None:
+    policy, rows = case.policy, [member.row for member in members]
+    is_inside = steps.runs_inside(policy, rows[0]) if policy.steps else policy.atomic
+    if rows[0].step and is_inside:  # alone: such a policy has neither `batch` nor `together`
+        is_marked = all(steps.mark(member, now, case.using) for member in members)
+    elif is_inside:
         is_marked = settling.mark_fired(rows, now, case.using)
     else:
         until = now + get_settings().lease

@@ -16,7 +16,9 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.work import Call
 from django_delayq.ledger.history import DIED, keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
+from django_delayq.outcomes import Outcome
 from django_delayq.policies import registry
+from django_delayq.steps import DEAD, LATE, PASSED, RAN, SHADOWED, SKIPPED, Ended
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
@@ -30,6 +32,14 @@ MIN_FAILURES_ERROR: Final = 2
 STOPPED: Final = "its policy is paused or on hold"
 UNKNOWN_PAUSE: Final = timedelta(seconds=5)
 """After which a process is asked again that does not know a policy. More often would only send works to and fro."""
+_STEP_ENDS: Final = {
+    RAN: "ran",
+    SKIPPED: "is skipped",
+    DEAD: "is dead, and what follows continues",
+    PASSED: "was missed, and is passed, because what follows is due",
+    LATE: "is passed",
+    SHADOWED: "would have run: its policy is in shadow mode",
+}
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
 
@@ -75,6 +85,25 @@ def log_suspect(row: Timeout) -> None:
     more = ". Others of its policy follow at level DEBUG, for a minute" if is_first else ""
     facts = _extra(row, "timeout_suspected", deaths=row.deaths)
     logger.log(logging.WARNING if is_first else logging.DEBUG, words, _name(row), more, extra=facts)
+
+
+def log_step(row: Timeout, ended: Ended, call: Call | None, error: BaseException | None) -> None:
+    """Log how a step has ended: a dead one as an error, one that was too late as a warning, others at INFO.
+
+    Args:
+        row: as it is now: what follows is next.
+        ended: how, and which step.
+        call: of the step; None: it was not called.
+        error: what it raised.
+    """
+    facts = _extra(row, ended.what, step=ended.name, next_at=None if row.is_settled else row.run_at)
+    words = _STEP_ENDS[ended.what] + (f": {ended.reason}" if ended.reason else "")
+    if call is not None and call.took is not None and ended.what == RAN:
+        times, measured = _timing(call.could_begin_at or row.created_at, call.at or row.run_at, call.took)
+        words, facts = f"{words} {times}", {**facts, **measured}
+    trace = None if error is None or isinstance(error, Outcome) else shown(keep_user_frames(error), row)
+    level = {DEAD: logging.ERROR, LATE: logging.WARNING}.get(ended.what, logging.INFO)
+    logger.log(level, "%s: %s %s", _name(row, call), ended.name, words, exc_info=trace, extra=facts)
 
 
 def log_snooze(row: Timeout, now: datetime, reason: str, call: Call) -> None:
@@ -146,7 +175,8 @@ def log_waiting(ids: Collection[int], why: str) -> None:
 
 def _name(row: Timeout, call: Call | None = None) -> str:
     """Name `row` and its object, by the value of `search` too, such as an order number, if the object is at hand."""
-    return f"Timeout {row.pk} ({row.policy}, object {_printable(row.object_id)}{_object_name(row, call)})"
+    step = f", next: {row.step}" if row.step else ""
+    return f"Timeout {row.pk} ({row.policy}, object {_printable(row.object_id)}{_object_name(row, call)}{step})"
 
 
 def _object_name(row: Timeout, call: Call | None) -> str:

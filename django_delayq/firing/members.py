@@ -33,6 +33,13 @@ class Member:
 
     row: Timeout
     obj: Model
+    given: Timeout | None = None
+    """What a step gets whose row is marked: the row as it was. None: the row itself."""
+
+    @property
+    def timeout(self) -> Timeout:
+        """What the handler, or the step, gets."""
+        return self.given or self.row
 
     def __post_init__(self) -> None:
         _CONTENT_OBJECT.set_cached_value(self.row, self.obj)

@@ -18,6 +18,8 @@ from django_delayq.ledger.left_open import transaction_status
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from django_delayq.models import Timeout
+
 _FLAGS = re.IGNORECASE | re.DOTALL
 _ROLLBACK = re.compile(rf"{BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
 """The group matches a rollback to a savepoint."""
@@ -106,11 +108,11 @@ class StatementMonitor:
                 "transaction.on_commit(), or declare the policy with atomic=False."
             )
 
-    def check_unbroken(self, row_id: int) -> None:
+    def check_unbroken(self, row_id: int, before: Timeout | None = None) -> None:
         """Check that the work of the handler can be committed; raise BrokenTransaction if not.
 
         Without this check Django would roll back silently at the end, and PostgreSQL answers the COMMIT of a failed
-        transaction with a rollback: the row would count as fired although nothing was done.
+        transaction with a rollback: the row would count as fired although nothing was done. `before`: see `is_marked`.
         """
         connection: Any = self._connection
         if connection.closed_in_transaction or connection.connection is None:
@@ -123,7 +125,7 @@ class StatementMonitor:
         self._check_open(BrokenTransaction)
         culprit = self.errors[-1] if self.errors else None
         has_failed = self._saw_rollback or transaction_status(connection) == "failed"
-        if (culprit or has_failed) and not settling.is_marked(row_id, connection.alias):
+        if (culprit or has_failed) and not settling.is_marked(row_id, connection.alias, before):
             raise BrokenTransaction(
                 "The handler caught a database error that had ended the transaction. Put what may fail into an "
                 "atomic() block of its own."

@@ -16,7 +16,7 @@ from django.dispatch import Signal
 
 from django_delayq import signals
 from django_delayq.firing.handler import raised_by
-from django_delayq.firing.log_lines import STOPPED, log_settled, log_waiting
+from django_delayq.firing.log_lines import STOPPED, log_settled, log_step, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.work import Call, Report
 from django_delayq.ledger import settling
@@ -25,6 +25,7 @@ from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missin
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
 from django_delayq.models import Timeout
+from django_delayq.steps import Ended
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -68,6 +69,8 @@ class ReportBuilder:
     """Those of `done` that were settled before."""
     missed: bool = False
     """The slot of the work was over before it could begin."""
+    steps: list[tuple[Timeout, Ended, Call | None, BaseException | None]] = field(default_factory=list)
+    """For the log: rows of which a step has ended, how, its call, and what it raised."""
     calls: list[Call] = field(default_factory=list)
     """For the log: the calls of handlers that returned or raised."""
 
@@ -106,6 +109,12 @@ class ReportBuilder:
         """Note for the log that the handler has returned."""
         call.at = self.current_time()
         self.calls.append(call)
+
+    def note_steps(self, rows: Iterable[Timeout], call: Call | None = None, error: BaseException | None = None) -> None:
+        """Note for the log those of `rows` of which a step has just ended."""
+        for row in rows:
+            if ended := vars(row).pop("ended_step", None):
+                self.steps.append((row, ended, call, error))
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
@@ -150,6 +159,7 @@ class ReportBuilder:
         self.uncounted |= other.uncounted
         self.signals += other.signals
         self.calls += other.calls
+        self.steps += other.steps
         self.before += other.before
         self.errors.update(other.errors)
         self.now = other.now or self.now
@@ -158,6 +168,8 @@ class ReportBuilder:
     def publish(self, using: str) -> None:
         """Log what has fired, and send the collected signals. What fails here is logged and undoes nothing."""
         log_settled((row for _, row in self.signals), self.calls)
+        for ended in self.steps:
+            log_step(*ended)
         for signal, row in self.signals:
             error = raised_by(partial(announce, signal, row, using))
             if error is not None:
@@ -176,6 +188,7 @@ class ReportBuilder:
             early or {},
             untried=untried,
             before=tuple(self.before),
+            stepped=tuple(row.pk for row, *_ in self.steps),
             missed=self.missed,
             signals=self.signals,
             errors=self.errors,

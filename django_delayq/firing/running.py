@@ -17,15 +17,18 @@ from django.db.utils import Error
 from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.firing import rails
+from django_delayq.firing import rails, steps
 from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.failures import (
     TransientFailure,
     Verdict,
+    is_same_attempt,
+    of_step,
     persistently,
     reason_to_repeat,
     record_deaths,
     record_error,
+    record_step,
     verdict_of_death,
 )
 from django_delayq.firing.gathering import Gathering, next_part
@@ -128,11 +131,12 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     with by_handler_of(policy):
         if policy.batch_by is not None and not work.alone and (work.share or not work.suspect):
             _fire_by_value(policy, work, using, report)
-        elif policy.atomic and not work.suspect:
+        # Whether a step runs in the transaction that marks its row, only the locked row shows.
+        elif policy.atomic and not policy.steps and not work.suspect:
             _fire_in_transactions(policy, candidates, using, report)
         else:
             for candidate in candidates:
-                if policy.atomic:
+                if work.suspect and (policy.atomic or policy.steps):
                     _fire_suspect(policy, candidate, using, report)
                 else:
                     _fire_non_atomic(policy, candidate, using, report, is_suspect=work.suspect)
@@ -205,7 +209,10 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
             return
         verdict = Verdict({"suspected_at": now})
         is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
-        if row.state == State.PENDING and row.run_at <= now and is_meant:  # else the attempt reports why not
+        is_inside = steps.runs_inside(policy, row)
+        if (
+            is_inside and row.state == State.PENDING and row.run_at <= now and is_meant
+        ):  # else the attempt reports why not
             # One that began less than a lease ago, with unknown outcome, may be about to run. Redis gives an entry to
             # one worker at a time, but a forged entry can reach several, each as a suspect.
             if row.suspected_at is not None and row.suspected_at + get_settings().lease > now:
@@ -213,17 +220,23 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
                 return
             if row.suspected_at is not None:
                 verdict = verdict_of_death(row, now)
+                if row.step:
+                    verdict = of_step(policy, row, verdict, now, None)
             is_noted = settling.compare_and_set(row, using, **verdict.values)
             record_settled([row] if is_noted else [], using)
     if is_noted and verdict.error is not None:
         report.add_outcomes([row])
         report.errors[timeout_id] = verdict.error
-        log_failure(row, verdict.error, now, Call((timeout_id,)), is_recorded=True)
+        if verdict.ended is not None:
+            steps.note(row, verdict.ended)
+            report.note_steps([row], error=verdict.error)
+        else:
+            log_failure(row, verdict.error, now, Call((timeout_id,)), is_recorded=True)
         return
     if is_noted:
         log_suspect(row)  # before it runs: this process may be the next to die
     checkpoint("noted")
-    Attempt(policy, [candidate], using).fire(report)
+    _fire_non_atomic(policy, candidate, using, report, is_suspect=not is_inside)
     if is_noted and timeout_id in report.uncounted:  # it did not run, or was rolled back for a reason outside of it
         with suppress(Error):  # then it counts as a death, of which one is not enough
             settling.forget_suspicion([timeout_id], using)
@@ -232,23 +245,27 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
 def _fire_non_atomic(
     policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder, *, is_suspect: bool
 ) -> None:
-    """Run the handler outside a transaction, between two short ones, at least once.
+    """Run the handler, or a step, outside a transaction, between two short ones, at least once.
 
     The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
     one settles it, or records its failed attempt. A process that dies between the two leaves a row that expires. Its
-    slot is free meanwhile, so that a next round can be scheduled.
+    slot is free meanwhile, so that a next round can be scheduled. If it runs in the first transaction, that has
+    settled or moved the row, and there is nothing to do.
     """
     attempt = Attempt(policy, [candidate], using, is_suspect)
     attempt.fire(report)
-    if not attempt.is_committed or not attempt.ready:
+    if not attempt.is_committed or not attempt.ready or attempt.ready[0].row.state != State.FIRING:
         return
     [member], driver_connection = attempt.ready, connections[using].connection
-    row = member.row
-    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts})
+    row, function = member.row, steps.function_of(policy, member.row)
+    given = row if function is None else steps.as_given(row)
+    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts, "step": row.step})
     call.obj, call.could_begin_at = member.obj, row.could_fire_at()
     results = list[Any]()
     try:
-        failure = raised_by(lambda: results.append(returned_outcome(call_handler(policy, member.obj, row, call))))
+        failure = raised_by(
+            lambda: results.append(returned_outcome(call_handler(policy, member.obj, given, call, function)))
+        )
         [outcome] = results or [failure]
         if isinstance(outcome, Outcome):  # nothing is undone: it makes no difference whether it is raised or returned
             failure = outcome
@@ -262,7 +279,10 @@ def _fire_non_atomic(
     checkpoint("handled")
     report.note_call(call)
     note = outcome.reason if isinstance(outcome, Fired) else ""
-    found = persistently(lambda: _settle_fired(row, note, using), row.pk, using)
+    if row.step:
+        found = persistently(lambda: record_step(row, call, note, using), row.pk, using)
+    else:
+        found = persistently(lambda: _settle_fired(row, note, using), row.pk, using)
     checkpoint("settled")
     report.add(found)
     rails.committed(policy, found, attempt.guards, using)
@@ -295,20 +315,13 @@ def _settle_fired(fired: Timeout, note: str, using: str) -> ReportBuilder:
         row, now = report.lock_or_release(fired.pk, using)
         if row is None:
             return report
-        # It may be pending again, because it expired although this process was running. Its work is done, so it need
-        # not be done again. If it has begun once more since then, that was noted.
-        is_same_attempt = row.state == State.FIRING and row.suspected_at == fired.suspected_at
-        if is_same_attempt or row.is_waiting:
-            attempts = fired.attempts if is_same_attempt else fired.attempts - 1
-            is_same_round = (row.idempotency_key, row.due_at) == (fired.idempotency_key, fired.due_at)
-            is_same_attempt = row.attempts == attempts and is_same_round
         # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
         values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
         values["attempts"] = fired.attempts
         values |= {"reason": clipped(note)} if note else {}
         if row.state == State.HELD:  # its clock was stopped meanwhile
             values |= {name: value for name, value in columns.RUNNING_CLOCK.items() if name != "state"}
-        if is_same_attempt and settling.compare_and_set(row, using, **values):
+        if is_same_attempt(row, fired) and settling.compare_and_set(row, using, **values):
             record_settled([row], using)
             report.add_outcomes([row])
         else:

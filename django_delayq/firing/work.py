@@ -116,6 +116,8 @@ class Report:
     before: tuple[int, ...] = ()
     """Those of `done` that were settled before this work, such as by a commit whose answer was lost. Not part of a
     message."""
+    stepped: tuple[int, ...] = ()
+    """Those of `again` of which a step has ended. Not part of a message."""
     missed: bool = False
     """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
     signals: Sequence[tuple[Signal, Timeout]] = field(default=(), compare=False, repr=False)

@@ -38,14 +38,19 @@ ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_a
 ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until", "ready_at", "snoozes")
 ROUND_FIELDS += ("retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request")
 ROUND_FIELDS += ("deaths", "suspected_at", "first_failed_at", "last_failed_at", "terms", "computed_due_at")
-ROUND_FIELDS += ("share", "trace")
+ROUND_FIELDS += ("share", "trace", "step", "steps_over")
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""
 MOVED_FIELDS: tuple[str, ...] = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
 MOVED_FIELDS += ("restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request", "suspected_at")
-MOVED_FIELDS += ("terms", "computed_due_at")
+MOVED_FIELDS += ("terms", "computed_due_at", "step", "steps_over")
 """The columns that moving a row writes."""
+
+
+ATTEMPTS: dict[str, Any] = {"attempts": 0, "snoozes": 0, "first_failed_at": None, "last_failed_at": None}
+ATTEMPTS |= {"deaths": 0, "suspected_at": None}
+"""The columns of the attempts of one step, with the values that the next one begins with."""
 
 
 def is_suspect(row: Any) -> bool:

@@ -13,6 +13,7 @@ from django_delayq.ledger.columns import RUNNING_CLOCK, far
 from django_delayq.ledger.history import clipped, record
 from django_delayq.ledger.outbox import push_rows
 from django_delayq.ledger.paging import update_each
+from django_delayq.ledger.planned import set_next
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policies import registry
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-_WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history")
+_WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history", "step", "steps_over")
 _RESUMED = (*_WRITTEN, "due_at", "ready_at", "restarted_at", "asked_due_at")
 
 
@@ -56,12 +57,13 @@ def resume_rows(
 
     The other arguments are those of `hold_rows`.
     """
-    rows = []
+    rows, reset = list[Timeout](), tuple[str, ...]()
     for row, counts_from, due_at in deadlines:
         record(row, "resumed", at, **{"from": row.due_at, "to": due_at, **event})
-        run_at = due_at
+        planned_at, changed = set_next(row, due_at)
+        run_at, reset = planned_at, reset or changed
         if row.keeps_deadline:
-            run_at = max(due_at + (row.remaining or timedelta(0)), counts_from)
+            run_at = max(planned_at + (row.remaining or timedelta(0)), counts_from)
         else:
             row.asked_due_at, row.restarted_at = row.asked_due_at or row.due_at, counts_from
         vars(row).update(RUNNING_CLOCK)
@@ -70,7 +72,7 @@ def resume_rows(
         row.ready_at = counts_from
         _forget_attempt(row)
         rows.append(row)
-    update_each(rows, _RESUMED, using, WAITING)
+    update_each(rows, tuple(dict.fromkeys((*_RESUMED, *reset))), using, WAITING)
     push_rows(rows, using)
     return rows
 

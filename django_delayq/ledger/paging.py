@@ -21,6 +21,7 @@ from django.db.models import Model, Q, QuerySet, TextField
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.key_types import pk_of
 from django_delayq.ledger import statements
 from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES
 from django_delayq.ledger.history import clipped
@@ -33,6 +34,7 @@ from django_delayq.ledger.locking import (
     with_keys,
 )
 from django_delayq.ledger.outbox import push_due
+from django_delayq.ledger.planned import begin_each
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.shares import shares_of
 from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
@@ -241,14 +243,19 @@ def _write(
     given: dict[str, Sequence[Any]] = {"slot": slots, "object_id": object_ids, "idempotency_key": keys}
     if shares := shares_of(policy, object_ids, using):
         given["share"] = [shares.get(object_id, "") for object_id in object_ids]
-    shared = len({*since}) == len({*due}) == 1
+    shared = len({*since}) == len({*due}) == 1 and not policy.has_plan
     if shared:
         common = {**common, "since_at": since[0], **dict.fromkeys(TIMES, due[0]), "run_at": policy.opening(due[0])}
     else:
         written_as = functools.cache(lambda at: at and str(connection.ops.adapt_datetimefield_value(at)))
         given |= {"since_at": [*map(written_as, since)], "due_at": [*map(written_as, due)]}
-        if policy.within is not None:
-            given["run_at"] = [*map(written_as, map(policy.opening, due))]
+        run_at = due
+        if policy.has_plan:
+            pks = [pk_of(policy.concrete_model, object_id) for object_id in object_ids]
+            first = begin_each(policy, list(zip(pks, since, due, strict=True)), common["created_at"], using)
+            run_at, given["step"], given["steps_over"] = zip(*first, strict=True)
+        if policy.has_plan or policy.within is not None:
+            given["run_at"] = [*map(written_as, map(policy.opening, run_at))]
     rows = json.dumps([dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)])
     empty = tuple(name for name in ("payload", "since_at", "terms") if common.get(name, given) is None)
     empty += () if common["trace"] else ("trace",)

@@ -121,12 +121,12 @@ def _mark_fired(using: str, count: int) -> UpdateQuery:
 def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
     """Return whether `mark_at_once` serves `policy`: on PostgreSQL, and for handlers that run in the transaction.
 
-    Not for batches, for policies that ask before they act, and for conditions that read other rows, which the statement
-    would lock too. Nor if deadlines follow columns, which are read again before they fire.
+    Not for batches, for policies that have steps or ask before they act, and for conditions that read other rows, which
+    the statement would lock too. Nor if deadlines follow columns, which are read again before they fire.
     """
     if not connections[using].features.has_select_for_update or not policy.atomic or policy.batch:
         return False
-    if policy.confirmation is not None or reads_other_rows(policy) or has_column(policy):
+    if policy.confirmation is not None or policy.steps or reads_other_rows(policy) or has_column(policy):
         return False
     return can_lock_and_write(policy.model, using) and not cast("Any", policy.model._meta.pk).is_relation
 
@@ -219,12 +219,12 @@ def matches(policy: TimeoutPolicy[Any]) -> Any:
     return Case(*cases, default=Value(MATCHES)) if cases else Value(MATCHES)
 
 
-def mark_held(rows: Sequence[Timeout], now: datetime, using: str) -> None:
-    """Stop the clocks of the pending, due, locked `rows`: nothing is left of their time, and no attempt is counted."""
-    for row in rows:
+def mark_held(rests: Sequence[tuple[Timeout, timedelta]], now: datetime, using: str) -> None:
+    """Stop the clocks of pending, due, locked rows, each with the rest of its time; no attempt is counted."""
+    for row, _ in rests:
         vars(row).update(RUNNING_CLOCK)  # which `lock_rows` does not read
     with raising_instead_of_waiting(using):
-        hold_rows([(row, timedelta(0)) for row in rows], using, at=now)
+        hold_rows(rests, using, at=now)
 
 
 def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: datetime | None = None) -> bool:
@@ -242,10 +242,27 @@ def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: date
     return True
 
 
-def is_marked(row_id: int, using: str) -> bool:
-    """Return whether the current transaction still works and still sees the row as fired."""
+def move_on(row: Timeout, using: str, **values: Any) -> bool:
+    """Write the `values` of what follows the step of the due, locked `row`. Return False: it is not due."""
+    with raising_instead_of_waiting(using):
+        if not _due(Q(pk=row.pk), using).filter(attempts=row.attempts).update(**values):
+            return False
+    vars(row).update(values)
+    return True
+
+
+def is_marked(row_id: int, using: str, before: Timeout | None = None) -> bool:
+    """Return whether the current transaction still works, and still sees the row as fired.
+
+    `before`: the row of a step before it was marked, which then must be another one.
+    """
+    rows = Timeout.objects.using(using).filter(pk=row_id)
+    if before is None:
+        rows = rows.filter(state=State.FIRED)
+    else:
+        rows = rows.exclude(step=before.step, steps_over=before.steps_over)
     try:
-        return bool(Timeout.objects.using(using).filter(pk=row_id, state=State.FIRED).exists())
+        return rows.exists()
     except Error:
         return False
 

@@ -28,6 +28,7 @@ from django_delayq.ledger.history import BY_APPLICATION, SINCE_CHANGED, clipped,
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
+from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
@@ -36,6 +37,7 @@ from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.policies import registry
 from django_delayq.policy_options import MAX_STORED
 from django_delayq.signals import timeout_cancelled
+from django_delayq.steps import HANDLER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -76,10 +78,15 @@ def new_row(
     }
     if columns.get("terms") is not None:
         given["computed_due_at"] = due_at
-    if subject.policy and subject.policy.within is not None and not columns.get("is_requested"):
-        given["run_at"] = subject.policy.opening(due_at)
     values: Any = (DEFAULTS | given | columns).values()
-    return Timeout(*values)  # by position, which takes a third of the time
+    row = Timeout(*values)  # by position, which takes a third of the time
+    policy = subject.policy if row.state == State.PENDING and not row.is_requested else None
+    if policy and policy.has_plan:
+        row._state.db = subject.using  # where its object is read, if its plan needs it
+        row.run_at = begin(row, policy, due_at, row.created_at)
+    if policy and policy.within is not None:
+        row.run_at = policy.opening(row.run_at)
+    return row
 
 
 def writes_at_once(subject: Subject) -> bool:
@@ -89,6 +96,7 @@ def writes_at_once(subject: Subject) -> bool:
     """
     policy = subject.policy
     is_plain = policy is not None and policy.has_plain_since and policy.within is None and policy.share_path is None
+    is_plain = is_plain and not policy.has_plan  # type: ignore[union-attr]
     return policy is not None and is_plain and can_lock_and_write(policy.model, subject.using)
 
 
@@ -213,7 +221,7 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
 
 
 def move_rows(
-    moves: Iterable[tuple[Timeout, datetime, datetime]],
+    moves: Iterable[tuple[Timeout, datetime, datetime | None]],
     using: str,
     *,
     extended: bool = False,
@@ -225,17 +233,24 @@ def move_rows(
     A held row keeps its `run_at`. The caller has set the rest of its time: see `arming.holding.retarget`.
 
     Args:
-        moves: each row with its new `due_at` and `run_at`; see `run_at_of`. `within=` may let it run later.
+        moves: each row with its new `due_at` and `run_at`; see `run_at_of`. None: when what is next of it is planned.
+            `within=` may let it run later.
         using: the database.
         extended: count the move as one of `max_extensions`.
         columns: further columns that the caller has changed.
         **event: `what`, `at`, `by` and others, see `history.record`. `to` is by default the new `due_at`. `fixed`: the
             new deadline was given as a datetime, and does not count from the former one.
     """
-    rows = []
-    for row, due_at, run_at in moves:
+    rows, reset = list[Timeout](), tuple[str, ...]()
+    for row, due_at, given in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
+        if row.is_requested:
+            planned_at, changed = due_at, change_step(row, HANDLER)
+        else:
+            planned_at, changed = set_next(row, due_at)
+        run_at = given or planned_at
+        reset = reset or changed
         policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
         if row.state == State.HELD:
@@ -245,7 +260,8 @@ def move_rows(
         rows.append(row)
     if any(row.state == State.HELD for row in rows):
         columns = (*columns, "remaining")
-    update_each(rows, (*MOVED_FIELDS, *columns), using, WAITING)
+    names = dict.fromkeys((*MOVED_FIELDS, *columns, *reset))
+    update_each(rows, tuple(names), using, WAITING)
     push_rows(rows, using)
     return rows
 
@@ -273,7 +289,10 @@ def run_at_of(row: Timeout, due_at: datetime) -> datetime:
 
     Also one whose clock is stopped: it is not due.
     """
-    return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
+    if planning_policy(row) is None:
+        return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
+    following = next_at(row, due_at)
+    return max(row.run_at, following.at) if following.name == row.step and waits_longer(row) else following.at
 
 
 def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: str) -> list[Timeout]:
@@ -287,11 +306,14 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
             vars(row).update(RUNNING_CLOCK)
             was_held = True
         row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
+        row.steps_over = ""
         row.idempotency_key = new_idempotency_key()
         has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
         row.computed_due_at = None if row.terms is None else due_at
-        moves.append((row, due_at, due_at))
+        if policy := planning_policy(row):
+            begin(row, policy, due_at, clock.now())
+        moves.append((row, due_at, None))
     columns: tuple[str, ...] = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
     columns += tuple(RUNNING_CLOCK) if was_held else ()
     columns += ("share",) if set_shares([row for row, *_ in moves], using) else ()

@@ -244,6 +244,8 @@ class Migration(migrations.Migration):
                 ('content_type', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='contenttypes.contenttype', verbose_name='kind of object')),
                 ('terms', models.CharField(default=None, editable=False, max_length=200, null=True)),
                 ('computed_due_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('step', models.CharField(blank=True, default='', max_length=60, verbose_name='next step')),
+                ('steps_over', models.CharField(default='', editable=False, max_length=1200)),
                 ('extensions', models.PositiveSmallIntegerField(default=0, verbose_name='extensions')),
                 ('attempts', models.PositiveSmallIntegerField(default=0, verbose_name='attempts')),
                 ('claims', models.PositiveSmallIntegerField(default=0, editable=False)),

@@ -29,6 +29,7 @@ from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
+from django_delayq.ledger.planned import planning_policy
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
@@ -262,6 +263,8 @@ def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolic
             due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
             # A retry or a snooze waits as much longer, also that of a paused row.
             run_at = row.run_at if row.is_paused else shifted(row.run_at, due_at - row.due_at)
+            if planning_policy(row) is not None:
+                run_at = run_at_of(row, due_at)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
         except DatabaseError:

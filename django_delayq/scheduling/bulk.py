@@ -27,6 +27,7 @@ from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.policy_terms import CONSTANT, follows_data, has_column
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
+from django_delayq.scheduling.payloads import check_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
 COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at", "remaining", "held_until")
-COLUMNS += ("keeps_deadline",)
+COLUMNS += ("keeps_deadline", "since_at", "created_at", "attempts", "snoozes")
 """What moving a row reads and writes."""
 
 
@@ -68,7 +69,7 @@ def schedule_timeouts(
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ExtensionLimit, ValueError: as for
             `schedule_timeout`.
     """
-    given, body = parse_delay(dict(delay)), single.check_payload(payload)
+    given, body = parse_delay(dict(delay)), check_payload(payload)
     single.check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)

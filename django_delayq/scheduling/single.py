@@ -7,7 +7,6 @@ opens if there is none. Errors are raised before anything is written, and the ca
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -21,12 +20,13 @@ from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay
-from django_delayq.exceptions import InvalidDelay, InvalidPayload
+from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import record_death, shown
 from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.planned import final_at
 from django_delayq.ledger.rounds import lock_newest, lock_subject
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
@@ -34,6 +34,7 @@ from django_delayq.lengths import end_of, length_text
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policy_terms import CONSTANT
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
+from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
@@ -53,10 +54,6 @@ logger = logging.getLogger("django_delayq")
 OnConflict = Literal["replace", "keep", "error", "once"]
 Moved = Literal["rescheduled", "extended"]
 State = Timeout.State
-MAX_PAYLOAD_BYTES = 1_000_000
-"""Each firing reads and each change writes the whole row, and MySQL accepts no statement of many megabytes."""
-MAX_PAYLOAD_DEPTH = 31
-"""The number of lists and dicts in each other that MariaDB can parse; the other databases can parse more."""
 
 
 def schedule_timeout(
@@ -92,7 +89,7 @@ def schedule_timeout(
     resolved, using, pk = place_of(obj, policy)
     subject = subject_at(resolved, pk, key, using)
     given = parse_delay(dict(delay))
-    values = {"payload": check_payload(payload), "reason": reason}
+    values: dict[str, Any] = {"payload": None if payload is None else check_payload(payload), "reason": reason}
     check_conflict(on_conflict)
     # A deadline that depends neither on the object nor on a pending timeout needs one statement, or two.
     in_steps = on_conflict == "once" or resolved.hold_when is not None or not writing.writes_at_once(subject)
@@ -188,47 +185,6 @@ def check_conflict(on_conflict: str) -> None:
         raise ValueError(f'on_conflict is "replace", "keep", "error" or "once", not {on_conflict!r}.')
 
 
-def check_payload(payload: Any) -> Any:
-    """Return `payload` as databases return it (tuples as lists); None stays None.
-
-    PostgreSQL returns floats from 1e16 on as integers, -0.0 as 0.0, and the keys of a dict in another order.
-
-    Raises:
-        InvalidPayload: not JSON, a dict key that is not a string, NaN or infinity, a NUL or half a surrogate pair
-            (which PostgreSQL refuses, together with the caller's transaction), more than 31 lists and dicts in each
-            other (which MariaDB refuses), or more than 1 MB.
-    """
-    if payload is None:
-        return None
-    _check_values(payload)
-    try:
-        text = json.dumps(payload, allow_nan=False, ensure_ascii=False)
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"The payload is not plain JSON: {error}") from error
-    if size > MAX_PAYLOAD_BYTES:
-        raise InvalidPayload(
-            f"The payload has {size} bytes; at most {MAX_PAYLOAD_BYTES}. Keep big things in rows of your own."
-        )
-    return json.loads(text)
-
-
-def _check_values(value: Any, depth: int = 1) -> None:
-    """Refuse NUL, and keys that JSON would silently turn into strings: 1 would come back as "1"."""
-    if isinstance(value, str) and "\0" in value:
-        raise InvalidPayload("The payload holds a NUL character, which PostgreSQL cannot keep.")
-    if not isinstance(value, dict | list | tuple):
-        return
-    if depth > MAX_PAYLOAD_DEPTH:
-        raise InvalidPayload(f"The payload is nested more than {MAX_PAYLOAD_DEPTH} deep, which MariaDB cannot keep.")
-    for inner in value:
-        if isinstance(value, dict):
-            if not isinstance(inner, str):
-                raise InvalidPayload(f"Keys of the payload must be strings, not {inner!r}.")
-            _check_values(value[inner], depth + 1)
-        _check_values(inner, depth + 1)
-
-
 def no_deadline(subject: Subject) -> InvalidDelay:
     """Return the error for an object whose policy gives it no deadline."""
     return InvalidDelay(
@@ -292,7 +248,8 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
 
 def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
-    if writing.cancels_at_once(subject, lock=False):
+    is_by_deadline = strict and subject.policy is not None and subject.policy.grace is not None
+    if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
         cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
         if cancelled:
             return True, cancelled[0], cancelled
@@ -320,7 +277,8 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     decisive = max([newest, *firing], key=lambda row: (row.began_at, row.pk))
     if decisive.state == State.FIRED and _has_unarmed_round(subject, decisive):
         return True, None, []
-    if decisive.state in (State.FIRED, State.FIRING):
+    # A step that is firing is not the handler, which nothing calls after `forbid_attempts`.
+    if decisive.state == State.FIRED or (decisive.state == State.FIRING and not decisive.step):
         return False, decisive, []
     rows = [row for row in rows if row.state in (*WAITING, State.DEAD)]
     for row in rows:
@@ -348,8 +306,12 @@ def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:
-    """Return whether the deadline of `row` has passed. Not if its clock is stopped, also by a hold of its policy."""
-    if row.has_stopped_clock or row.due_at > database_now(subject.using):
+    """Return whether the deadline of `row` has passed, and its grace.
+
+    Not if its clock is stopped, also by a hold of its policy.
+    """
+    acts_at = final_at(row, subject.policy)
+    if row.has_stopped_clock or acts_at > database_now(subject.using):
         return False
     if (
         subject.policy is not None
@@ -360,7 +322,7 @@ def _is_late(subject: Subject, row: Timeout) -> bool:
     state = policy_state(subject.policy, subject.using) if subject.policy else None
     if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
         return True
-    return row.due_at <= state.stopped_at
+    return acts_at <= state.stopped_at
 
 
 def reschedule_timeout(
@@ -447,7 +409,7 @@ def move_by_hand(
     extended, moves = what == "extended", []
     for row, due_at in deadlines:
         holding.retarget(row, due_at, using, by)
-        moves.append((row, due_at, writing.run_at_of(row, due_at) if extended else due_at))
+        moves.append((row, due_at, writing.run_at_of(row, due_at) if extended else None))
     return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended)
 
 

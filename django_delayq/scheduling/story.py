@@ -55,6 +55,12 @@ EVENT_LABELS = {
     **{state.value: state.label for state in State},
     "held": gettext_lazy("its clock is stopped"),
     "paused": gettext_lazy("paused, its deadline stays"),
+    "step": gettext_lazy("step ran"),
+    "step_skipped": gettext_lazy("step skipped"),
+    "step_dead": gettext_lazy("step dead"),
+    "steps_passed": gettext_lazy("missed and passed"),
+    "step_late": gettext_lazy("step passed"),
+    "step_shadowed": gettext_lazy("step not called in shadow mode"),
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
 RETRIED_EVENTS = frozenset(("failed", "snoozed"))
@@ -96,6 +102,8 @@ class StoryEvent:
         parts = [f"{_local(self.at, 'milliseconds')}  {EVENT_LABELS.get(self.what, self.what)}"]
         if "timeout" in self.details:
             parts[0] += f" {self.details['timeout']}"
+        if "step" in self.details:
+            parts[0] += f": {self.details['step']}"
         if self.what == "suspected" and "number" in self.details:
             parts.append(_("death {number}").format(number=self.details["number"]))
         if "until" in self.details:
@@ -223,19 +231,28 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
     if current is None or current.is_settled:
         return _why_nothing_is_pending(subject)
     if current.state == State.FIRING:
-        return _("It is firing now.")
+        return (
+            _("Its step {step} is running now.").format(step=current.step) if current.step else _("It is firing now.")
+        )
     if current.state == State.HELD:
         return hold_label(current)
     if stopped := _why_stopped(subject) or _why_skipped(subject, current):
         return stopped
     text = _("It is due at {moment} unless it is cancelled or moved.")
     is_quiet = subject.policy is not None and subject.policy.within is not None and not current.snoozes
-    if current.attempts:
+    has_grace = subject.policy is not None and subject.policy.grace is not None
+    if current.attempts and current.step:
+        text = _("Attempt {number} of its step {step} is due at {moment}. Its deadline is {deadline}.")
+    elif current.attempts:
         text = _("Attempt {number} is due at {moment}.")
+    elif current.step:
+        text = _("Its step {step} is due at {moment}. Its deadline is {deadline}.")
+    elif has_grace and current.run_at > current.due_at:
+        text = _("Its deadline is {deadline}. It acts at {moment}, after its grace.")
     elif is_quiet and current.run_at > current.due_at:
         text = _("Its deadline is {deadline}. It waits for the next opening hours of its policy, at {moment}.")
     moment, deadline = _local(current.run_at), _local(current.due_at)
-    return text.format(number=current.attempts + 1, moment=moment, deadline=deadline)
+    return text.format(number=current.attempts + 1, moment=moment, deadline=deadline, step=current.step)
 
 
 def hold_label(row: Timeout) -> str:
@@ -253,7 +270,7 @@ def hold_label(row: Timeout) -> str:
             "Its clock is stopped while the condition hold_when of its policy holds; {duration} of its time is left."
         )
     until = _local(row.held_until) if row.held_until else ""
-    rest = duration_label(row.remaining or timedelta(0))
+    rest = duration_label(row.time_left)
     return text.format(until=until, duration=rest, deadline=_local(row.due_at))
 
 

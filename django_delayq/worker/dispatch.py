@@ -312,7 +312,7 @@ class Dispatch:
         return [
             id
             for id, each in list(self._in_flight.items())
-            if (policy := registry.get(each.work.policy)) is not None and not policy.atomic
+            if (policy := registry.get(each.work.policy)) is not None and policy.runs_outside
             if id in begun or not each.work.suspect
         ]
 

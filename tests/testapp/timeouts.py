@@ -224,3 +224,23 @@ def digest(purchases: QuerySet[Purchase], timeouts: list[Timeout]) -> None:
 if "digest" in SOME:
     timeout_policy(Purchase, name="digest", batch=500, batch_by="channel")(digest)
     timeout_policy(Purchase, name="beside")(lambda purchase, timeout: purchase.save())
+
+
+def collect(order: Order, timeout: Timeout) -> None:
+    """Write which step was called, or that the handler was."""
+    what, key = f"collect {timeout.step}".strip(), timeout.idempotency_key
+    Effect.objects.create(what=what, object_id=order.pk, timeout_id=timeout.pk, idempotency_key=key)
+
+
+def declare_collect() -> Any:
+    """Declare a policy with steps some seconds before and after its deadline, for tests with real workers."""
+    second = timedelta(seconds=1)
+    policy: Any = timeout_policy(Order, name="collect", grace=2 * second, retry=Retry([0]))(collect)
+    policy.step(-3 * second, name="early")(collect)
+    policy.step(-2 * second, name="outside", atomic=False)(collect)
+    policy.step(timedelta(0), every=second, times=2, name="firm")(collect)
+    return policy
+
+
+if "collect" in SOME:
+    declare_collect()

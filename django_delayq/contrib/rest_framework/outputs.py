@@ -83,17 +83,23 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
     class Meta:
         model = Timeout
         fields = [
-            *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "since_at"),
+            *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "step"),
+            "since_at",
             *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
             *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
         ]
         read_only_fields = fields
-        extra_kwargs: typing.ClassVar[dict[str, Any]] = {"run_at": {"allow_null": True}}
+        extra_kwargs: typing.ClassVar[dict[str, Any]] = {
+            "run_at": {"allow_null": True},
+            "step": {"help_text": _("What happens at `run_at`; empty: the handler of the policy acts.")},
+        }
 
     def to_representation(self, row: Timeout) -> dict[str, Any]:
         """Return no next attempt while the clock is stopped: there is none."""
         shown = super().to_representation(row)
         shown |= {"remaining": None} if row.keeps_deadline else {}
+        if shown["remaining"] is not None:
+            shown["remaining"] = row.time_left.total_seconds()
         return {**shown, "run_at": None} if row.state == Timeout.State.HELD else shown
 
 
@@ -182,6 +188,14 @@ class RateSerializer(serializers.Serializer[Rate]):
     by = serializers.CharField(allow_null=True, help_text=_("A column: each of its values has this rate."))
 
 
+class StepSerializer(serializers.Serializer[Any]):
+    """What happens before the handler of a policy acts."""
+
+    name = serializers.CharField()
+    when = serializers.CharField(source="__str__", help_text=_("Such as `3 d before the deadline`."))
+    atomic = serializers.BooleanField()
+
+
 class LimitsSerializer(serializers.Serializer[Limits]):
     """What the handler of a policy may use, and how far the application may move a deadline."""
 
@@ -227,6 +241,10 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     batch_by = serializers.CharField(source="policy.batch_by", allow_null=True)
     together = serializers.IntegerField(source="policy.together", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
+    grace = serializers.SerializerMethodField(
+        help_text=_("How long after the deadline the handler acts, such as `3 d`; null: at the deadline.")
+    )
+    steps = StepSerializer(source="policy.steps", many=True)
     limits = LimitsSerializer(source="policy.limits", allow_null=True)
     stop = NullableChoice(choices=STOPS, allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
@@ -259,6 +277,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
 
     def get_delay(self, state: PolicyState) -> str | None:
         return None if state.length is None else length_text(state.length)
+
+    def get_grace(self, state: PolicyState) -> str | None:
+        return None if state.policy.grace is None else length_text(state.policy.grace)
 
     def get_since(self, state: PolicyState) -> str | None:
         return state.policy.since if isinstance(state.policy.since, str) else None

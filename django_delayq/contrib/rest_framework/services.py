@@ -47,7 +47,8 @@ from django_delayq.scheduling.errors import (
     TimeoutConflict,
 )
 from django_delayq.scheduling.guards import before_deadline
-from django_delayq.scheduling.single import OnConflict, cancel_timeout, check_payload, schedule_timeout
+from django_delayq.scheduling.payloads import check_payload
+from django_delayq.scheduling.single import OnConflict, cancel_timeout, schedule_timeout
 
 STATUSES: Final = (401, 403, 404, 422)
 """Of all three requests, for the schema."""

@@ -8,10 +8,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.clock import plural
+from django_delayq.firing import steps
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
 from django_delayq.lengths import length_text
 from django_delayq.models import Timeout
+from django_delayq.steps import LATE
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -27,6 +29,8 @@ State, Cause = Timeout.State, Timeout.Cause
 class LateRail(Rail):
     """Settles what is later than `Late(after=...)` as skipped or dead, unless an operator has asked to fire it.
 
+    A step that is later than that is passed, and the timeout continues.
+
     The statement that locks, checks and marks knows the limit, and leaves what is too late to `settle`.
     """
 
@@ -38,12 +42,15 @@ class LateRail(Rail):
         late = guards.late
         if late is None:
             return []
-        seem_late = [each.row for each in members if settling.is_late(each.row, now, late.after, each.obj)]
-        if withheld := [row for row in seem_late if not row.is_requested]:
+        seem_late = [each for each in members if settling.is_late(each.row, now, late.after, each.obj)]
+        reason = f"It would have begun more than {length_text(late.after)} after its deadline."
+        late_steps = [each for each in seem_late if each.row.step]
+        for member in late_steps:  # what follows may be in time
+            steps.end(member, LATE, now, using, reason=reason.replace("deadline", "time"))
+        if withheld := [each.row for each in seem_late if not (each.row.is_requested or each in late_steps)]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
-            reason = f"It would have begun more than {length_text(late.after)} after its deadline."
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
-        return withheld
+        return [*withheld, *(each.row for each in late_steps)]
 
     def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
         late = [row for _, row in report.signals if row.cause == Cause.LATE]

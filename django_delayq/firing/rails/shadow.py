@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from django_delayq.firing import steps
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
+from django_delayq.steps import SHADOWED
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class ShadowRail(Rail):
-    """Settles the timeouts of objects in shadow mode as skipped: `guards.shadow` percent of all, 0: none."""
+    """Settles the timeouts of objects in shadow mode as skipped: `guards.shadow` percent of all, 0: none.
+
+    A step in shadow mode is noted and not called, and the timeout continues.
+    """
 
     def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
         if not guards.shadow:
@@ -26,11 +31,16 @@ class ShadowRail(Rail):
         return [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
 
     def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-        rows = [each.row for each in members]
-        withheld = [row for row in rows if guards.shadow and is_in_shadow(row.object_id, guards.shadow)]
+        shadowed = [each for each in members if guards.shadow and is_in_shadow(each.row.object_id, guards.shadow)]
+        withheld = list[Timeout]()
+        for member in shadowed:
+            if member.row.step:
+                steps.end(member, SHADOWED, now, using)
+            else:
+                withheld.append(member.row)
         if withheld:
             settling.mark_settled(withheld, Timeout.Cause.SHADOW, now, using)
-        return withheld
+        return [each.row for each in shadowed]
 
 
 def is_in_shadow(object_id: str, percent: int) -> bool:

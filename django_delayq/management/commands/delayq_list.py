@@ -19,7 +19,8 @@ from django_delayq.policies import registry
 
 State = Timeout.State
 COLUMNS = (
-    *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "since_at", "first_due_at"),
+    *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "step", "since_at"),
+    "first_due_at",
     *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
     *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
 )
@@ -32,9 +33,9 @@ class Command(ReportCommand):
     """Lists timeouts by the time of their next attempt; settled ones by that of the last.
 
     A column without values is omitted. `next attempt` is shown before a timeout is settled, if it differs from the
-    deadline. `set by` shows which deadlines were set by hand, and do not follow their policy. `name` is what people
-    call the object: the first field in `search` of its policies, or what its `__str__` returns. JSON has all columns of
-    the ledger but the history, which delayq_explain shows.
+    deadline. `next step` is empty if the handler is next. `set by` shows which deadlines were set by hand, and do not
+    follow their policy. `name` is what people call the object: the first field in `search` of its policies, or what its
+    `__str__` returns. JSON has all columns of the ledger but the history, which delayq_explain shows.
     """
 
     examples = (
@@ -94,6 +95,7 @@ class Command(ReportCommand):
             "next attempt": ""
             if row.is_settled or row.state == State.HELD or row.run_at == row.due_at
             else local(row.run_at),
+            "next step": "" if row.is_settled else row.step,
             "attempts": row.attempts or "",
             "reason": row.reason,
         }

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from django_delayq import InvalidPayload, schedule_timeout, schedule_timeouts
 from django_delayq.models import Timeout
-from django_delayq.scheduling.single import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH
+from django_delayq.scheduling.payloads import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db

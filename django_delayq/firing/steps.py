@@ -1,0 +1,105 @@
+"""Fire a step of a policy: the row is marked as moved to what follows, then the step is called, in one transaction.
+
+So the row of a step never counts as fired. With `atomic=False` it is `firing` while the step runs, and a second
+transaction moves it. A step that is due but was missed, because a later one is due too, is noted as passed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django_delayq.ledger import columns, settling
+from django_delayq.ledger.history import with_event
+from django_delayq.ledger.planned import following, plan_of_row
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.steps import PASSED, RAN, Ended, newest_due, step_of, with_over
+
+if TYPE_CHECKING:
+    from django_delayq.firing.members import Member
+
+
+def runs_inside(policy: TimeoutPolicy[Any], row: Timeout) -> bool:
+    """Return whether what is next of `row` runs in the transaction that marks it."""
+    step = step_of(policy.steps, row.step)
+    return policy.atomic if step is None else step.atomic
+
+
+def function_of(policy: TimeoutPolicy[Any], row: Timeout) -> Callable[..., Any] | None:
+    """Return the function of the step of `row`; None: the handler of the policy is next."""
+    step = step_of(policy.steps, row.step)
+    return None if step is None else step.handler
+
+
+def as_given(row: Timeout) -> Timeout:
+    """Return `row` as its step gets it: as it is now, with an idempotency key of the step.
+
+    The key follows from those of the round and of the step: all attempts of a step have the same one, also after its
+    condition has ended the round for a while.
+    """
+    given, text = copy.copy(row), f"{row.idempotency_key}\0{row.step}"
+    given.idempotency_key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return given
+
+
+def values_after(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, now: datetime, ended: Ended) -> dict[str, Any]:
+    """Return the columns of `row` when its step has `ended`: what follows is next, with attempts of its own."""
+    then, over = following(row, policy, obj)
+    values = {**columns.waiting(policy.opening(then.at, obj)), **columns.ATTEMPTS}
+    history = with_event(row, ended.what, now, step=ended.name, reason=ended.reason)
+    return {**values, "step": then.name, "steps_over": over, "history": history}
+
+
+def mark(member: Member, now: datetime, using: str) -> bool:
+    """Mark the row of a step as moved to what follows, and keep what the step gets. Return False if it is not due."""
+    given = as_given(member.row)
+    given.attempts += 1
+    if not end(member, RAN, now, using):
+        return False
+    member.given = given
+    return True
+
+
+def end(member: Member, what: str, now: datetime, using: str, reason: str = "") -> bool:
+    """Let the due, locked row of a step continue, whose event is `what`. Return False if it is not due after all."""
+    row, policy, ended = member.row, registry.get(member.row.policy), Ended(what, member.row.step, reason)
+    assert policy is not None
+    return _move_on(row, values_after(policy, row, member.obj, now, ended), ended, using)
+
+
+def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Timeout]:
+    """Let rows continue whose step is due, but not the newest one that is; return them, to be fired again at once.
+
+    So an outage makes no customer get three reminders in a row. Also rows whose step is not declared any more.
+    """
+    moved = []
+    for row, obj in [(each.row, each.obj) for each in members if each.row.step]:
+        missed, newest = newest_due(plan_of_row(row, policy, obj=obj), row.steps_over, now)
+        is_declared = step_of(policy.steps, row.step) is not None
+        if is_declared and not missed and (newest.name == row.step or newest.at > now):
+            continue
+        names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
+        ended = Ended(PASSED, ", ".join(names))
+        values = {**columns.waiting(policy.opening(newest.at, obj)), "step": newest.name}
+        values |= columns.ATTEMPTS if newest.name != row.step else {}
+        values["steps_over"] = with_over(row.steps_over, names)
+        values["history"] = with_event(row, PASSED, now, step=ended.name)
+        if _move_on(row, values, ended, using):
+            moved.append(row)
+    return moved
+
+
+def _move_on(row: Timeout, values: dict[str, Any], ended: Ended, using: str) -> bool:
+    is_moved = settling.move_on(row, using, **values)
+    if is_moved:
+        note(row, ended)
+    return is_moved
+
+
+def note(row: Timeout, ended: Ended | None) -> None:
+    """Keep how a step of `row` has ended, in memory, for `ReportBuilder.note_steps`."""
+    vars(row)["ended_step"] = ended

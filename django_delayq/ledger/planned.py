@@ -1,0 +1,137 @@
+"""Which step of a row is next, and when it runs, by the plan of its policy for its deadline.
+
+Rows of policies without steps and without grace have no plan: their handler runs at the deadline.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django_delayq.clock import shifted
+from django_delayq.conf import get_settings
+from django_delayq.key_types import pk_of
+from django_delayq.ledger.columns import ATTEMPTS
+from django_delayq.ledger.locking import read_committed, rows_of
+from django_delayq.lengths import end_of
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.steps import HANDLER, Planned, begun, next_of, with_over
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from django_delayq.policies import TimeoutPolicy
+
+
+def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:
+    """Return the policy of `row` if it has a plan, else None."""
+    policy = registry.get(row.policy)
+    return policy if policy is not None and policy.has_plan else None
+
+
+def plan_of_row(
+    row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime | None = None, obj: Any = None
+) -> list[Planned]:
+    """Return the plan of `row` for the deadline `due_at`, or for its own. `obj`: its object, if it was read."""
+    if obj is None and policy.plan_needs_object:
+        obj = _object_of(row, policy)
+    return policy.plan(due_at or row.due_at, row.since_at, row.created_at, obj)
+
+
+def next_at(row: Timeout, due_at: datetime | None = None) -> Planned:
+    """Return what is next of a waiting row if its deadline is `due_at`, by default its own. Only computes it."""
+    policy = registry.get(row.policy)
+    if policy is None or not policy.has_plan:
+        return Planned(due_at or row.due_at, row.step if policy is None else HANDLER)
+    return next_of(plan_of_row(row, policy, due_at), row.steps_over)
+
+
+def waits_longer(row: Timeout) -> bool:
+    """Return whether `row`, which is pending, waits for a retry or a snooze beyond when its next step is planned."""
+    return bool(row.attempts or row.snoozes) and row.run_at > next_at(row).at
+
+
+def set_next(row: Timeout, due_at: datetime) -> tuple[datetime, tuple[str, ...]]:
+    """Set what is next of `row` for the deadline `due_at`; return when, and which columns of its attempts were reset.
+
+    None were, unless another step is next than before: each step has its own attempts.
+    """
+    following = next_at(row, due_at)
+    return following.at, change_step(row, following.name)
+
+
+def change_step(row: Timeout, name: str) -> tuple[str, ...]:
+    """Let the step `name` be the next one of `row`, in memory; return the columns of attempts that this has reset."""
+    if row.step == name:
+        return ()
+    row.step = name
+    vars(row).update(ATTEMPTS)
+    return tuple(ATTEMPTS)
+
+
+def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datetime, obj: Any = None) -> datetime:
+    """Set what is first of the round of `row` that begins now, without steps whose time has passed; return when.
+
+    Steps that are over in `row` stay so: it continues a former round.
+    """
+    first, row.steps_over = begun(plan_of_row(row, policy, due_at, obj), row.steps_over, now)
+    row.step = first.name
+    return first.at
+
+
+def begin_each(
+    policy: TimeoutPolicy[Any], rounds: Collection[tuple[Any, datetime | None, datetime]], now: datetime, using: str
+) -> list[tuple[datetime, str, str]]:
+    """Return when the first step of each new round runs, its name, and what is over.
+
+    `rounds`: the keys of their objects, with `since_at` and `due_at`.
+    """
+    objects: dict[Any, Any] = {}
+    if policy.plan_needs_object:
+        rows = rows_of(policy.model, using).filter(pk__in=[pk for pk, *_ in rounds])
+        objects = {obj.pk: obj for obj in read_committed(rows, using)}
+    found = []
+    for pk, since_at, due_at in rounds:
+        first, over = begun(policy.plan(due_at, since_at, now, objects.get(pk)), "", now)
+        found.append((first.at, first.name, over))
+    return found
+
+
+def following(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> tuple[Planned, str]:
+    """Return what follows the step of `row`, and what is over then."""
+    over = with_over(row.steps_over, [row.step])
+    return next_of(plan_of_row(row, policy, obj=obj), over), over
+
+
+def final_at(row: Timeout, policy: TimeoutPolicy[Any] | None) -> datetime:
+    """Return when the handler of `row` acts: at its deadline, or at the end of its grace."""
+    return row.due_at if policy is None or policy.grace is None else plan_of_row(row, policy)[-1].at
+
+
+def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
+    """Return when the handler acts on a deadline, as far as arming counts that.
+
+    At most half of `RETENTION` later: after that the row of the round may have been pruned, and it would begin again.
+    """
+    grace = end_of(policy.grace, due_at, obj) if policy.grace is not None and not policy.plan_is_unknown(obj) else None
+    return due_at if grace is None else min(max(grace, due_at), due_at + get_settings().retention / 2)
+
+
+def deadline_for(row: Timeout, run_at: datetime) -> datetime:
+    """Return with which deadline the handler of `row` would act at `run_at`, where a retry has moved it."""
+    policy = planning_policy(row)
+    if policy is None:
+        return run_at
+    grace = final_at(row, policy) - row.due_at
+    return shifted(run_at, -grace)
+
+
+def _object_of(row: Timeout, policy: TimeoutPolicy[Any]) -> Any:
+    """Read the object of `row`; None: it does not exist any more."""
+    using = row._state.db or "default"
+    try:
+        pk = pk_of(policy.concrete_model, row.object_id)
+    except ValueError:
+        return None
+    return read_committed(rows_of(policy.model, using).filter(pk=pk), using).first()

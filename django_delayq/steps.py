@@ -1,0 +1,299 @@
+"""Steps: what a policy does before its handler acts, and when. Only times: nothing here reads the ledger.
+
+The *plan* of a round is the list of these times for its deadline, which is computed again when the deadline moves. The
+names of steps that are *over* (they ran, are dead, or were passed) are one string, such as "friendly firm:2": of a step
+that repeats, the highest number. So a step runs at most once in a round, whatever order another deadline has.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from django_delayq.exceptions import PolicyError
+from django_delayq.functions import misfit
+from django_delayq.lengths import end_of, is_relativedelta, is_span, length_text, needs_object, wrapped
+from django_delayq.spans import Length
+
+Handler = TypeVar("Handler", bound=Callable[..., object])
+HANDLER: Final = ""
+"""The name of the last entry of each plan: the handler of the policy."""
+RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED = (
+    "step", "step_skipped", "step_dead", "steps_passed", "step_late", "step_shadowed",
+)  # fmt: skip
+"""The events in the history of a row by which its steps end."""
+MAX_REPETITIONS: Final = 1_000
+"""Each firing computes the plan: a step that repeats each second of a year would make a list of 31 million."""
+MAX_STEPS: Final = 20
+"""The names of the steps that are over must fit into a column of the ledger."""
+MAX_NAME: Final = 50
+"""See `MAX_STEPS`."""
+LEAST_EVERY: Final = timedelta(seconds=1)
+"""More often would be a loop, whose repetitions a worker passes because the next one is due already."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of a policy: `handler(obj, timeout)` runs at `offset` from the deadline, perhaps repeatedly.
+
+    `TimeoutPolicy.step` documents the attributes.
+    """
+
+    name: str
+    handler: Callable[..., Any]
+    offset: Length | float
+    every: Length | None = None
+    times: int | None = None
+    atomic: bool = True
+
+    @property
+    def needs_object(self) -> bool:
+        """Return whether its times depend on the object: a span has a path or a function."""
+        lengths = [each for each in (self.offset, self.every) if each is not None and not isinstance(each, float)]
+        return any(map(needs_object, lengths))
+
+    def __str__(self) -> str:
+        """Return when it runs, such as `3 d before the deadline`."""
+        if isinstance(self.offset, float):
+            when = f"at {self.offset:.0%} of the time"
+        elif isinstance(self.offset, timedelta) and not self.offset:
+            when = "at the deadline"
+        elif isinstance(self.offset, timedelta):
+            when = f"{length_text(abs(self.offset))} {'before' if self.offset < timedelta(0) else 'after'} the deadline"
+        else:
+            when = f"{length_text(self.offset)} from the deadline"
+        if self.every is None:
+            return when
+        return f"{when}, every {length_text(self.every)}, {f'{self.times} times' if self.times else 'until it acts'}"
+
+
+class Planned(NamedTuple):
+    """An entry of a plan."""
+
+    at: datetime
+    name: str
+    """The name of the step, with its number if it repeats: "firm:2"; `HANDLER`: the handler of the policy."""
+
+
+def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[Step], grace: Length | None) -> Step:
+    """Return the step of `given`, the arguments of `TimeoutPolicy.step`. Raises PolicyError."""
+    name = given["name"] or getattr(handler, "__name__", "")
+    for option in ("offset", "every"):
+        if is_relativedelta(given[option]):
+            given = {**given, option: wrapped(given[option])}
+    step = Step(**{**given, "name": name, "handler": handler})
+    for wrong, message in (*_faults(step, others), *_faults_of_times(step, grace)):
+        if wrong:
+            raise PolicyError(f"Step {name!r} of {label}: {message}")
+    return step
+
+
+def _faults(step: Step, others: Sequence[Step]) -> Iterator[tuple[bool, str]]:
+    yield not callable(step.handler), f"@policy.step(...) decorates a function, not {step.handler!r}."
+    wrong = misfit(step.handler, ("obj", "timeout"))
+    yield bool(wrong), f"the function {wrong}"
+    is_name = isinstance(step.name, str) and _NAME.match(step.name) is not None and len(step.name) <= MAX_NAME
+    words = f"a name has letters, digits, _ and - only, no digit first, and at most {MAX_NAME} characters; give name=."
+    yield not is_name, words
+    yield step.name in {each.name for each in others}, "another step has this name; give name=."
+    yield len(others) >= MAX_STEPS, f"a policy has at most {MAX_STEPS} steps."
+    yield not isinstance(step.atomic, bool), f"atomic must be True or False, not {step.atomic!r}."
+
+
+def _faults_of_times(step: Step, grace: Length | None) -> Iterator[tuple[bool, str]]:
+    offset, every, times = step.offset, step.every, step.times
+    is_fraction = isinstance(offset, float) and 0 < offset < 1
+    is_length = isinstance(offset, timedelta) or is_span(offset)
+    words = "a timedelta or span from the deadline (negative: before it), or a fraction of the time such as 0.75"
+    yield not is_fraction and not is_length, f"its offset must be {words}, not {offset!r}."
+    is_length = every is None or (isinstance(every, timedelta) and every >= LEAST_EVERY) or is_span(every)
+    yield not is_length, f"every must be a timedelta of a second or more, or a span, not {every!r}."
+    yield times is not None and every is None, "times needs every=, the time between two of them."
+    is_count = isinstance(times, int) and not isinstance(times, bool) and 1 <= times <= MAX_REPETITIONS
+    yield times is not None and not is_count, f"times must be an int from 1 to {MAX_REPETITIONS}, not {times!r}."
+    if isinstance(offset, timedelta) and (grace is None or isinstance(grace, timedelta)):
+        end = "its deadline, as it has no grace=" if grace is None else f"{length_text(grace)} after its deadline"
+        words = f"it would never run: the handler of its policy acts at {end}."
+        yield offset >= (grace or timedelta(0)), words
+
+
+def plan_of(steps: Iterable[Step], grace: Length | None, due_at: datetime, start: datetime, obj: Any) -> list[Planned]:
+    """Return when the steps of a round and its handler run, in this order, whether they are over or not.
+
+    Steps that would run when the handler acts, or later, are left out. Raises InvalidDelay, and what spans raise.
+
+    Args:
+        steps: in order of declaration, which decides among those of one time.
+        grace: how long after the deadline the handler acts.
+        due_at: the deadline.
+        start: what fractions count from; if it is not before the deadline, they end at the deadline.
+        obj: an object, or None unless one of the spans needs it.
+    """
+    final = due_at if grace is None else max(end_of(grace, due_at, obj) or due_at, due_at)
+    found = [each for step in steps for each in _times(step, due_at, start, final, obj)]
+    return [*sorted(found, key=lambda each: each.at), Planned(final, HANDLER)]
+
+
+def _times(step: Step, due_at: datetime, start: datetime, final: datetime, obj: Any) -> Iterator[Planned]:
+    if isinstance(step.offset, float):
+        at: datetime | None = due_at if start >= due_at else start + (due_at - start) * step.offset
+    else:
+        at = end_of(step.offset, due_at, obj)
+    if step.every is None:
+        if at is not None and at < final:
+            yield Planned(at, step.name)
+        return
+    for number in range(1, (step.times or MAX_REPETITIONS) + 1):
+        if at is None or at >= final:
+            return
+        yield Planned(at, f"{step.name}:{number}")
+        following = end_of(step.every, at, obj)
+        at = None if following is None or following <= at else following
+
+
+def left_of(plan: Sequence[Planned], over: str) -> list[Planned]:
+    """Return the entries of a plan that are not over. The last one is the handler."""
+    numbers = _numbers(over)
+    return [each for each in plan if each.name == HANDLER or not _is_over(each.name, numbers)]
+
+
+def next_of(plan: Sequence[Planned], over: str) -> Planned:
+    """Return the first entry of a plan that is not over."""
+    return left_of(plan, over)[0]
+
+
+def newest_due(plan: Sequence[Planned], over: str, now: datetime) -> tuple[list[str], Planned]:
+    """Return the newest entry that is due and not over, and before it the names of those that were missed for it.
+
+    If none is due, it is the next one.
+    """
+    left = left_of(plan, over)
+    due = [each for each in left if each.at <= now]
+    return [each.name for each in due[:-1]], (due or left[:1])[-1]
+
+
+def begun(plan: Sequence[Planned], over: str, now: datetime) -> tuple[Planned, str]:
+    """Return the first entry of a round that is armed at `now`, and what is over: steps before `now` are passed."""
+    passed = with_over(over, [each.name for each in plan if each.at < now and each.name != HANDLER])
+    return next_of(plan, passed), passed
+
+
+def with_over(over: str, names: Iterable[str]) -> str:
+    """Return the text `over` with the steps `names` added."""
+    numbers = _numbers(over)
+    for name in names:
+        base, number = _split(name)
+        numbers[base] = max(numbers.get(base, 0), number)
+    return " ".join(base if number == 1 else f"{base}:{number}" for base, number in numbers.items())
+
+
+def step_of(steps: Iterable[Step], name: str) -> Step | None:
+    """Return the declared step of the entry `name`; None: the handler, or a step that is not declared any more."""
+    return next((step for step in steps if step.name == _split(name)[0]), None)
+
+
+def _is_over(name: str, numbers: dict[str, int]) -> bool:
+    base, number = _split(name)
+    return numbers.get(base, 0) >= number
+
+
+def _numbers(over: str) -> dict[str, int]:
+    return dict(map(_split, over.split()))
+
+
+def _split(name: str) -> tuple[str, int]:
+    base, _, number = name.partition(":")
+    return base, int(number or 1)
+
+
+class Ended(NamedTuple):
+    """How a step of a row has ended, for the log."""
+
+    what: str
+    """The event, such as `RAN`."""
+    name: str
+    reason: str = ""
+
+
+class HasPlan:
+    """What a policy does besides acting at its deadline. The part of `TimeoutPolicy` about its steps and its grace."""
+
+    if TYPE_CHECKING:
+        label: Any
+        batch: int | None
+        together: int | None
+        atomic: bool
+        grace: Length | None
+        has_plan: Any
+        steps: tuple[Step, ...]
+
+    def step(
+        self,
+        offset: Length | float,
+        *,
+        every: Length | None = None,
+        times: int | None = None,
+        atomic: bool = True,
+        name: str | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Declare a step: a function of `(obj, timeout)` that runs before the handler, in the same round.
+
+        Use it as a decorator right below the policy. A step has the guarantees of a firing: the condition is checked
+        on the locked object, and its work and the move to the next step commit together.
+
+        Args:
+            offset: when it runs: a timedelta or span from the deadline, negative before it; or a fraction, such as
+                0.75, of the time from `since` to the deadline, or without `since` from when it was scheduled.
+            every: repeat it: the time from one to the next, a timedelta or span.
+            times: how often it runs; with `every` and without `times`, until the handler acts.
+            atomic: False: it runs outside a transaction, at least once, for slow external effects.
+            name: unique in the policy; the function's name by default.
+
+        Returns:
+            A decorator, which returns the function as it is.
+
+        Raises:
+            PolicyError: the declaration is wrong, or the policy was used before.
+        """
+        given = {"offset": offset, "every": every, "times": times, "atomic": atomic, "name": name}
+
+        def declare(handler: Handler) -> Handler:
+            if self.batch or self.together:
+                raise PolicyError(f"{self.label} has batch or together, and steps are called for one object alone.")
+            if "has_plan" in vars(self):
+                raise PolicyError(f"{self.label} was used before its step {name or handler!r}: declare it right below.")
+            step = declared(self.label, handler, given, self.steps, self.grace)
+            object.__setattr__(self, "steps", (*self.steps, step))
+            return handler
+
+        return declare
+
+    @functools.cached_property
+    def plan_needs_object(self) -> bool:
+        """Return whether the plan of a round depends on its object."""
+        return any(step.needs_object for step in self.steps) or (self.grace is not None and needs_object(self.grace))
+
+    def plan_is_unknown(self, obj: Any) -> bool:
+        """Return whether the plan depends on an object, and there is none."""
+        return obj is None and self.plan_needs_object
+
+    @property
+    def runs_outside(self) -> bool:
+        """Return whether its handler, or one of its steps, runs outside a transaction."""
+        return not self.atomic or not all(step.atomic for step in self.steps)
+
+    def plan(self, due_at: datetime, since_at: datetime | None, created_at: datetime, obj: Any) -> list[Planned]:
+        """Return when the steps of a round and its handler run, in this order: see `steps.plan_of`.
+
+        `since_at` and `created_at` are those of the round. Without `obj`, if it matters, the handler acts at the
+        deadline: the object does not exist any more.
+        """
+        if self.plan_is_unknown(obj):
+            return [Planned(due_at, HANDLER)]
+        start = since_at if since_at is not None and since_at < due_at else created_at
+        return plan_of(self.steps, self.grace, due_at, start, obj)

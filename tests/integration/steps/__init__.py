@@ -1,0 +1,1 @@
+"""Steps before the handler of a policy acts, and its grace."""

@@ -1,0 +1,180 @@
+"""Plans of steps: when each runs, which are over, and which of those that were missed is the newest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from dateutil.relativedelta import relativedelta
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_delayq.lengths import wrapped
+from django_delayq.spans import Wall
+from django_delayq.steps import HANDLER, Planned, Step, begun, left_of, newest_due, next_of, plan_of, step_of, with_over
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+many = settings(deadline=None, max_examples=300)
+
+
+def nothing(_obj: Any, _timeout: Any) -> None:
+    """Do nothing."""
+
+
+def step(name: str, offset: Any, **options: Any) -> Step:
+    return Step(name=name, handler=nothing, offset=offset, **options)
+
+
+def days(plan: list[Planned]) -> list[tuple[float, str]]:
+    """Return a plan in days since `T0`."""
+    return [((at - T0) / DAY, name) for at, name in plan]
+
+
+DUNNING = [step("friendly", -3 * DAY), step("firm", timedelta(0), every=DAY, times=3)]
+
+
+def test_a_plan_has_each_repetition_and_at_the_end_of_the_grace_the_handler() -> None:
+    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, T0, None)
+    assert days(plan) == [(11, "friendly"), (14, "firm:1"), (15, "firm:2"), (16, "firm:3"), (17, HANDLER)]
+
+
+def test_steps_that_would_run_with_the_handler_or_later_are_left_out() -> None:
+    plan = plan_of([*DUNNING, step("late", relativedelta_of(days=2))], 2 * DAY, T0 + 14 * DAY, T0, None)
+    assert days(plan) == [(11, "friendly"), (14, "firm:1"), (15, "firm:2"), (16, HANDLER)]
+
+
+def relativedelta_of(days: int) -> Any:
+    return wrapped(relativedelta(days=days))
+
+
+def test_without_a_number_a_step_repeats_until_the_handler_acts() -> None:
+    plan = plan_of([step("daily", -2 * DAY, every=DAY)], None, T0 + 5 * DAY, T0, None)
+    assert days(plan) == [(3, "daily:1"), (4, "daily:2"), (5, HANDLER)]
+
+
+def test_a_fraction_counts_from_the_start_and_from_the_deadline_if_that_is_not_later() -> None:
+    quarter = [step("quarter", 0.75)]
+    assert days(plan_of(quarter, None, T0 + 4 * DAY, T0, None)) == [(3, "quarter"), (4, HANDLER)]
+    assert days(plan_of(quarter, DAY, T0, T0 + DAY, None)) == [(0, "quarter"), (1, HANDLER)]
+
+
+def test_a_span_counts_from_the_deadline_and_may_repeat_by_one() -> None:
+    monthly = step("monthly", Wall(months=-2), every=Wall(months=1))
+    due_at = datetime(2030, 5, 31, 12, tzinfo=UTC)
+    plan = plan_of([monthly], Wall(weeks=1), due_at, T0, None)
+    assert [(f"{at:%d %b}", name) for at, name in plan] == [
+        ("31 Mar", "monthly:1"),
+        ("30 Apr", "monthly:2"),
+        ("30 May", "monthly:3"),
+        ("07 Jun", HANDLER),
+    ]
+
+
+def test_a_span_that_does_not_advance_does_not_repeat() -> None:
+    plan = plan_of([step("stuck", -DAY, every=Wall(days=-1))], None, T0 + 3 * DAY, T0, None)
+    assert days(plan) == [(2, "stuck:1"), (3, HANDLER)]
+
+
+def test_of_two_steps_at_one_time_the_one_that_was_declared_first_is_first() -> None:
+    plan = plan_of([step("b", -DAY), step("a", -DAY)], None, T0 + DAY, T0, None)
+    assert [name for _, name in plan] == ["b", "a", HANDLER]
+
+
+def test_what_is_over_is_one_word_for_each_step() -> None:
+    over = with_over("", ["friendly", "firm:1", "firm:3", "firm:2"])
+    assert over == "friendly firm:3"
+    plan = plan_of(DUNNING, 5 * DAY, T0 + 14 * DAY, T0, None)
+    assert [name for _, name in left_of(plan, over)] == [HANDLER]
+    assert [name for _, name in left_of(plan, "firm:2")] == ["friendly", "firm:3", HANDLER]
+    assert step_of(DUNNING, "firm:2") is DUNNING[1]
+    assert step_of(DUNNING, HANDLER) is None
+    assert step_of(DUNNING, "gone") is None
+
+
+def test_a_round_that_is_armed_late_passes_what_was_before() -> None:
+    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, T0, None)
+    assert begun(plan, "", T0 + 14.5 * DAY) == (Planned(T0 + 15 * DAY, "firm:2"), "friendly firm")
+    assert begun(plan, "", T0 + 15 * DAY) == (Planned(T0 + 15 * DAY, "firm:2"), "friendly firm")
+    assert begun(plan, "", T0 + 30 * DAY) == (Planned(T0 + 17 * DAY, HANDLER), "friendly firm:3")
+
+
+def test_after_an_outage_the_newest_step_is_left() -> None:
+    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, T0, None)
+    assert newest_due(plan, "friendly", T0 + 15.5 * DAY) == (["firm:1"], Planned(T0 + 15 * DAY, "firm:2"))
+    assert newest_due(plan, "", T0 + 20 * DAY) == (
+        ["friendly", "firm:1", "firm:2", "firm:3"],
+        Planned(T0 + 17 * DAY, HANDLER),
+    )
+    assert newest_due(plan, "", T0) == ([], Planned(T0 + 11 * DAY, "friendly"))
+
+
+OFFSETS = st.one_of(st.integers(-40, 40).map(lambda n: n * DAY / 4), st.floats(0.05, 0.95))
+STEPS = st.lists(
+    st.tuples(OFFSETS, st.one_of(st.none(), st.integers(1, 8)), st.one_of(st.none(), st.integers(1, 5))), max_size=5
+).map(
+    lambda found: [
+        step(f"s{place}", offset, every=every and every * DAY / 4, times=times if every else None)
+        for place, (offset, every, times) in enumerate(found)
+    ]
+)
+GRACE = st.one_of(st.none(), st.integers(1, 20).map(lambda n: n * DAY / 4))
+DUE = st.integers(1, 80).map(lambda n: T0 + n * DAY / 4)
+
+
+@many
+@given(STEPS, GRACE, DUE)
+def test_a_plan_is_in_order_has_each_name_once_and_ends_with_the_handler(steps: Any, grace: Any, due_at: Any) -> None:
+    plan = plan_of(steps, grace, due_at, T0, None)
+    assert plan[-1] == (due_at + (grace or timedelta(0)), HANDLER)
+    assert [at for at, _ in plan] == sorted(at for at, _ in plan)
+    *others, (acts_at, _) = plan
+    assert all(at < acts_at for at, _ in others)
+    assert len({name for _, name in plan}) == len(plan)
+
+
+@many
+@given(STEPS, GRACE, st.lists(st.tuples(DUE, st.integers(0, 12)), min_size=1, max_size=6))
+def test_whatever_deadlines_a_round_gets_no_step_runs_twice_and_no_repetition_goes_back(
+    steps: Any, grace: Any, moves: Any
+) -> None:
+    """Fire some steps under one deadline, then some under the next one."""
+    over, ran = "", list[str]()
+    for due_at, count in moves:
+        for _ in range(count):
+            following = next_of(plan_of(steps, grace, due_at, T0, None), over)
+            if following.name == HANDLER:
+                break
+            ran.append(following.name)
+            over = with_over(over, [following.name])
+    assert len(set(ran)) == len(ran)
+    for each in steps:
+        numbers = [int(name.partition(":")[2] or 1) for name in ran if name.partition(":")[0] == each.name]
+        assert numbers == sorted(numbers)
+
+
+@many
+@given(STEPS, GRACE, DUE, st.integers(0, 400))
+def test_what_was_missed_is_before_what_runs_and_nothing_due_is_after_it(
+    steps: Any, grace: Any, due_at: Any, quarters: int
+) -> None:
+    plan, now = plan_of(steps, grace, due_at, T0, None), T0 + quarters * DAY / 4
+    missed, current = newest_due(plan, "", now)
+    places = [name for _, name in plan]
+    assert places[: len(missed) + 1] == [*missed, current.name]
+    assert all(at > now for at, _ in plan[len(missed) + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("given_step", "words"),
+    [
+        (step("a", -3 * DAY), "3 d before the deadline"),
+        (step("a", timedelta(0), every=DAY, times=3), "at the deadline, every 1 d, 3 times"),
+        (step("a", DAY, every=timedelta(hours=12)), "1 d after the deadline, every 12 h, until it acts"),
+        (step("a", 0.75), "at 75% of the time"),
+        (step("a", Wall(days=-3, at="09:00")), "3 days before, at 09:00 from the deadline"),
+    ],
+)
+def test_a_step_says_when_it_runs(given_step: Step, words: str) -> None:
+    assert str(given_step) == words
