@@ -30,11 +30,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 # `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Requests of other services
 # with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules. `batch_by`: 250 lines
-# and one module. Steps and grace: 580 lines, four modules and a link.
+# and one module. Steps and grace: 700 lines, five modules and a link.
 SOURCES = {
-    "code lines of the core": (16_500, 9_500),
+    "code lines of the core": (16_650, 9_500),
     "code lines of the edges": (8_300, 4_900),
-    "modules": (209, 120),
+    "modules": (210, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
@@ -47,7 +47,7 @@ ROOMS = {
     ("root",): (4_450, 2_280),
     ("scheduling",): (1_100, 740),
     ("arming",): (1_950, 830),
-    ("ledger",): (3_150, 1_900),
+    ("ledger",): (3_200, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_900, 1_430),
