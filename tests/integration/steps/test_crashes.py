@@ -126,12 +126,12 @@ def test_a_step_that_kills_its_process_again_and_again_is_dead_and_what_follows_
     policy.step(timedelta(days=-5), name="early", atomic=atomic)(kill)
     with at(0):
         order = sent()
-    deaths = 0
+    deaths, timeout_id = 0, row_of(order).pk
     while row_of(order).step == "early":
         with at(9 + deaths * 100 * SECOND):  # the lease of the process that was killed has ended
             connections.close_all()
             forget_engine()
-            child = multiprocessing.get_context("fork").Process(target=_fire_as_worker, args=(row_of(order).pk,))
+            child = multiprocessing.get_context("fork").Process(target=_fire_as_worker, args=(timeout_id,))
             child.start()
             child.join(60)
             deaths += child.exitcode == -signal.SIGKILL
