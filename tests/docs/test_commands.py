@@ -45,7 +45,7 @@ def commands() -> Iterator[tuple[str, str]]:
         for number, text in page.inline_code() if page.name != NAMES_ONLY else ():
             if text in metrics():
                 continue
-            if re.match(r"(\$ |make |pip install |(python )?manage\.py |django-admin |delayq_\w+)", text):
+            if re.match(r"(\$ |make |pip install |(python )?manage\.py |django-admin |delayq_\w+(?![.\w]))", text):
                 manage = "manage.py " if text.startswith("delayq_") else ""
                 yield f"{page.name}:{number}", manage + text.removeprefix("$ ")
 
@@ -85,6 +85,8 @@ def complaint_about(line: str) -> str | None:
         words.pop(0)
     if re.search(r"python[\d.]*$", words[0]):
         words.pop(0)
+        if words[0] == "-c":
+            return None
         if words[0] == "-m":
             return None if words[1] in OTHER_MODULES else f"unknown module {words[1]}"
     program, arguments = words[0].rpartition("/")[2], words[1:]

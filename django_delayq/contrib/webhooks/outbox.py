@@ -90,19 +90,19 @@ def forget_old(using: str, before: datetime, **_: Any) -> None:
         rows.filter(pk__in=[each.pk for each in page if str(each.pk) not in kept]).delete()
 
 
-def _endpoints_for(event: str, label: str) -> Collection[Endpoint]:
-    """Return the endpoints that get this event of the policy; none for the policy that sends messages."""
+def _endpoints_for(kind: str, label: str) -> Collection[Endpoint]:
+    """Return the endpoints that get this kind of event of the policy; none for the policy that sends messages."""
     labels = labels_of(label)
     if any(each.startswith(f"{Delivery._meta.label_lower}.") for each in labels):
         return ()
-    wanted = (each for each in get_endpoints().values() if event in each.events)
+    wanted = (each for each in get_endpoints().values() if kind in each.events)
     return [each for each in wanted if not each.policies or not each.policies.isdisjoint(labels)]
 
 
-def _write(endpoint: Endpoint, event: str, data: dict[str, Any], using: str) -> None:
+def _write(endpoint: Endpoint, kind: str, data: dict[str, Any], using: str) -> None:
     now = clock.now()
-    body = json.dumps({"type": event, "timestamp": _iso(now), "data": data}, separators=(",", ":"))
-    message = Delivery(endpoint=endpoint.name, event=event, policy=data["policy"], body=body, created_at=now)
+    body = json.dumps({"type": kind, "timestamp": _iso(now), "data": data}, separators=(",", ":"))
+    message = Delivery(endpoint=endpoint.name, event=kind, policy=data["policy"], body=body, created_at=now)
     message.save(using=using, force_insert=True)
 
 
