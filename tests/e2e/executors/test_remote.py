@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from django_delayq import schedule_timeouts
+from django_delayq import schedule_timeout, schedule_timeouts
 from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from tests.e2e.crashes.test_steps import check
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.market import Channel, Purchase
 from tests.testapp.models import Effect, Order
-from tests.testapp.timeouts import digest
+from tests.testapp.timeouts import declare_collect, digest
 from tools import processes
 
 pytestmark = [
@@ -50,6 +52,22 @@ def test_many_fire_in_groups_in_batches_and_outside_a_transaction(
     assert states() == {"fired": len(rows)}
     fired = {**effects("remind"), **effects("remind_many"), **effects("send_outside")}
     assert fired == {row.pk: 1 for row in rows}
+
+
+def test_their_processes_run_each_step_once_and_in_order(
+    engine: Engine, start_worker: Start, start_remote: Start, request: pytest.FixtureRequest
+) -> None:
+    policy = declare_collect()
+    request.addfinalizer(lambda: registry.remove(policy))
+    start_remote(POLICIES="collect")
+    worker = start_worker(POLICIES="collect")
+    due_now("remind")
+    wait_until(settled(1), "its processes have started", seconds=120)
+    rows = [schedule_timeout(Order.objects.create(status="new"), policy, seconds=6) for _ in range(3)]
+    wait_until(settled(4), seconds=120)
+    end(worker)
+    for row in rows:
+        check(row)
 
 
 def test_their_processes_ask_before_they_act(
