@@ -41,7 +41,7 @@ COLUMNS = (
     'policy, content_type_id, object_id, "key", queue, state, cause, due_at, run_at, first_due_at, extensions, '
     "attempts, history, reason, created_at, settled_at, idempotency_key, slot, slot_taken, final_attempt, claims, "
     "snoozes, deaths, is_requested, is_due_by_request, held_by_hand, share, keeps_deadline, "
-    "is_guarded, trace"
+    "is_guarded, trace, step, steps_over"
 )
 FORM = """
 INSERT INTO django_delayq_timeout ({columns})
@@ -49,7 +49,7 @@ SELECT 'testapp.order.remind', 1, n, '', 'default',
        CASE WHEN n % 4 = 0 THEN 'fired' ELSE 'pending' END, CASE WHEN n % 4 = 0 THEN 'due' ELSE '' END,
        {moment}, {moment}, {moment}, 0, 0, '[]', '', {past},
        CASE WHEN n % 4 = 0 THEN {moment} ELSE NULL END, n, n, CASE WHEN n % 4 = 0 THEN NULL ELSE 1 END, {no}, 0,
-       0, 0, {no}, {no}, {no}, '', {no}, {no}, ''
+       0, 0, {no}, {no}, {no}, '', {no}, {no}, '', '', ''
 FROM {series}
 """
 MOMENTS = {
