@@ -57,4 +57,5 @@ def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: py
 
 
 def test_the_steps_at_which_workers_die_are_those_of_a_firing() -> None:
-    assert set(faults.STEPS) == set(CHECKPOINTS) - {"undone", "recorded"}
+    """But those of what its policies do not do: to fail, and to ask first."""
+    assert set(faults.STEPS) == set(CHECKPOINTS) - {"asked", "undone", "recorded"}

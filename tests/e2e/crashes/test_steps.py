@@ -46,7 +46,10 @@ def check(row: Timeout) -> None:
     assert (row.state, once[-1]) == ("fired", "collect")
     assert set(row.steps_over.split()) == ALL_OVER
     passed = {name for event in row.history if event["what"] == "steps_passed" for name in event["step"].split(", ")}
-    assert {f"collect {name}" for name in passed} == set(IN_ORDER) - set(once)
+    # One outside a transaction may have had its effect before its worker was killed.
+    assert {f"collect {name}" for name in passed} - {"collect outside"} == set(IN_ORDER) - set(once) - {
+        "collect outside"
+    }
 
 
 def kill_one(worker: subprocess.Popen[bytes]) -> None:

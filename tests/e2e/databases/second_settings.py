@@ -16,7 +16,7 @@ DATABASES = {
     "business": _ONE["default"],
 }
 DATABASE_ROUTERS = ["tests.e2e.databases.second_settings.Router"]
-APPS = {"testapp"} if os.environ.get("DELAYQ_TEST_SPLIT") else {"testapp", "django_delayq"}
+APPS = {"testapp", "delayq_webhooks"} | ({"django_delayq"} if not os.environ.get("DELAYQ_TEST_SPLIT") else set())
 
 
 class Router:
