@@ -36,7 +36,7 @@ _STEP_ENDS: Final = {
     RAN: "ran",
     SKIPPED: "is skipped",
     DEAD: "is dead, and what follows continues",
-    PASSED: "was missed, and is passed, because what follows is due",
+    PASSED: "missed and passed, because what follows is due",
     LATE: "is passed",
     SHADOWED: "would have run: its policy is in shadow mode",
 }
