@@ -14,6 +14,7 @@ from django.db import connection
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import PolicySync, Timeout, UnfinishedRun, WorkerSeen
 from tests.conftest import ROOT
 from tests.support.waiting import wait_until
@@ -47,6 +48,7 @@ def role() -> Iterator[str]:
         for statement in statements:
             cursor.execute(statement)
         cursor.execute(f"GRANT SELECT, INSERT ON {Effect._meta.db_table} TO shop_worker")  # what the handlers write
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {Delivery._meta.db_table} TO shop_worker")
     yield "shop_worker"
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop_worker'")

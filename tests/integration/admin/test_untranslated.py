@@ -45,6 +45,7 @@ DATA = (
     r"(?i)\b(express )?orders?( object)?\b",  # what the project calls its models
     r"\bdefault\b",  # a queue
     r"(admin:)?\b(STAFF|ALICE)\b",
+    r"\b(django_delayq\.contrib\.webhooks|delayq_webhooks)(\.\w+)*|\bdelivered_at is None",  # of a policy as any other
     r"America/Sao_Paulo",
     r"(?m)^\s*Status:?\s*$",  # a field of the project's
     r"\b[0-9a-f]{32}\b",  # an idempotency key

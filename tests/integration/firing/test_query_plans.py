@@ -32,7 +32,7 @@ def ledger_of_owners(django_db_setup: None, django_db_blocker: Any) -> Iterator[
     text = "CHAR(20)" if vendor == "mysql" else "varchar(20)"
     share = f"CAST(CASE WHEN n % 100 = 99 THEN {OWNERS} ELSE n % {OWNERS} END AS {text})"
     no = "false" if vendor == "postgresql" else "0"
-    form = FORM.replace("'', {no}, {no}, ''\nFROM", "{share}, {no}, {no}, ''\nFROM")
+    form = FORM.replace("'', {no}, {no}, '', '', ''\nFROM", "{share}, {no}, {no}, '', '', ''\nFROM")
     sql = form.format(
         columns=columns, moment=MOMENTS[vendor], past=past, series=SERIES[vendor].format(rows=ROWS), no=no, share=share
     )

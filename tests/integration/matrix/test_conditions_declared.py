@@ -397,9 +397,10 @@ def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(option: str, s
 def test_the_options_can_be_inspected() -> None:
     parameters = inspect.signature(dq.timeout_policy).parameters
     assert list(parameters) == [
-        *("model", "name", "after", "since", "when", "hold_when", "retry", "batch", "together", "atomic", "queue"),
+        *("model", "name", "after", "since", "when", "hold_when", "retry", "batch", "batch_by", "together", "atomic"),
+        "queue",
         *("max_extensions", "aliases", "limits", "late", "brake", "shadow", "search", "owner", "silenced_checks"),
-        "within",
+        *("within", "grace"),
     ]
     assert parameters["atomic"].default is True
 

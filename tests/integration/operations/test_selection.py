@@ -141,7 +141,7 @@ def test_a_command_refuses_a_search_that_may_be_incomplete(monkeypatch: pytest.M
 
 def test_the_search_names_the_fields_that_it_accepts(admin_client: Client) -> None:
     page = admin_client.get(reverse(LIST)).content.decode()
-    assert "Enter a complete object id, key or order note, order ID, parcel id." in page
+    assert "key or webhook message message id, order note, order ID, parcel id." in page
 
 
 def test_a_search_needs_the_permission_to_view_the_model_whose_field_it_compares(declare: Declare) -> None:
