@@ -29,6 +29,7 @@ from django.db.models.sql import Query
 
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import LATEST_YEAR, LONGEST
+from django_delayq.conf import MAX_DURATION
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.functions import misfit
@@ -131,6 +132,10 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     shares_works = policy.limits is not None and policy.counts_by is not None and policy.transaction_size > 1
     words = "Rate(by=...) counts each timeout by the value of its object: give neither batch nor together with it."
     yield shares_works, words
+    kept = policy.retention
+    is_fitting = kept is None or (isinstance(kept, timedelta) and timedelta(0) <= kept <= MAX_DURATION)
+    words = f"retention must be a timedelta from 0 to {MAX_DURATION.days} days, not {kept!r}."
+    yield not is_fitting, words
     yield not isinstance(policy.shadow, bool), f"shadow must be True or False, not {policy.shadow!r}."
     yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
     yield (
@@ -333,6 +338,7 @@ class _Options(TypedDict, Generic[M], total=False):
     owner: str | None
     silenced_checks: str | Iterable[str]
     within: Calendar | str | Callable[[M], Calendar | None] | None
+    retention: timedelta | None
 
 
 @overload
@@ -390,6 +396,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
         within: a calendar, a path to one or a callable `obj -> calendar`, outside of whose opening hours nothing fires:
             a due timeout waits for the next opening. The deadline that people see stays.
+        retention: how long settled rows are kept; `DELAYQ["RETENTION"]` by default.
         **options: another option is refused, with a suggestion.
 
     Returns:

@@ -14,6 +14,7 @@ from django.db.models import DateField, DateTimeField, Model, Q
 
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
+from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
 from django_delayq.lengths import (
     as_length,
@@ -71,6 +72,7 @@ class TimeoutPolicy(Generic[M]):
     owner: str | None = None
     silenced_checks: tuple[str, ...] = ()
     within: Calendar | str | Callable[[M], Calendar | None] | None = None
+    retention: timedelta | None = None
     names_since = True  # without a type, because it is not a field
     """Whether the decorator was given `since`, also None. Otherwise a check asks whether it was forgotten."""
     confirmation: ClassVar[Confirmation | None] = None
@@ -168,6 +170,11 @@ class TimeoutPolicy(Generic[M]):
     @property
     def handler_path(self) -> str:
         return f"{getattr(self.handler, '__module__', '?')}.{getattr(self.handler, '__qualname__', self.name)}"
+
+    @property
+    def kept_for(self) -> timedelta:
+        """Return how long its settled rows are kept: `retention`, or the setting `RETENTION`."""
+        return get_settings().retention if self.retention is None else self.retention
 
     @property
     def rate(self) -> Rate | None:

@@ -339,7 +339,7 @@ def _why_nothing_is_pending(subject: Subject) -> str:
     with failures.counting(subject.pk):
         states = row_states([policy], [subject.pk], subject.using)
         changes = diff(states, subject.using, get_settings().catch_up)
-        by_workers = diff(states, subject.using, oldest_in_sync())
+        by_workers = diff(states, subject.using, oldest_in_sync(policy))
     if failures.first is not None:  # code of the application, which often is what should be explained
         error = failures.first[1]
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")

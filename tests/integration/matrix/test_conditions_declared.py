@@ -399,7 +399,7 @@ def test_the_options_can_be_inspected() -> None:
     assert list(parameters) == [
         *("model", "name", "after", "since", "when", "hold_when", "retry", "batch", "together", "atomic", "queue"),
         *("max_extensions", "aliases", "limits", "late", "brake", "shadow", "search", "owner", "silenced_checks"),
-        "within",
+        *("within", "retention"),
     ]
     assert parameters["atomic"].default is True
 
