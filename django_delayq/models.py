@@ -244,6 +244,8 @@ class Timeout(models.Model):
     `atomic=False` only while it is `firing`. None: the outcome is known, or it runs beside others."""
     deaths = models.PositiveSmallIntegerField(default=0, editable=False)
     """How many processes have died while it ran alone in them, since the round began or an operator retried it."""
+    erased_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When its personal data was last erased, so that it cannot be attempted again. None: it was not."""
     first_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
     last_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
 
@@ -261,6 +263,7 @@ class Timeout(models.Model):
             ("retry_timeout", _("Can retry dead timeouts")),
             ("refire_timeout", _("Can fire settled timeouts again")),
             ("schedule_timeout", _("Can schedule timeouts for objects")),
+            ("erase_timeout", _("Can erase the personal data of settled timeouts")),
         )
         constraints: ClassVar[list[models.BaseConstraint]] = [
             # NULLs are distinct on every supported database, so settled rows release the slot.

@@ -51,6 +51,7 @@ EVENT_LABELS = {
     "retired": gettext_lazy("its policy was retired"),
     "adopted": gettext_lazy("adopted by another installation"),
     "resumed": gettext_lazy("its clock runs again"),
+    "erased": gettext_lazy("personal data erased"),
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
     "held": gettext_lazy("its clock is stopped"),
