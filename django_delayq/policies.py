@@ -282,6 +282,18 @@ class TimeoutPolicy(Generic[M]):
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
         """Return the deadline of the round that began at `since_at`; None: there is none.
 
+        In a staging installation it is earlier by how much the clock was advanced since then. The arguments and errors
+        are those of `declared_due_of`.
+        """
+        due_at = self.declared_due_of(obj, since_at, in_force)
+        ahead = None if due_at is None or since_at is None else registry.advanced(self.concrete_model, since_at)
+        return due_at if due_at is None or not ahead else within_calendar(due_at, -ahead)
+
+    def declared_due_of(
+        self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None
+    ) -> datetime | None:
+        """Return the deadline of the round that began at `since_at` as the policy declares it; None: there is none.
+
         The object is exempt, `since_at` is None, or the deadline is beyond the supported years: otherwise each save of
         the object would raise. Without `since` that raises InvalidDelay.
 
@@ -337,6 +349,8 @@ class _Registry:
 
         A change sets a new one: a thread that is deriving now may still write its answer into the former one.
         """
+        self.advanced: Callable[[type[Model], datetime], timedelta] = lambda _model, _start: timedelta(0)
+        """Return by how much the clock was advanced since a time. Set by the app config: see `ledger.advances`."""
         self.connect: Callable[[], object] = lambda: None
         """Connect to the models of the policies. Set by the app config after it has done so itself."""
 

@@ -145,6 +145,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='ClockAdvance',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('at', models.DateTimeField()),
+                ('length', models.DurationField()),
+                ('by', models.CharField(max_length=150)),
+                ('reason', models.CharField(blank=True, default='', max_length=255)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='WorkerSeen',
             fields=[
                 ('id', models.CharField(max_length=32, primary_key=True, serialize=False)),
