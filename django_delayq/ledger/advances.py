@@ -1,6 +1,6 @@
 """Let time pass in a staging installation: all waiting timeouts become due earlier, by the same duration.
 
-No process's clock changes, so leases, heartbeats and retries of what runs are not disturbed. The deadlines come closer
+No process's clock changes, so leases, heartbeats and running handlers are not disturbed. The deadlines come closer
 instead: in one statement those of the rows, and, by `since`, those that are computed later from a time before the
 advance. What is counted from a time after it, such as an order that was placed since, is not concerned.
 
@@ -30,7 +30,7 @@ from django_delayq.models import ClockAdvance, PolicyControl, Timeout
 CACHE_SECONDS: Final = 1.0
 """An advance is known to all processes after it. Without a cache, each deadline that is computed would read them."""
 MAX_TRIES: Final = 5
-"""The statement locks rows in no order, so another transaction may deadlock with it. Five in a row are no accident."""
+"""The statement locks rows in no order, so another transaction may deadlock with it, but not five times."""
 MAX_PUSHED: Final = 10_000
 """So many rows are pushed to Redis at once; sweeps add the others within a minute."""
 State, Stop = Timeout.State, PolicyControl.Stop
@@ -95,9 +95,10 @@ def forget() -> None:
 def advance(using: str, by: timedelta, *, actor: str, reason: str) -> int:
     """Make everything that waits due earlier by `by`, and store this; return how many rows became due.
 
-    Inside its own transaction. What is due already stays as it is. What becomes due is due now, so that it does not
-    count as late. Clocks that are stopped stay stopped; the end of a hold by hand, or of a pause, comes closer.
+    Inside its own transaction. Rows that are due already stay as they are. Those that become due are due now, so that
+    they do not count as late. Stopped clocks stay stopped; the end of a hold by hand, or of a pause, comes closer.
     """
+    due = 0
     for number in range(MAX_TRIES):
         try:
             with transaction_of(using):
@@ -139,7 +140,7 @@ def _until(now: datetime, by: timedelta, decides: str, column: str) -> Case:
     return Case(passed, default=_earlier(column, by), output_field=DateTimeField())
 
 
-def _earlier(column: str, by: timedelta) -> ExpressionWrapper:
+def _earlier(column: str, by: timedelta) -> Any:
     return ExpressionWrapper(F(column) - by, output_field=DateTimeField())
 
 
@@ -150,7 +151,7 @@ def next_event(using: str) -> datetime | None:
     pending = rows.pending().filter(run_at__gt=now).order_by("run_at", "id").values_list("run_at", flat=True)
     held = rows.held().filter(held_until__gt=now).order_by("held_until", "id").values_list("held_until", flat=True)
     pauses = PolicyControl.objects.using(using).filter(stop=Stop.PAUSED, until__gt=now)
-    found = [*pending[:1], *held[:1], *pauses.order_by("until").values_list("until", flat=True)[:1]]
+    found: list[Any] = [*pending[:1], *held[:1], *pauses.order_by("until").values_list("until", flat=True)[:1]]
     return min(found, default=None)
 
 

@@ -75,7 +75,7 @@ def with_event(
 def without_data(row: Timeout) -> list[dict[str, Any]]:
     """Return the history of `row` without what may be personal data, and without former erasures.
 
-    Only what is named in `KEPT` is kept, so that a new detail of an event is erased until somebody has decided.
+    Only what is named in `KEPT` is kept, so that a new detail of an event is erased until it is listed there.
     """
     kept = [{name: value for name, value in event.items() if name in KEPT} for event in row.history]
     return [event for event in kept if event.get("what") != "erased"]

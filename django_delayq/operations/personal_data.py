@@ -1,4 +1,4 @@
-"""What the ledger has about a person: hand it out (`export`), and erase it (`erase`).
+"""What the ledger has about a person: `export` returns it, and `erase` empties it.
 
 `related_timeouts(customer, settled=True)` selects the timeouts of the person. The rows stay when their data is erased:
 they close the rounds of their objects, and count in statistics.

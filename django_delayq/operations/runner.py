@@ -158,8 +158,9 @@ class Action:
             if not dry_run:
                 new = self.write(accepted, context)
                 single = self.signal if isinstance(target, Timeout) else None
-                for row in (accepted if new is None else new) if single else ():
-                    announce(single, row, page.using)
+                for row in accepted if new is None else new:
+                    if single is not None:
+                        announce(single, row, page.using)
             counts = dict(Counter(why for _, why in refusals))
             return Result(self.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 

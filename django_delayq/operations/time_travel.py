@@ -23,7 +23,7 @@ from django_delayq.policies import registry
 logger = logging.getLogger("django_delayq.operations")
 
 MAX_STEPS: Final = 100
-"""In steps of a hundredth at least: each writes all waiting rows. What is due within one becomes due together."""
+"""In steps of a hundredth at least: each writes all waiting rows. Timeouts of one become due together."""
 PATIENCE_SECONDS: Final = 15.0
 """Workers that fire nothing for so long have stopped. Some of their passes begin every five seconds."""
 POLL_SECONDS: Final = 0.1
@@ -58,8 +58,8 @@ def advance_clock(
     """Let the duration `by` pass for all timeouts of a staging installation.
 
     Step by step: the next timeout becomes due, the workers fire it, and so on, so that what its handler schedules
-    within the duration happens, too, and in order. What counts from a time before an advance is due earlier by it, what
-    counts from a later time is not. `timezone.now()` does not change, nor does a database.
+    within the duration happens, too, and in order. A deadline that counts from a time before an advance is
+    earlier by it, one that counts from a later time is not. `timezone.now()` does not change, nor does a database.
 
     Args:
         by: the duration.

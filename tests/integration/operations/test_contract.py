@@ -222,14 +222,13 @@ each_edge = pytest.mark.parametrize("edge", EDGES)
 def stored() -> Any:
     """Return what an operation changes, without its actor."""
     rows = Timeout.objects.order_by("pk").values("state", "due_at", "run_at", "attempts", "erased_at")
-    for row in rows:
-        row["erased_at"] = row["erased_at"] is not None
+    erased = [row.pop("erased_at") is not None for row in rows]
     controls = PolicyControl.objects.order_by("policy").values("policy", "stop", "until", "after", "guards", "reason")
     for each in controls:
         each["guards"].pop("by", None)
         each["stop"] = each["stop"].replace("releasing", "")  # until the rows have moved, after the commit
     changes = [(each.what, each.reason, sorted(each.details)) for each in PolicyChange.objects.order_by("id")]
-    return [[*rows], [*controls], changes]
+    return [[*rows], erased, [*controls], changes]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the ledger has about a person can be handed out, and erased; the rows stay, and close their rounds."""
+"""What the ledger has about a person can be exported, and erased; the rows stay, and close their rounds."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ PERSONAL = {"payload", "reason", "history", "key", "share"}
 IMPERSONAL = {
     **dict.fromkeys(("policy", "queue", "state", "cause"), "named by the project and by the library"),
     "object_id": "without it the row would belong to nothing; its object is another table's",
+    "trace": "the id of a trace",
     "terms": "values of numbers, durations and time zones by which the deadline was computed",
     **dict.fromkeys(("slot", "idempotency_key"), "a digest, and a random number"),
 }
@@ -55,7 +56,7 @@ def rich(declare: Declare, **policy: Any) -> Timeout:
     operations.fire_now(row, by=BY, reason=f"{SECRET} called again")
     fire_due(raises=False)
     row.refresh_from_db()
-    operations.retry(row, by=BY, reason=f"{SECRET} is patient")
+    operations.retry(row, by=BY, reason=f"{SECRET} waits")
     fire_due(raises=False)
     row.refresh_from_db()
     Timeout.objects.filter(pk=row.pk).update(share=SECRET)
@@ -66,7 +67,7 @@ def rich(declare: Declare, **policy: Any) -> Timeout:
 
 def everything(row: Timeout) -> str:
     """Return every column of the row as text."""
-    return serializers.serialize("json", Timeout.objects.filter(pk=row.pk)) + str(
+    return str(serializers.serialize("json", Timeout.objects.filter(pk=row.pk))) + str(
         [render.failures(row), dq.explain_timeout(row)]
     )
 
@@ -102,7 +103,7 @@ def test_only_settled_rows_are_erased_because_the_others_need_their_data() -> No
     states = ("pending", "firing", "fired", "skipped", "cancelled", "dead")
     for row, state in zip(rows, states, strict=True):
         as_if(row, state, "" if state in {"pending", "firing"} else "hand")
-    dq.hold_timeout(rows[0].content_object, "remind")
+    dq.hold_timeout(Order.objects.get(pk=rows[0].object_id), "remind")
     pending(Order.objects.create(), hours=1, payload=SECRET)
     result = operations.erase(Timeout.objects.all(), by=BY)
     assert (result.changed, result.refused) == (4, {Refusal.NOT_SETTLED: 3})

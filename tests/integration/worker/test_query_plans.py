@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -198,7 +199,7 @@ def test_a_page_of_the_pruning_of_policies_with_a_retention_of_their_own() -> No
     before = clock.now() - timedelta(days=30)
     for label in ("testapp.order.linger", "testapp.order.remind"):
         old = settling.Old(before, (label,))
-        plan = plans_of(lambda old=old: settling.delete_settled("default", old, None))
+        plan = plans_of(partial(settling.delete_settled, "default", old, None))
         check(plan, "delayq_", is_short=True)
 
 

@@ -27,4 +27,5 @@ def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, setti
     assert done.is_complete
     rows = {row.policy.rpartition(".")[2]: row for row in Timeout.objects.all()}
     assert {row.state for row in rows.values()} == {"fired"}
-    assert rows["remind"].settled_at < rows["linger"].settled_at
+    first, second = rows["remind"].settled_at, rows["linger"].settled_at
+    assert first is not None and second is not None and first < second
