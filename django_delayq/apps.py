@@ -17,6 +17,7 @@ class DelayqConfig(AppConfig):
         from django_delayq.arming import receivers
         from django_delayq.conf import get_settings
         from django_delayq.declaring import check_against_model
+        from django_delayq.ledger import advances
         from django_delayq.policies import registry
 
         # A web server runs no system checks, and each save would fail. Not cached: a test may still change settings.
@@ -25,5 +26,5 @@ class DelayqConfig(AppConfig):
         for policy in registry:  # also those that were declared before the models were loaded
             check_against_model(policy)
         receivers.connect()
-        registry.connect = receivers.connect
+        registry.connect, registry.advanced = receivers.connect, advances.since
         checks.register()

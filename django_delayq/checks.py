@@ -21,6 +21,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_delayq.arming.receivers import ArmingQuerySet
+from django_delayq.clock import duration_text
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.declaring import check_id
 from django_delayq.dialects import UNSUPPORTED, dialect_of
@@ -140,6 +141,13 @@ def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
+    if policy.retention is not None and policy.is_automatic and get_settings().catch_up >= policy.retention / 2:
+        yield Error(
+            f"CATCH_UP must be less than half of the retention of {policy.label}, {duration_text(policy.retention)}.",
+            hint="Otherwise a round whose settled row was pruned could be armed, and fire, a second time. "
+            "Give a longer retention=, or shorten CATCH_UP.",
+            id="django_delayq.E002",
+        )
     if policy.since is not None and policy.when is None:
         yield Warning(
             f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing.",

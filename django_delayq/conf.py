@@ -61,6 +61,7 @@ class Settings:
             traceback before it is stored or logged; `timeout` is None if the error belongs to no timeout.
         handler_limit: how long a handler may run if its policy declares no `Limits(run=...)`; None: without limit.
         installation: the name of this installation. A worker refuses a ledger of another name. None: no check.
+        production: the name of the production installation, in which no clock can be advanced (`delayq_clock`).
         executor: dotted path of the class that runs firings; None: threads of the worker process.
         around: functions `(policy, timeouts)` that return context managers, or dotted paths to some. They are entered
             around each call of a handler, for tracing: see `ledger.traces`.
@@ -82,6 +83,7 @@ class Settings:
     handler_limit: timedelta | None = None
     installation: str | None = None
     around: tuple[str | Callable[..., Any], ...] = ()
+    production: str | None = None
 
     @property
     def longest_lease(self) -> timedelta:
@@ -140,7 +142,7 @@ def _checked(key: str, value: Any) -> Any:
     elif key == "PREFIX":
         expected = isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
         rule = "a non-empty string without braces and blanks"
-    else:  # INSTALLATION
+    else:  # INSTALLATION, PRODUCTION
         expected = isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
         rule = f"a string of 1 to {MAX_INSTALLATION} printable characters"
     if not expected:

@@ -29,6 +29,7 @@ from django.db.models.sql import Query
 
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import LATEST_YEAR, LONGEST
+from django_delayq.conf import MAX_DURATION
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.functions import misfit
@@ -132,6 +133,10 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     shares_works = policy.limits is not None and policy.counts_by is not None and policy.transaction_size > 1
     words = "Rate(by=...) counts each timeout by the value of its object: give neither batch nor together with it."
     yield shares_works, words
+    kept = policy.retention
+    is_fitting = kept is None or (isinstance(kept, timedelta) and timedelta(0) <= kept <= MAX_DURATION)
+    words = f"retention must be a timedelta from 0 to {MAX_DURATION.days} days, not {kept!r}."
+    yield not is_fitting, words
     yield not isinstance(policy.shadow, bool), f"shadow must be True or False, not {policy.shadow!r}."
     yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
     yield (
@@ -338,6 +343,7 @@ class _Options(TypedDict, Generic[M], total=False):
     silenced_checks: str | Iterable[str]
     within: Calendar | str | Callable[[M], Calendar | None] | None
     grace: Length | relativedelta | None
+    retention: timedelta | None
 
 
 @overload
@@ -397,6 +403,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
             a due timeout waits for the next opening. The deadline that people see stays.
         grace: a timedelta or span: the handler acts so long after the deadline that people see. See also
             `TimeoutPolicy.step`.
+        retention: how long settled rows are kept; `DELAYQ["RETENTION"]` by default.
         **options: another option is refused, with a suggestion.
 
     Returns:

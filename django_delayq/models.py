@@ -41,6 +41,7 @@ from django_delayq.policy_models import (
 )
 
 __all__ = [
+    "ClockAdvance",
     "Installation",
     "PolicyChange",
     "PolicyControl",
@@ -249,6 +250,8 @@ class Timeout(models.Model):
     `atomic=False` only while it is `firing`. None: the outcome is known, or it runs beside others."""
     deaths = models.PositiveSmallIntegerField(default=0, editable=False)
     """How many processes have died while it ran alone in them, since the round began or an operator retried it."""
+    erased_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When its personal data was last erased, so that it cannot be attempted again. None: it was not."""
     first_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
     last_failed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
 
@@ -266,6 +269,7 @@ class Timeout(models.Model):
             ("retry_timeout", _("Can retry dead timeouts")),
             ("refire_timeout", _("Can fire settled timeouts again")),
             ("schedule_timeout", _("Can schedule timeouts for objects")),
+            ("erase_timeout", _("Can erase the personal data of settled timeouts")),
         )
         constraints: ClassVar[list[models.BaseConstraint]] = [
             # NULLs are distinct on every supported database, so settled rows release the slot.
@@ -434,6 +438,22 @@ class Installation(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class ClockAdvance(models.Model):
+    """A duration that has passed for the timeouts of a staging installation: see `ledger.advances`."""
+
+    id = models.BigAutoField(primary_key=True)
+    at: Field[datetime, datetime] = models.DateTimeField()
+    length: Field[timedelta, timedelta] = models.DurationField()
+    by = models.CharField(max_length=150)
+    reason = models.CharField(max_length=255, default="", blank=True)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{clock.duration_text(self.length)} by {self.by}"
 
 
 class WorkerSeen(models.Model):

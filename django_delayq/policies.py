@@ -14,6 +14,7 @@ from django.db.models import DateField, DateTimeField, Model, Q
 
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
+from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
 from django_delayq.lengths import (
     as_length,
@@ -73,6 +74,7 @@ class TimeoutPolicy(HasPlan, Generic[M]):
     silenced_checks: tuple[str, ...] = ()
     within: Calendar | str | Callable[[M], Calendar | None] | None = None
     grace: Length | None = None
+    retention: timedelta | None = None
     steps: tuple[Step, ...] = field(default=(), init=False)
     """What happens before the handler acts, in order of declaration: see `step`."""
     names_since = True  # without a type, because it is not a field
@@ -173,6 +175,11 @@ class TimeoutPolicy(HasPlan, Generic[M]):
     @property
     def handler_path(self) -> str:
         return f"{getattr(self.handler, '__module__', '?')}.{getattr(self.handler, '__qualname__', self.name)}"
+
+    @property
+    def kept_for(self) -> timedelta:
+        """Return how long its settled rows are kept: `retention`, or the setting `RETENTION`."""
+        return get_settings().retention if self.retention is None else self.retention
 
     @property
     def rate(self) -> Rate | None:
@@ -285,6 +292,18 @@ class TimeoutPolicy(HasPlan, Generic[M]):
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
         """Return the deadline of the round that began at `since_at`; None: there is none.
 
+        In a staging installation it is earlier by how much the clock was advanced since then. The arguments and errors
+        are those of `declared_due_of`.
+        """
+        due_at = self.declared_due_of(obj, since_at, in_force)
+        ahead = None if due_at is None or since_at is None else registry.advanced(self.concrete_model, since_at)
+        return due_at if due_at is None or not ahead else within_calendar(due_at, -ahead)
+
+    def declared_due_of(
+        self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None
+    ) -> datetime | None:
+        """Return the deadline of the round that began at `since_at` as the policy declares it; None: there is none.
+
         The object is exempt, `since_at` is None, or the deadline is beyond the supported years: otherwise each save of
         the object would raise. Without `since` that raises InvalidDelay.
 
@@ -340,6 +359,8 @@ class _Registry:
 
         A change sets a new one: a thread that is deriving now may still write its answer into the former one.
         """
+        self.advanced: Callable[[type[Model], datetime], timedelta] = lambda _model, _start: timedelta(0)
+        """Return by how much the clock was advanced since a time. Set by the app config: see `ledger.advances`."""
         self.connect: Callable[[], object] = lambda: None
         """Connect to the models of the policies. Set by the app config after it has done so itself."""
 

@@ -148,7 +148,7 @@ def _parsed(policy: TimeoutPolicy[Any], parts: Iterator[tuple[str, str]]) -> Ite
 
 def terms_of_code(policy: TimeoutPolicy[Any], obj: Any, since_at: datetime) -> str:
     """Return the terms of a deadline that SQL cannot compare. An operator's delay in force does not change them."""
-    due_at = policy.due_of(obj, since_at)
+    due_at = policy.declared_due_of(obj, since_at)
     return f"={'' if due_at is None else in_utc(due_at).isoformat()}"
 
 

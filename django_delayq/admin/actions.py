@@ -25,6 +25,7 @@ from django_delayq import operations
 from django_delayq.admin import forms, render
 from django_delayq.admin.changelist import address, named, object_column
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.locking import with_keys
 from django_delayq.ledger.routing import database_of
@@ -35,6 +36,7 @@ from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
+from django_delayq.scheduling.story import duration_label
 
 MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
@@ -127,7 +129,14 @@ def banners(request: HttpRequest, site: AdminSite, found: Iterable[Obstacle]) ->
         resume = address(site, "policycontrol_operate", obstacle.policy, "resume") if may_resume_it else ""
         text = str(obstacle) if state is None else render.stop(state)
         shown.append({"obstacle": obstacle, "text": text, "address": resume})
-    return shown
+    return [*clock_banners(), *shown]
+
+
+def clock_banners() -> list[dict[str, Any]]:
+    """Return what every page shows while the clock of a staging installation is ahead."""
+    ahead = advances.total(database_of(Timeout))
+    words = _("The clock of this installation is {duration} ahead: deadlines are earlier by it.")
+    return [{"text": words.format(duration=duration_label(ahead.total_seconds()))}] if ahead else []
 
 
 def ids_of(parts: Iterable[str]) -> list[int]:
@@ -154,6 +163,7 @@ class OperationView(FormView):  # type: ignore[type-arg]
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         own = {"operation": self.operation, "title": self.operation.question, "explanation": self.operation.explanation}
+        own["delayq_banners"] = clock_banners()
         return super().get_context_data(**self.site.each_context(self.request), **{**own, **kwargs})
 
     def form_valid(self, form: forms.OperationForm) -> HttpResponse:

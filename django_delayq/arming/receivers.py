@@ -64,8 +64,11 @@ def _connect_to(sender: type[Model], **_: Any) -> None:
 
 
 def renew_slot(sender: type[Timeout], instance: Timeout, *, raw: bool = False, **_: Any) -> None:
-    """Compute the slot of a timeout that `loaddata` writes: its content type may have another id in this database."""
-    if raw:
+    """Compute the slot of a timeout that `loaddata` writes: its content type may have another id in this database.
+
+    Not of an erased one, whose key is no longer known.
+    """
+    if raw and instance.erased_at is None:
         policy = registry.get(instance.policy)
         label = policy.oldest_label if policy else instance.policy
         instance.slot = slot_of(label, instance.content_type_id, instance.object_id, instance.key)

@@ -128,7 +128,7 @@ def sync_policy(
         dry_run: write nothing, only count.
         progress: called with the number of objects, page by page.
     """
-    oldest = newer_than if backfill else oldest_in_sync()
+    oldest = newer_than if backfill else oldest_in_sync(policy)
     found, done = Failures(policy) if failures is None else failures, Synced()
     for step in steps(policy, using, oldest, found):
         done += repair(step, using, oldest, found, wait=backfill, dry_run=dry_run)
@@ -283,7 +283,7 @@ class TableSync:
             _begin(row, now, stays=bool(row.failed_total) or row.policy in self._left)
             self._left.discard(row.policy)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
-        spent, oldest = 0.0, oldest_in_sync(now - (row.before_at or now))
+        spent, oldest = 0.0, oldest_in_sync(policy, now - (row.before_at or now))
         place = None
         with suppress(ValueError):  # if a migration has given the keys another type, the pass begins again
             place = pk_of(policy.concrete_model, row.place) if row.place else None
@@ -333,12 +333,12 @@ class TableSync:
         logger.log(level, "%s", words, exc_info=cause, extra={"event": "sync_failed", "policy": label, **facts})
 
 
-def oldest_in_sync(behind: timedelta = timedelta(0)) -> timedelta:
-    """Return how long a round may be overdue that the sync arms, if the pass before began `behind` ago.
+def oldest_in_sync(policy: TimeoutPolicy[Any], behind: timedelta = timedelta(0)) -> timedelta:
+    """Return how long a round of `policy` may be overdue that the sync arms, if the pass before began `behind` ago.
 
     If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
     """
-    return min(2 * get_settings().sync_interval + behind, get_settings().retention / 2)
+    return min(2 * get_settings().sync_interval + behind, policy.kept_for / 2)
 
 
 def _begin(row: PolicySync, now: datetime, *, stays: bool) -> None:
@@ -362,7 +362,7 @@ def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
     page = list(candidates(policy, using).values_list("pk", flat=True)[:PAGE])
-    changes = arm_readable(Failures(policy), sorted(set(page)), using, oldest_in_sync(), dry_run=True)
+    changes = arm_readable(Failures(policy), sorted(set(page)), using, oldest_in_sync(policy), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 

@@ -28,6 +28,10 @@ from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
 """A timeout that is snoozed each minute would otherwise grow, and be rewritten whole, without end."""
+ERASED_KEY = "(erased)"
+"""The key of an erased row that had one: with an empty one, it would close a round of the object without a key."""
+KEPT = frozenset(("at", "what", "by", "from", "to", "until", "rest", "number", "attempt", "timeout", "late", "error"))
+"""What an event keeps when personal data is erased: times, numbers, ids, operators, and types of errors."""
 BY_APPLICATION = ("hand", "save")
 """The actors of events that are not operators."""
 MAX_MESSAGE = 1_000
@@ -66,6 +70,15 @@ def with_event(
     values = {name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value}
     longer = [*row.history, {"at": iso(at), "what": what, **values}]
     return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[-MAX_EVENTS + 1 :]]
+
+
+def without_data(row: Timeout) -> list[dict[str, Any]]:
+    """Return the history of `row` without what may be personal data, and without former erasures.
+
+    Only what is named in `KEPT` is kept, so that a new detail of an event is erased until it is listed there.
+    """
+    kept = [{name: value for name, value in event.items() if name in KEPT} for event in row.history]
+    return [event for event in kept if event.get("what") != "erased"]
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from django.db import Error, connections
 from django.db.models import Case, CharField, F, Model, Q, QuerySet, Value, When
@@ -350,35 +350,44 @@ def extend(ids: Collection[int], until: datetime, using: str) -> bool:
     return not firing.exclude(pk__in=free).exists()
 
 
-def prunable(using: str, before: datetime, labels: Collection[str] = ()) -> TimeoutQuerySet:
-    """Return the rows that were settled before `before`, and whose first and last deadlines are before it, too.
+class Old(NamedTuple):
+    """Which settled rows are old: those from before `before`, with one of `labels` if there are any, and none of `but`.
 
-    With `labels`, only rows with one of these.
+    Policies have retentions of their own, so that one pass deletes by several of these.
+    """
+
+    before: datetime
+    labels: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+
+
+def prunable(using: str, old: Old) -> TimeoutQuerySet:
+    """Return the `old` rows: they were settled before, and their first and last deadlines are before it, too.
 
     A row that was moved to an earlier deadline, and fired, closes its round: without it, arming would find the first
     deadline in the future, and the round would fire a second time.
     """
+    before = old.before
     rows = Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before, first_due_at__lt=before)
-    return rows.of_labels(labels) if labels else rows
+    rows = rows.of_labels(old.labels) if old.labels else rows
+    return rows.exclude(policy__in=old.but) if old.but else rows
 
 
-def delete_settled(
-    using: str, before: datetime, start: datetime | None, labels: Collection[str] = ()
-) -> tuple[int, datetime | None]:
+def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, datetime | None]:
     """Delete a page of the `prunable` rows that were settled from `start` on.
 
     Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
     and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
     were settled by one bulk call, for each page again.
     """
-    old = prunable(using, before, labels)
-    rows = old if start is None else old.filter(settled_at__gte=start)
+    found = prunable(using, old)
+    rows = found if start is None else found.filter(settled_at__gte=start)
     page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:PRUNED_PAGE])
     with transaction_of(using):
         # Read again, because an operator may have revived one in between. A row that another transaction has locked
         # stays until the next time: that transaction may be waiting for another row of the page.
-        free = lock_free(old.filter(pk__in=[id for _, id in page]), using)
-        count, _ = old.filter(pk__in=free).delete()
+        free = lock_free(found.filter(pk__in=[id for _, id in page]), using)
+        count, _ = found.filter(pk__in=free).delete()
     return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
 
 

@@ -24,7 +24,7 @@ from django_delayq.ledger.columns import (
     settled,
     waiting,
 )
-from django_delayq.ledger.history import BY_APPLICATION, SINCE_CHANGED, clipped, record
+from django_delayq.ledger.history import BY_APPLICATION, ERASED_KEY, SINCE_CHANGED, clipped, record, without_data
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
@@ -430,6 +430,16 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
     for row in rows:
         row.idempotency_key = new_idempotency_key()
     update_each(rows, ("idempotency_key", "history"), using, (*WAITING, State.FIRING, State.DEAD))
+
+
+def erase(rows: Sequence[Timeout], using: str, event: Mapping[str, Any]) -> None:
+    """Empty what the settled, locked `rows` have of a person, and note the `event`. Their slots stay as they are."""
+    values = {"payload": None, "reason": "", "share": "", "erased_at": event["at"]}
+    for row in rows:
+        row.history = without_data(row)
+        record(row, "erased", **event)
+        vars(row).update(values, key=row.key and ERASED_KEY)
+    update_each(rows, (*values, "key", "history"), using, [state for state in State if state.is_settled])
 
 
 def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datetime, by: str = "hand") -> None:

@@ -225,10 +225,13 @@ class OperatorCommand(AskingCommand):
 class TimeoutCommand(OperatorCommand):
     """An operation on the timeouts that the options select."""
 
+    states: ClassVar[tuple[str, ...]] = ()
+    """Those that it selects without `--state`; empty: waiting ones, or else the first in which it can succeed."""
+
     def add_arguments(self, parser: CommandParser) -> None:
         states = tuple(state for state in Timeout.State.values if state in OPERATIONS[self.name].states)
         waiting = tuple(state for state in states if state in WAITING)
-        add_selection(parser, states, default=waiting or states[:1])
+        add_selection(parser, self.states or states, default=self.states or waiting or states[:1])
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -145,6 +145,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='ClockAdvance',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('at', models.DateTimeField()),
+                ('length', models.DurationField()),
+                ('by', models.CharField(max_length=150)),
+                ('reason', models.CharField(blank=True, default='', max_length=255)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='WorkerSeen',
             fields=[
                 ('id', models.CharField(max_length=32, primary_key=True, serialize=False)),
@@ -236,6 +249,7 @@ class Migration(migrations.Migration):
                 ('asked_due_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('hold_ended_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('suspected_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('erased_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('first_failed_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('last_failed_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('held_at', models.DateTimeField(blank=True, default=None, null=True, verbose_name='on hold since')),
@@ -275,7 +289,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'timeout',
                 'verbose_name_plural': 'timeouts',
-                'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('hold_timeout', 'Can stop and resume the clocks of timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again'), ('schedule_timeout', 'Can schedule timeouts for objects')),
+                'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('hold_timeout', 'Can stop and resume the clocks of timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again'), ('schedule_timeout', 'Can schedule timeouts for objects'), ('erase_timeout', 'Can erase the personal data of settled timeouts')),
                 'default_permissions': ('view',),
                 'indexes': [django_delayq.key_types.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.key_types.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.key_types.PartialIndex(fields=['policy', 'state', 'attempts', 'id'], name='delayq_failing', rows=models.Q(django_delayq.key_types.HAS_FAILED, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.key_types.HAS_KEY), django_delayq.key_types.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.key_types.HAS_OWN_QUEUE), django_delayq.key_types.PartialIndex(fields=['share', 'state', 'run_at', 'id'], name='delayq_share', rows=models.Q(django_delayq.key_types.HAS_SHARE, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['held_until', 'id'], name='delayq_held_until', rows=django_delayq.key_types.HAS_END_OF_HOLD)],
                 'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('remaining__isnull', True), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'pending')), models.Q(('cause', ''), ('remaining__isnull', False), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'held')), models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],

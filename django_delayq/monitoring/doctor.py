@@ -20,6 +20,7 @@ import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
 from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
+from django_delayq.ledger import advances
 from django_delayq.ledger.db_connections import (
     LedgerLocked,
     how_to_migrate,
@@ -139,6 +140,13 @@ def installation(using: str) -> Iterator[CheckMessage]:
 def machine_clock(using: str) -> Iterator[CheckMessage]:
     """Compare this machine's clock, which computes deadlines, with the database's, which decides which rows are due."""
     yield skew("clock", "This machine's clock", (to_ms(timezone.now()) - to_ms(database_now(using))) / 1000)
+
+
+def advanced_clock(using: str) -> Iterator[CheckMessage]:
+    """Report that the clock of a staging installation was advanced."""
+    if ahead := advances.total(using):
+        text = f"The clock of this installation was advanced by {duration_text(ahead)}."
+        yield Info(text, hint="manage.py delayq_clock --reset forgets that.", id="clock.advanced")
 
 
 def connection_limit(using: str) -> Iterator[CheckMessage]:
@@ -343,6 +351,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
 Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
+QUICK += (advanced_clock,)
 QUICK += (workers, policies, names, unfinished_changes)
 SLOW: tuple[Check, ...] = (too_old_to_arm, matching_again, moved_models, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

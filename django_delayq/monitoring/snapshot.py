@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
+from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
@@ -229,6 +230,8 @@ class Snapshot:
     """The name that the ledger remembers; None: no worker with a name has used it."""
     obstacles: tuple[Obstacle, ...] = ()
     """Why timeouts of declared policies do not fire: see `obstacles`."""
+    clock_ahead_seconds: float = 0.0
+    """By how much the clock of a staging installation was advanced; 0: it was not."""
 
 
 def snapshot(using: str | None = None) -> Snapshot:
@@ -264,6 +267,7 @@ def _snapshot(using: str) -> Snapshot:
         policies=policies,
         redis=redis_status(using, now),
         installation=ledger_name(using),
+        clock_ahead_seconds=advances.total(using).total_seconds(),
         oldest_overdue_seconds=max(0.0, (now - oldest).total_seconds()),
         **sums,
         **worst,
@@ -444,14 +448,7 @@ def _late(using: str, state: str, examined: int) -> Raw:
 @compiled
 def _last_fired(using: str) -> Raw:
     """Select the times of the last rows of a label that fired, if they fired in the last day."""
-    names = (
-        "settled_at",
-        "due_at",
-        "created_at",
-        "ready_at",
-        "run_at",
-        "attempts",
-    )  # all but the first for `could_fire_at`
+    names = ("settled_at", *("due_at", "created_at", "ready_at", "run_at", "attempts"))  # for `could_fire_at`
     fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
     columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
     rows = _rows(using).filter(state=State.FIRED).reverse().values(*names)[:MAX_LAGS]

@@ -1,10 +1,13 @@
 """What operators do, in the same way from the admin, by REST and by command.
 
 On timeouts: `cancel`, `fire_now`, `postpone`, `change_deadline`, `replan`, `hold_timeout`, `pause_timeout`,
-`resume_timeout`, `retry` and `refire`. On policies: `pause`, `hold`, `resume`, `change_delay` with `preview_delay`,
-`late`, `brake` and `shadow`.
+`resume_timeout`, `retry`, `refire` and `erase`. On policies: `pause`, `hold`, `resume`, `change_delay` with
+`preview_delay`, `late`, `brake` and `shadow`.
 
-`related_timeouts` returns the timeouts of a customer, merchant or team, to operate on them.
+`related_timeouts` returns the timeouts of a customer, merchant or team, to operate on them. `export` yields all that
+the ledger has of timeouts.
+
+`advance_clock`, `set_clock` and `reset_clock` let time pass in a staging installation.
 
 `retire` cancels the timeouts of a policy that is not declared any more. `adopt` makes a copied ledger one's own.
 
@@ -15,6 +18,7 @@ if it is not declared.
 
 from django_delayq.operations.changes import PolicyConflict, continue_moves
 from django_delayq.operations.clocks import hold_timeout, pause_timeout, resume_timeout
+from django_delayq.operations.personal_data import erase, export
 from django_delayq.operations.policies import (
     DelayPreview,
     brake,
@@ -29,6 +33,7 @@ from django_delayq.operations.policies import (
 from django_delayq.operations.replanning import replan
 from django_delayq.operations.runner import Refusal, Refused, Result
 from django_delayq.operations.selection import related_timeouts
+from django_delayq.operations.time_travel import Passed, advance_clock, reset_clock, set_clock
 from django_delayq.operations.timeouts import (
     Adoption,
     adopt,
@@ -41,7 +46,8 @@ from django_delayq.operations.timeouts import (
     retry,
 )
 
-__all__ = ["Adoption", "DelayPreview", "PolicyConflict", "Refusal", "Refused", "Result"]
+__all__ = ["Adoption", "DelayPreview", "Passed", "PolicyConflict", "Refusal", "Refused", "Result"]
 __all__ += ["adopt", "cancel", "change_deadline", "fire_now", "postpone", "refire", "replan", "retire", "retry"]
-__all__ += ["hold_timeout", "pause_timeout", "related_timeouts", "resume_timeout"]
+__all__ += ["erase", "export", "hold_timeout", "pause_timeout", "related_timeouts", "resume_timeout"]
+__all__ += ["advance_clock", "reset_clock", "set_clock"]
 __all__ += ["brake", "change_delay", "continue_moves", "hold", "late", "pause", "preview_delay", "resume", "shadow"]

@@ -325,6 +325,23 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         done=ngettext_lazy("{n} timeout is scheduled again.", "{n} timeouts are scheduled again."),
         log_message=_("Fired again: {reason}"),
     ),
+    Operation(
+        name="erase",
+        call=operations.erase,
+        permission="erase_timeout",
+        states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
+        button=ngettext_lazy("Erase the data of the timeout", "Erase the data of {n} timeouts"),
+        action=_("Erase the personal data of selected settled timeouts"),
+        on_objects=_("Erase the personal data of their settled timeouts"),
+        question=_("Erase the personal data of these timeouts?"),
+        explanation=_(
+            "Their payloads, keys, reasons and error messages are emptied. This cannot be undone. The timeouts stay, "
+            "but cannot be retried or fired again. Give the number of the request as the reason, not a name: it is "
+            "stored."
+        ),
+        done=ngettext_lazy("{n} timeout was emptied of personal data.", "{n} timeouts were emptied of personal data."),
+        log_message=_("Data erased: {reason}"),
+    ),
 )
 POLICY_OPERATIONS: Final = _by_name(
     Operation(

@@ -55,6 +55,7 @@ class Refusal(TextChoices):
     HELD = "held", _("its clock is stopped: resume it first")
     NOT_HELD = "not_held", _("its clock is not stopped by hand")
     HAND_SET = "hand_set", _("its deadline was set by hand")
+    ERASED = "erased", _("its data was erased")
     NO_DEADLINE = "no_deadline", _("its policy computes no deadline for it")
 
 
@@ -113,8 +114,8 @@ class Action:
     """What an operation does with the rows of a page. Each call has its own."""
 
     name: str
-    signal: Signal
-    """Sent for a single timeout, with the row, or with the one that `write` returns."""
+    signal: Signal | None
+    """Sent for a single timeout, with the row, or with the one that `write` returns; None: nothing is sent."""
     refuse: Callable[[Timeout, Context], Refusal | None]
     """Return why a row must stay unchanged, or None."""
     write: Callable[[list[Timeout], Context], Sequence[Timeout] | None]
@@ -156,8 +157,10 @@ class Action:
             accepted.sort(key=lambda row: (row.slot, row.pk))
             if not dry_run:
                 new = self.write(accepted, context)
-                for row in (accepted if new is None else new) if isinstance(target, Timeout) else ():
-                    announce(self.signal, row, page.using)
+                single = self.signal if isinstance(target, Timeout) else None
+                for row in accepted if new is None else new:
+                    if single is not None:
+                        announce(single, row, page.using)
             counts = dict(Counter(why for _, why in refusals))
             return Result(self.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 
@@ -226,6 +229,8 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
     A slot is taken while a round is pending, and by rounds that were scheduled since the call began: they may have
     fired between two pages. `is_same_round`: that of `row` continues, which no newer round may have followed.
     """
+    if row.erased_at is not None:
+        return Refusal.ERASED
     if registry.get(row.policy) is None:
         return Refusal.POLICY_UNKNOWN
     if context.page.object_of(row) is None:

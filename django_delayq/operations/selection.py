@@ -269,8 +269,10 @@ def model_named(reference: str) -> type[Model] | None:
     return None
 
 
-def related_timeouts(obj: Model) -> TimeoutQuerySet:
+def related_timeouts(obj: Model, *, settled: bool = False) -> TimeoutQuerySet:
     """Return the waiting timeouts about `obj`, and about all objects whose policies lead to it, soonest first.
+
+    With `settled`, all of them: waiting, firing and settled ones.
 
     A policy leads to the objects on its `owner` path, and to those that `since`, `after`, `when` and `hold_when` read
     over foreign keys: from a merchant to the orders of all of its channels. The condition is one statement, however
@@ -282,7 +284,8 @@ def related_timeouts(obj: Model) -> TimeoutQuerySet:
     if obj.pk is None:
         raise ValueError(f"{obj!r} is not saved: its timeouts are kept by its primary key.")
     using = database_of(type(obj), obj)
-    rows: TimeoutQuerySet = Timeout.objects.using(using).waiting().order_by("run_at", "id")
+    rows: TimeoutQuerySet = Timeout.objects.using(using).order_by("run_at", "id")
+    rows = rows if settled else rows.waiting()
     return rows.filter(about_objects(tables_of(type(obj)), [obj], using) | related_to(type(obj), obj.pk, using))
 
 

@@ -51,6 +51,7 @@ EVENT_LABELS = {
     "retired": gettext_lazy("its policy was retired"),
     "adopted": gettext_lazy("adopted by another installation"),
     "resumed": gettext_lazy("its clock runs again"),
+    "erased": gettext_lazy("personal data erased"),
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
     "held": gettext_lazy("its clock is stopped"),
@@ -356,7 +357,7 @@ def _why_nothing_is_pending(subject: Subject) -> str:
     with failures.counting(subject.pk):
         states = row_states([policy], [subject.pk], subject.using)
         changes = diff(states, subject.using, get_settings().catch_up)
-        by_workers = diff(states, subject.using, oldest_in_sync())
+        by_workers = diff(states, subject.using, oldest_in_sync(policy))
     if failures.first is not None:  # code of the application, which often is what should be explained
         error = failures.first[1]
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")

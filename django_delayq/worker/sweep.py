@@ -47,11 +47,11 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
-from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
-from django_delayq.ledger.settling import delete_settled, prunable
+from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state
+from django_delayq.ledger.settling import Old, delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
-from django_delayq.policies import declared_queues
+from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.signals import entries_restored, timeouts_pruned
 from django_delayq.worker.servers import ClockSkew
 
@@ -271,18 +271,35 @@ def settle_all_expired(using: str) -> int:
             return settled
 
 
-def least_age() -> timedelta:
+def retention_of(label: str) -> timedelta:
+    """Return how long settled rows with this label are kept: also of a policy that is not declared."""
+    policy = registry.get(label)
+    return get_settings().retention if policy is None else policy.kept_for
+
+
+def least_age(labels: Collection[str] = ()) -> timedelta:
     """Return the age from which settled rows may be deleted: the sync may still arm a round that is overdue by less.
 
     A younger row that has fired shows it that this round is closed. Without the row the round would fire again.
+    `labels`: see `prune`.
     """
-    return get_settings().retention / 2
+    return max(map(retention_of, labels), default=get_settings().retention) / 2
+
+
+def _old_rows(using: str, labels: Collection[str], age: timedelta | None) -> list[Old]:
+    """Return what `prune` deletes: the rows of each retention, and for no labels those of all other policies."""
+    now = database_now(using)
+    own = [label for policy in get_policies() if policy.retention is not None for label in policy.labels]
+    by_age = defaultdict[timedelta, list[str]](list)
+    for label in labels or own:
+        by_age[age if labels and age is not None else retention_of(label)].append(label)
+    others = [] if labels else [Old(now - (age or get_settings().retention), but=tuple(own))]
+    return others + [Old(now - kept, tuple(found)) for kept, found in by_age.items()]
 
 
 def count_old(using: str, labels: Collection[str] = (), age: timedelta | None = None) -> Count:
     """Return how many rows `prune` would delete now, up to `search.MAX_COUNT`."""
-    before = database_now(using) - (age or get_settings().retention)
-    return count(prunable(using, before, labels))
+    return sum((count(prunable(using, old)) for old in _old_rows(using, labels, age)), NOTHING)
 
 
 def prune(
@@ -293,7 +310,7 @@ def prune(
     age: timedelta | None = None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Delete rows that were settled, and due, longer than `RETENTION` ago; return how many.
+    """Delete rows that were settled, and due, longer than the `retention` of their policy ago; return how many.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again.
@@ -302,20 +319,22 @@ def prune(
         using: the database.
         between: called between two pages, each of which is a transaction of its own.
         labels: only rows with one of these labels, if there are any.
-        age: in place of `RETENTION`; see `least_age`.
+        age: in place of the setting `RETENTION`, and, for `labels`, of the retention of their policies; see
+            `least_age`.
         progress: called with the number of deleted rows, page by page.
     """
     forget_free_shares(using)
     forget_old_answers(using)
-    before = database_now(using) - (age or get_settings().retention)
-    deleted = 0
-    start: datetime | None = None
-    while True:
-        count, start = delete_settled(using, before, start, labels)
-        deleted += count
-        progress(count)
-        if start is None:
-            timeouts_pruned.send(Timeout, using=using, before=before)
-            return deleted
-        between()
-        sleep(PRUNE_PAUSE_SECONDS)
+    deleted, found = 0, _old_rows(using, labels, age)
+    for old in found:
+        start: datetime | None = None
+        while True:
+            count, start = delete_settled(using, old, start)
+            deleted += count
+            progress(count)
+            if start is None:
+                break
+            between()
+            sleep(PRUNE_PAUSE_SECONDS)
+    timeouts_pruned.send(Timeout, using=using, before=max(old.before for old in found))
+    return deleted

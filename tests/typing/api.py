@@ -106,6 +106,8 @@ def declarations() -> None:
     timeout_policy(Order, after=Working(hours=4, calendar=office), since="paid_at", when=Q(), hold_when=Q(status="x"))
     timeout_policy(Order, after=Wall(months=1, at="08:00", zone="shop__zone"), within=lambda order: office)
     timeout_policy(Order, after=lambda order: Wall(days=1), late=Late(Working(hours=1, calendar="shop__calendar")))
+    timeout_policy(Order, retention=timedelta(days=730))
+    timeout_policy(Order, retention=730)  # type: ignore[call-overload]
     timeout_policy(Order, within=5)  # type: ignore[call-overload]
     timeout_policy(Order, hold_when="waiting")  # type: ignore[call-overload]
     timeout_policy(Order, afte=timedelta(minutes=30))  # type: ignore[call-overload]

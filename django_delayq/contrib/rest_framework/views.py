@@ -224,6 +224,10 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     )
     retry = operation("retry", "Give a dead timeout all its attempts again, now.")
     refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")
+    erase = operation(
+        "erase",
+        "Empty the payload, key, reasons and error messages of a settled timeout. It stays, but cannot be repeated.",
+    )
 
     def target(self) -> tuple[Timeout, str]:
         return self.get_object(), database_of(Timeout)

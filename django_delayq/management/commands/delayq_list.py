@@ -20,8 +20,8 @@ from django_delayq.policies import registry
 State = Timeout.State
 COLUMNS = (
     *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "step", "since_at"),
-    "first_due_at",
-    *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
+    *("first_due_at", "extensions", "attempts", "reason", "payload", "created_at", "settled_at", "erased_at"),
+    "idempotency_key",
     *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
 )
 """Of JSON, beside `failing` and `model`. The history has a command of its own."""

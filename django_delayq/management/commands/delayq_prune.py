@@ -1,6 +1,7 @@
 """`manage.py delayq_prune`: delete timeouts that were settled long ago."""
 
 import logging
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -12,34 +13,35 @@ from django_delayq.conf import get_settings
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.management.options import duration, labels_of_policies, wrong_value
 from django_delayq.models import Timeout
-from django_delayq.worker.sweep import count_old, least_age, prune
+from django_delayq.policies import get_policies
+from django_delayq.worker.sweep import count_old, least_age, prune, retention_of
 
 logger = logging.getLogger("django_delayq.operations")
 
 
 class Command(AskingCommand):
-    """Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."""
+    """Deletes timeouts that were settled, and due, longer ago than their policy retains them. Workers do too."""
 
     examples = ("--dry-run", "--yes", "--policy shop.cart.remind --older-than 20d")
 
     def add_arguments(self, parser: CommandParser) -> None:
         words = "only of this policy, declared or not; may be repeated"
         parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
-        words = "in place of RETENTION: 60d; at least half of it"
+        words = "in place of RETENTION, and with --policy of the retention of these policies: 60d; at least half of it"
         parser.add_argument("--older-than", metavar="DURATION", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = router.db_for_write(Timeout)
-        labels, age = labels_of_policies(options["policy"], using), get_settings().retention
+        labels, age = labels_of_policies(options["policy"], using), None
         if options["older_than"] is not None:
             age = duration("--older-than", options["older_than"])
-            if age < least_age():
-                rule = f"is less than half of RETENTION ({duration_text(least_age())}): rounds could fire again"
+            if age < (least := least_age(labels)):
+                kept = "the longest retention of these policies" if labels else "RETENTION"
+                rule = f"is less than half of {kept} ({duration_text(least)}): rounds could fire again"
                 raise wrong_value("--older-than", options["older_than"], rule)
         of_policies = f" of {', '.join(labels)}" if labels else ""
-        length = duration_text(age) if age % timedelta(days=1) else plural(age.days, "day")
-        settled = f"{of_policies} settled more than {length} ago".strip()
+        settled = f"{of_policies} settled {_how_long_ago(labels, age)}".strip()
         old = count_old(using, labels, age)
         if options["dry_run"]:
             self.report(f"{plural(old, 'timeout')} {settled}", options)
@@ -51,3 +53,14 @@ class Command(AskingCommand):
         words = plural(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted")
         logger.info("%s, by %s", words, actor(), extra={"event": "pruned", "by": actor()})
         self.stdout.write(words)
+
+
+def _how_long_ago(labels: Collection[str], age: timedelta | None) -> str:
+    """Return `more than 30 days ago`, or that policies have retentions of their own."""
+    own = [policy.label for policy in get_policies() if policy.retention is not None]
+    ages = {age or get_settings().retention} if not labels else {age or retention_of(label) for label in labels}
+    ages |= set() if labels else {retention_of(label) for label in own}
+    if len(ages) > 1:
+        return "longer ago than their policies retain them"
+    (length,) = ages
+    return f"more than {plural(length.days, 'day') if not length % timedelta(days=1) else duration_text(length)} ago"

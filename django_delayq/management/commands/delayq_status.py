@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, router
 
-from django_delayq.clock import plural
+from django_delayq.clock import brief, plural
 from django_delayq.conf import get_settings
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.management.operating import ReportCommand
@@ -80,6 +80,9 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     if seen.installation:
         words = "" if name == seen.installation else f", but DELAYQ['INSTALLATION'] is {name!r} here"
         yield Line("belongs", f"to the installation {seen.installation!r}{words}", "bad" if words else "")
+    if seen.clock_ahead_seconds:
+        words = f"advanced by {brief(seen.clock_ahead_seconds)}: see delayq_clock"
+        yield Line("clock", words, "warning")
     threads, held, stuck = (
         sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
     )

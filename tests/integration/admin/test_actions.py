@@ -22,7 +22,7 @@ from tests.integration.admin.conftest import DETAIL, LIST, OPERATION, stored
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
-OPERATIONS = ["cancel", "fire", "postpone", "retry", "refire"]
+OPERATIONS = ["cancel", "fire", "postpone", "retry", "refire", "erase"]
 Staff = Callable[..., Client]
 
 
@@ -37,7 +37,7 @@ def make(state: str = "pending", count: int = 1) -> list[Timeout]:
 
 def fitting(operation: str, count: int = 1) -> list[Timeout]:
     """Rows to which this can be done."""
-    return make("dead" if operation in {"retry", "refire"} else "pending", count)
+    return make("dead" if operation in {"retry", "refire", "erase"} else "pending", count)
 
 
 def form(rows: list[Timeout], **fields: Any) -> dict[str, Any]:
@@ -61,6 +61,7 @@ def is_done(operation: str, before: Timeout) -> bool:
         "postpone": now.state == "pending" and now.due_at == before.due_at + timedelta(hours=2),
         "retry": now.state == "pending" and now.attempts == 0,
         "refire": now.state == "dead" and Timeout.objects.filter(object_id=now.object_id, state="pending").exists(),
+        "erase": now.state == "dead" and now.erased_at is not None,
     }[operation]
 
 
@@ -247,7 +248,7 @@ def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> N
         return {operation for operation in OPERATIONS if f"{address(operation)}?ids={row.pk}" in page}
 
     assert offered(every, pending) == {"cancel", "fire", "postpone"}
-    assert offered(every, dead) == {"cancel", "retry", "refire"}
+    assert offered(every, dead) == {"cancel", "retry", "refire", "erase"}
     assert offered(staff("view_timeout", "fire_timeout"), pending) == {"fire"}
     assert offered(staff("view_timeout"), pending) == set()
 

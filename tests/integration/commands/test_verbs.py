@@ -45,18 +45,19 @@ VERBS = {
     "reschedule": ("delayq_reschedule", "--by=-2h", "--all"),
     "retry": ("delayq_retry", "--all"),
     "refire": ("delayq_refire", "--state", "dead", "--all"),
+    "erase": ("delayq_erase", "--state", "dead", "--all"),
 }
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_a_verb_is_done_and_audited(do: Do, name: str) -> None:
-    (row,) = [dead(Order.objects.create())] if name in {"retry", "refire"} else some(1, hours=5)
+    (row,) = [dead(Order.objects.create())] if name in {"retry", "refire", "erase"} else some(1, hours=5)
     output = do(*VERBS[name], "--reason", "on call").out
     assert output.startswith("1 ")
     assert said(row)[-1][1:] == (CLI, "on call")
     before = row.due_at
     row.refresh_from_db()
-    expected = {"cancel": "cancelled", "retry": "pending", "refire": "dead"}
+    expected = {"cancel": "cancelled", "retry": "pending", "refire": "dead", "erase": "dead"}
     assert row.state == expected.get(name, "pending")
     if name in {"postpone", "reschedule"}:
         assert row.due_at == before
@@ -70,7 +71,7 @@ def test_a_dry_run_changes_nothing_and_says_so(do: Do, name: str) -> None:
     as_if(rows[0], "dead", "retries")
     before = contents()
     output = do(*VERBS[name], "--dry-run").out
-    assert output.startswith("1 " if name in {"retry", "refire"} else "11 ")
+    assert output.startswith("1 " if name in {"retry", "refire", "erase"} else "11 ")
     assert "dry run: nothing was changed" in output
     assert contents() == before
 
@@ -261,7 +262,7 @@ def test_the_list_as_json_has_every_public_column(do: Do) -> None:
         "failing": False,
         "is_computed": False,
     }
-    expected |= {"is_computed": False, "keeps_deadline": False}
+    expected |= {"is_computed": False, "keeps_deadline": False, "erased_at": None}
     assert shown == {name: getattr(value, "isoformat", lambda v=value: v)() for name, value in expected.items()}
 
 

@@ -128,9 +128,9 @@ def test_a_row_that_was_settled_long_before_its_deadline_is_not_pruned() -> None
     ahead = timezone.now() + timedelta(days=1)
     for deadlines in ({"due_at": ahead, "first_due_at": old}, {"due_at": old, "first_due_at": ahead}):
         Timeout.objects.update(**deadlines)
-        assert settling.delete_settled("default", timezone.now() - timedelta(days=30), None)[0] == 0
+        assert settling.delete_settled("default", settling.Old(timezone.now() - timedelta(days=30)), None)[0] == 0
     Timeout.objects.update(due_at=old, first_due_at=old)
-    assert settling.delete_settled("default", timezone.now() - timedelta(days=30), None)[0] == 1
+    assert settling.delete_settled("default", settling.Old(timezone.now() - timedelta(days=30)), None)[0] == 1
     assert not Timeout.objects.filter(pk=row.pk).exists()
 
 

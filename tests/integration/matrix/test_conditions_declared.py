@@ -400,7 +400,7 @@ def test_the_options_can_be_inspected() -> None:
         *("model", "name", "after", "since", "when", "hold_when", "retry", "batch", "batch_by", "together", "atomic"),
         "queue",
         *("max_extensions", "aliases", "limits", "late", "brake", "shadow", "search", "owner", "silenced_checks"),
-        *("within", "grace"),
+        *("within", "grace", "retention"),
     ]
     assert parameters["atomic"].default is True
 

@@ -39,7 +39,7 @@ NOW = timezone.now().replace(second=0, microsecond=0)
 TOMORROW, YESTERDAY, TOO_FAR = NOW + 24 * HOUR, NOW - 24 * HOUR, datetime(9999, 12, 31, tzinfo=NOW.tzinfo)
 Values = dict[str, Any]
 GOOD: dict[str, list[Values]] = {
-    **{name: [{}] for name in ("cancel", "fire", "retry")},
+    **{name: [{}] for name in ("cancel", "fire", "retry", "erase")},
     "postpone": [{"after": 2 * HOUR}, {"at": TOMORROW}],
     "reschedule": [{"shift": 2 * HOUR}, {"shift": -HOUR / 2}, {"at": TOMORROW}],
     "replan": [{"hand_set": False}, {"hand_set": True}],
@@ -62,7 +62,7 @@ GOOD: dict[str, list[Values]] = {
 }
 """What each operation accepts."""
 BAD: dict[str, list[Values]] = {
-    **{name: [] for name in ("cancel", "fire", "retry", "resume")},
+    **{name: [] for name in ("cancel", "fire", "retry", "resume", "erase")},
     "postpone": [
         *({}, {"after": 2 * HOUR, "at": TOMORROW}, {"after": timedelta(0)}, {"after": -HOUR}, {"after": "soon"}),
         *({"after": CENTURIES}, {"at": YESTERDAY}, {"at": TOO_FAR}, {"at": "soon"}),
@@ -221,19 +221,20 @@ each_edge = pytest.mark.parametrize("edge", EDGES)
 
 def stored() -> Any:
     """Return what an operation changes, without its actor."""
-    rows = Timeout.objects.order_by("pk").values("state", "due_at", "run_at", "attempts")
+    rows = Timeout.objects.order_by("pk").values("state", "due_at", "run_at", "attempts", "erased_at")
+    erased = [row.pop("erased_at") is not None for row in rows]
     controls = PolicyControl.objects.order_by("policy").values("policy", "stop", "until", "after", "guards", "reason")
     for each in controls:
         each["guards"].pop("by", None)
         each["stop"] = each["stop"].replace("releasing", "")  # until the rows have moved, after the commit
     changes = [(each.what, each.reason, sorted(each.details)) for each in PolicyChange.objects.order_by("id")]
-    return [[*rows], [*controls], changes]
+    return [[*rows], erased, [*controls], changes]
 
 
 @pytest.fixture
 def ready(operation: Operation, controls_are_read_again: None) -> None:
     """One row to which the operation can be done, and a policy in the state that it needs."""
-    dead(Order.objects.create()) if operation.name in {"retry", "refire"} else pending(Order.objects.create())
+    dead(Order.objects.create()) if operation.name in {"retry", "refire", "erase"} else pending(Order.objects.create())
     if operation.name == "replan":
         Timeout.objects.all().delete()
         Order.objects.create(status="unpaid", created_at=timezone.now())

@@ -363,6 +363,7 @@ def test_the_verbs_have_permissions_of_their_own() -> None:
         ("timeout", "retry_timeout"),
         ("timeout", "refire_timeout"),
         ("timeout", "schedule_timeout"),
+        ("timeout", "erase_timeout"),
         ("policycontrol", "pause_policy"),
         ("policycontrol", "change_policy_delay"),
         ("policycontrol", "change_policy_guards"),

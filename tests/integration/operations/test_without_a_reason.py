@@ -50,6 +50,7 @@ CALLS: dict[str, Callable[[Order], Any]] = {
     "change_deadline": lambda order: operations.change_deadline(about(order), by=BY, reason=NONE, shift=HOUR),
     "retry": lambda order: operations.retry(dead(Order.objects.create()), by=BY, reason=NONE),
     "refire": lambda order: operations.refire(dead(Order.objects.create()), by=BY, reason=NONE),
+    "erase": lambda order: operations.erase(dead(Order.objects.create()), by=BY, reason=NONE),
     "pause": lambda order: operations.pause(REMIND, by=BY, reason=NONE),
     "hold and resume": lambda order: [
         each(REMIND, by=BY, reason=NONE) for each in (operations.hold, operations.resume)

@@ -30,6 +30,7 @@ VERBS = {
     "reschedule": ("postpone_timeout", {"shift_seconds": -60}),
     "retry": ("retry_timeout", {}),
     "refire": ("refire_timeout", {}),
+    "erase": ("erase_timeout", {}),
 }
 POLICY_VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("pause", "hold", "resume"), ("pause_policy", {})),
@@ -58,7 +59,7 @@ def stored() -> dict[str, Any]:
 
 
 def ready_for(verb: str, row: Timeout) -> Timeout:
-    return kill(row) if verb in {"retry", "refire"} else row
+    return kill(row) if verb in {"retry", "refire", "erase"} else row
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -175,6 +176,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(
         *(("cancel", "fired", "settled"), ("cancel", "firing", "no_retry"), ("fire", "cancelled", "settled")),
         *(("fire", "dead", "dead"), ("postpone", "fired", "settled"), ("retry", "pending", "not_dead")),
         ("refire", "pending", "not_settled"),
+        ("erase", "pending", "not_settled"),
     ],
 )
 def test_who_comes_too_late_gets_409_and_learns_how_it_stands(

@@ -7,15 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
 from django.db.models import Q
 from django.utils import timezone
 
-from django_delayq import TimeoutPolicy, clock, operations, reschedule_timeout
+from django_delayq import PolicyError, TimeoutPolicy, clock, operations, reschedule_timeout
+from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from django_delayq.worker.sweep import prune
+from django_delayq.worker.sweep import count_old, prune
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders
@@ -148,3 +150,98 @@ def test_the_age_is_a_setting(settings: Any) -> None:
     for days, pruned in ((4, 0), (2, 1)):
         settings.DELAYQ = {**settings.DELAYQ, "RETENTION": timedelta(days=days)}
         assert prune("default") == pruned
+
+
+def settle_of(**ages: float) -> None:
+    """Store a row of each policy that was settled so many days ago."""
+    for name, days in ages.items():
+        (row,) = due_orders("remind", 1, hours=1)
+        settle(row, settled=days, due=days)
+        Timeout.objects.filter(pk=row.pk).update(policy=f"testapp.order.{name}")
+
+
+def kept() -> set[str]:
+    return {label.rpartition(".")[2] for label in Timeout.objects.values_list("policy", flat=True)}
+
+
+def test_a_policy_keeps_its_rows_for_longer_or_shorter_than_the_others(declare: Callable[..., Any]) -> None:
+    declare(Order, name="audited", aliases=["formerly"], after=DAY, retention=730 * DAY)
+    declare(Order, name="noisy", after=DAY, retention=2 * DAY)
+    for days, left in (
+        (1, {"audited", "formerly", "noisy", "remind"}),
+        (3, {"audited", "formerly", "remind"}),
+        (31, {"audited", "formerly"}),
+        (729, {"audited", "formerly"}),
+        (731, set()),
+    ):
+        Timeout.objects.all().delete()
+        settle_of(audited=days, formerly=days, noisy=days, remind=days)
+        assert count_old("default").value == 4 - len(left)
+        assert prune("default") == 4 - len(left)
+        assert kept() == left
+
+
+def test_rows_of_an_undeclared_policy_are_kept_for_the_setting(declare: Callable[..., Any]) -> None:
+    declare(Order, name="audited", after=DAY, retention=730 * DAY)
+    settle_of(gone=31, audited=31)
+    assert prune("default") == 1
+    assert kept() == {"audited"}
+
+
+def test_many_rows_of_several_retentions_go_page_by_page(
+    declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "PRUNED_PAGE", 3)
+    declare(Order, name="audited", after=DAY, retention=100 * DAY)
+    for days in range(95, 105):
+        settle_of(audited=days + 0.5, remind=days)
+    assert prune("default") == 5 + 10
+    assert prune("default") == 0
+
+
+def test_the_command_prunes_each_policy_by_its_retention(
+    declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    declare(Order, name="audited", after=DAY, retention=730 * DAY)
+    audited = "testapp.order.audited"
+    settle_of(audited=400, remind=400)
+    call_command("delayq_prune")
+    assert capsys.readouterr().out == "1 timeout settled longer ago than their policies retain them was deleted\n"
+    call_command("delayq_prune", "--older-than", "60d", "--yes")
+    call_command("delayq_prune", "--policy", audited, "--yes")
+    assert kept() == {"audited"}, "an age alone is in place of the setting"
+    with pytest.raises(CommandError, match=r"half of the longest retention of these policies \(365 d\)"):
+        call_command("delayq_prune", "--policy", audited, "--older-than", "364d")
+    call_command("delayq_prune", "--policy", audited, "--older-than", "366d", "--yes")
+    assert not Timeout.objects.exists()
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"1 timeout of {audited} settled more than 366 days ago was deleted"
+    )
+
+
+def test_the_sync_arms_no_round_whose_row_may_have_been_pruned_by_its_policy(
+    declare: Callable[..., Any], settings: Any
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY, "CATCH_UP": DAY / 2}
+    policy = declare(Order, name="short", after=DAY, since="created_at", when=Q(status="waiting"), retention=4 * DAY)
+    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in (2, 4))
+    assert sync_policy(policy, "default").armed == 1
+    assert sync_policy(policy, "default").armed == 0
+
+
+@pytest.mark.parametrize("kept_days", [14, 15])
+def test_a_check_compares_catch_up_with_the_retention_of_each_automatic_policy(
+    declare: Callable[..., Any], kept_days: int
+) -> None:
+    automatic = {"since": "created_at", "when": Q(status="waiting")}
+    declare(Order, name="short", after=DAY, retention=kept_days * DAY, **automatic)
+    declare(Order, name="by_hand", after=DAY, retention=DAY)
+    found = [str(each.msg) for each in run_checks() if each.id == "django_delayq.E002"]
+    said = "CATCH_UP must be less than half of the retention of testapp.order.short, 14 d."
+    assert found == ([said] if kept_days == 14 else [])
+
+
+@pytest.mark.parametrize("wrong", [30, "30d", -DAY, 40_000 * DAY])
+def test_a_retention_is_a_duration(declare: Callable[..., Any], wrong: Any) -> None:
+    with pytest.raises(PolicyError, match="retention must be a timedelta from 0 to 36500 days"):
+        declare(Order, name="wrong", after=DAY, retention=wrong)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -188,8 +189,18 @@ def test_the_look_for_what_is_forgotten() -> None:
 
 def test_a_page_of_the_pruning() -> None:
     before = clock.now() - timedelta(days=30)
-    plan = plans_of(lambda: settling.delete_settled("default", before, None))
+    plan = plans_of(lambda: settling.delete_settled("default", settling.Old(before), None))
     check(plan, "delayq_settled")
+    others = settling.Old(before, but=("testapp.order.linger",))
+    check(plans_of(lambda: settling.delete_settled("default", others, None)), "delayq_settled")
+
+
+def test_a_page_of_the_pruning_of_policies_with_a_retention_of_their_own() -> None:
+    before = clock.now() - timedelta(days=30)
+    for label in ("testapp.order.linger", "testapp.order.remind"):
+        old = settling.Old(before, (label,))
+        plan = plans_of(partial(settling.delete_settled, "default", old, None))
+        check(plan, "delayq_", is_short=True)
 
 
 def test_the_comparison_of_pending_deadlines_with_the_delay() -> None:

@@ -1,0 +1,55 @@
+"""`manage.py delayq_clock`: let time pass in a staging installation."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_delayq.clock import database_now, duration_text, plural
+from django_delayq.ledger import advances
+from django_delayq.ledger.routing import database_of
+from django_delayq.management.operating import DelayqCommand, actor
+from django_delayq.management.options import duration, moment
+from django_delayq.management.output import local
+from django_delayq.models import Timeout
+from django_delayq.operations import Passed, advance_clock, reset_clock, set_clock
+
+
+class Command(DelayqCommand):
+    """Lets time pass for all timeouts of a staging installation, or shows by how much it has been advanced.
+
+    What would happen within the duration happens now, in order: trials end, reminders go out. It needs running workers.
+    Refused in the installation that DELAYQ['PRODUCTION'] names, and where it is not certain that this is another one.
+    """
+
+    examples = ("", "--advance 3d", "--set 2026-12-24T08:00", "--reset")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        how: Any = parser.add_mutually_exclusive_group()
+        how.add_argument("--advance", metavar="DURATION", help="let so much time pass: 45m, 3d, 1d12h")
+        how.add_argument("--set", metavar="WHEN", help="let time pass until then: a date and time")
+        how.add_argument("--reset", action="store_true", help="forget this; deadlines that have moved stay")
+        parser.add_argument("--reason", default="", help="stored, for people")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using, who = database_of(Timeout), {"actor": actor(), "reason": options["reason"]}
+        if options["advance"] is not None:
+            self._report(advance_clock(duration("--advance", options["advance"]), using=using, **who))
+        elif options["set"] is not None:
+            self._report(set_clock(moment("--set", options["set"]), using=using, **who))  # type: ignore[arg-type]
+        elif options["reset"]:
+            self.stdout.write(f"The clock was {duration_text(reset_clock(using=using, **who))} ahead")
+        self._show(advances.total(using), using)
+
+    def _report(self, passed: Passed) -> None:
+        self.stdout.write(f"{plural(passed.due, 'timeout')} became due, in {plural(passed.steps, 'step')}")
+        if not passed.is_complete:
+            words = "Nothing was fired for 15 seconds, so the rest was one step. Is a worker running?"
+            self.stderr.write(f"{words} See manage.py delayq_status.")
+
+    def _show(self, ahead: timedelta, using: str) -> None:
+        if ahead:
+            then = local(database_now(using) + ahead)
+            self.stdout.write(f"The clock of this installation is {duration_text(ahead)} ahead: it is {then}")
+        else:
+            self.stdout.write("The clock of this installation is not advanced")

@@ -1,0 +1,252 @@
+"""What the ledger has about a person can be exported, and erased; the rows stay, and close their rounds."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core import serializers
+from django.core.management import CommandError, call_command
+from django.db.models import CharField, JSONField, Q, TextField
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import Retry, operations
+from django_delayq.admin import render
+from django_delayq.arming.sync import sync_policy
+from django_delayq.models import PolicyChange, Timeout, slot_of
+from django_delayq.operations import Refusal, related_timeouts
+from django_delayq.testing import fire_due
+from tests.integration.operations.conftest import BY, as_if, dead, pending, said
+from tests.testapp.market import Channel, Merchant, Purchase
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+HOUR = timedelta(hours=1)
+SECRET = "jane@example.com"
+PERSONAL = {"payload", "reason", "history", "key", "share"}
+"""The columns that are emptied."""
+IMPERSONAL = {
+    **dict.fromkeys(("policy", "queue", "state", "cause"), "named by the project and by the library"),
+    "object_id": "without it the row would belong to nothing; its object is another table's",
+    "trace": "the id of a trace",
+    "terms": "values of numbers, durations and time zones by which the deadline was computed",
+    **dict.fromkeys(("slot", "idempotency_key"), "a digest, and a random number"),
+}
+
+
+def failing(order: Order, timeout: Timeout) -> None:
+    raise ValueError(f"{SECRET} bounced")
+
+
+def rich(declare: Declare, **policy: Any) -> Timeout:
+    """Return a dead row that has the secret wherever a row may have one."""
+    bounce = declare(Order, failing, name="bounce", retry=Retry([0]), **policy)
+    order = Order.objects.create()
+    row = dq.schedule_timeout(
+        order, bounce, hours=1, key=f"mail:{SECRET}", payload={"to": [SECRET]}, reason=f"for {SECRET}"
+    )
+    operations.postpone(row, by=BY, reason=f"{SECRET} called", minutes=5)
+    operations.fire_now(row, by=BY, reason=f"{SECRET} called again")
+    fire_due(raises=False)
+    row.refresh_from_db()
+    operations.retry(row, by=BY, reason=f"{SECRET} waits")
+    fire_due(raises=False)
+    row.refresh_from_db()
+    Timeout.objects.filter(pk=row.pk).update(share=SECRET)
+    row.refresh_from_db()
+    assert row.state == "dead"
+    return row
+
+
+def everything(row: Timeout) -> str:
+    """Return every column of the row as text."""
+    return str(serializers.serialize("json", Timeout.objects.filter(pk=row.pk))) + str(
+        [render.failures(row), dq.explain_timeout(row)]
+    )
+
+
+def test_nothing_personal_is_left_and_the_row_stays(declare: Declare) -> None:
+    row = rich(declare)
+    assert everything(row).count(SECRET) > 10
+    before = {event["at"]: event["what"] for event in row.history}
+    result = operations.erase(row, by=BY, reason="request 4711")
+    erased = Timeout.objects.get(pk=row.pk)
+    assert (result.changed, result.unchanged) == (1, 0)
+    assert SECRET not in everything(erased)
+    assert (erased.payload, erased.reason, erased.share, erased.key) == (None, "", "", "(erased)")
+    assert Timeout.objects.filter(pk=row.pk, payload__isnull=True).exists(), "NULL, and not the null of JSON"
+    for column in ("state", "cause", "due_at", "run_at", "settled_at", "attempts", "slot", "object_id", "created_at"):
+        assert getattr(erased, column) == getattr(row, column), column
+    *kept, last = erased.history
+    assert {event["at"]: event["what"] for event in kept} == before
+    assert (last["what"], last["by"], last["reason"]) == ("erased", BY, "request 4711")
+    assert {event["error"] for event in erased.errors} == {"ValueError"}
+    assert "personal data erased" in str(dq.explain_timeout(erased))
+
+
+def test_every_column_of_text_is_emptied_or_known_to_be_impersonal() -> None:
+    texts = (CharField, TextField, JSONField)
+    columns = {field.name for field in Timeout._meta.concrete_fields if isinstance(field, texts)}
+    columns |= {"slot", "idempotency_key"}
+    assert columns == PERSONAL | IMPERSONAL.keys()
+
+
+def test_only_settled_rows_are_erased_because_the_others_need_their_data() -> None:
+    rows = [pending(Order.objects.create(), hours=1, payload=SECRET) for _ in range(6)]
+    states = ("pending", "firing", "fired", "skipped", "cancelled", "dead")
+    for row, state in zip(rows, states, strict=True):
+        as_if(row, state, "" if state in {"pending", "firing"} else "hand")
+    dq.hold_timeout(Order.objects.get(pk=rows[0].object_id), "remind")
+    pending(Order.objects.create(), hours=1, payload=SECRET)
+    result = operations.erase(Timeout.objects.all(), by=BY)
+    assert (result.changed, result.refused) == (4, {Refusal.NOT_SETTLED: 3})
+    assert {row.state: row.payload for row in Timeout.objects.all()} == {
+        **dict.fromkeys(("pending", "firing", "held"), SECRET),
+        **dict.fromkeys(("fired", "skipped", "cancelled", "dead")),
+    }
+    assert Timeout.objects.filter(payload__isnull=True).count() == 4, "NULL, and not the null of JSON"
+
+
+def test_an_erased_timeout_is_neither_retried_nor_repeated(declare: Declare) -> None:
+    row = rich(declare)
+    operations.erase(row, by=BY)
+    row.refresh_from_db()
+    for repeat in (operations.retry, operations.refire):
+        assert repeat(row, by=BY).refused == {Refusal.ERASED: 1}
+    assert operations.cancel(row, by=BY, reason=SECRET).changed == 1, "a dead one may still be cancelled"
+    assert operations.erase(row, by=BY).changed == 1
+    assert SECRET not in everything(Timeout.objects.get(pk=row.pk)), "what was added since is erased, too"
+    assert [what for what, *_ in said(row)].count("erased") == 1
+
+
+def test_a_round_that_was_erased_stays_closed(declare: Declare) -> None:
+    """Also the one of a key, which does not close the round without a key."""
+
+    def send(order: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="mail", object_id=order.pk)
+
+    policy = declare(Order, send, name="mail", after=HOUR, since="created_at", when=Q(status="waiting"))
+    order = Order.objects.create(status="waiting", created_at=timezone.now() - 2 * HOUR)
+    keyed = dq.schedule_timeout(order, policy, minutes=0, key=SECRET)
+    assert fire_due() == 2
+    other = Order.objects.create(status="waiting", created_at=timezone.now())
+    keyed_only = dq.schedule_timeout(other, policy, key=SECRET)
+    as_if(keyed_only, "fired", "due", since_at=other.created_at)
+    dq.cancel_timeout(other, policy)
+    Timeout.objects.filter(object_id=str(other.pk), key="").delete()
+    operations.erase(Timeout.objects.all(), by=BY)
+    order.save()
+    assert not dq.pending_timeouts(order)
+    assert not dq.cancel_timeout(order, policy, key=SECRET), "it has fired"
+    assert dq.schedule_timeout(order, policy, at=keyed.due_at, key=SECRET, on_conflict="once").pk == keyed.pk
+    assert sync_policy(policy, "default").armed == 1
+    assert dq.pending_timeouts(other).count() == 1, "the round without a key was open"
+
+
+def test_a_dry_run_erases_nothing(declare: Declare) -> None:
+    row = rich(declare)
+    before = everything(row)
+    assert operations.erase(Timeout.objects.all(), by=BY, dry_run=True).changed == 1
+    assert everything(Timeout.objects.get(pk=row.pk)) == before
+
+
+def test_loaddata_keeps_the_slot_of_an_erased_row(declare: Declare) -> None:
+    row = rich(declare)
+    operations.erase(row, by=BY)
+    dumped = serializers.serialize("json", Timeout.objects.all())
+    Timeout.objects.all().delete()
+    for each in serializers.deserialize("json", dumped):
+        each.save()
+    loaded = Timeout.objects.get()
+    assert loaded.slot == row.slot == slot_of(row.policy, row.content_type_id, row.object_id, row.key)
+
+
+def market() -> tuple[Merchant, list[Timeout]]:
+    """Return a merchant, and timeouts of its purchases: one pending, one settled. Another merchant has two more."""
+    rows = []
+    for name in ("ada", "bob"):
+        merchant = Merchant.objects.create(name=name)
+        for state in ("pending", "fired"):
+            purchase = Purchase.objects.create(channel=Channel.objects.create(merchant=merchant))
+            row = dq.schedule_timeout(purchase, "chase_owner", hours=1, payload={"name": name}, key=name)
+            rows.append(as_if(row, state, "due") if state == "fired" else row)
+    return Merchant.objects.get(name="ada"), rows[:2]
+
+
+@pytest.fixture
+def owned(declare: Declare) -> tuple[Merchant, list[Timeout]]:
+    declare(Purchase, name="chase_owner", owner="channel__merchant")
+    return market()
+
+
+def test_the_timeouts_of_one_owner_are_erased_by_command_and_what_is_pending_is_reported(
+    owned: tuple[Merchant, list[Timeout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    merchant, (waiting, fired) = owned
+    reference = f"testapp.merchant:{merchant.pk}"
+    call_command("delayq_erase", "--related", reference, "--state", "fired", "--dry-run")
+    assert capsys.readouterr().out == "1 erased (dry run: nothing was changed)\n"
+    with pytest.raises(CommandError, match=rf"1 left unchanged: not settled yet \({waiting.pk}\)"):
+        call_command("delayq_erase", "--related", reference, "--reason", "request 4711", "--yes")
+    assert capsys.readouterr().out == "1 erased\n"
+    payloads = dict(Timeout.objects.values_list("pk", "payload"))
+    assert payloads.pop(fired.pk) is None
+    assert sorted(each["name"] for each in payloads.values()) == ["ada", "bob", "bob"]
+    assert not PolicyChange.objects.exists()
+
+
+def test_everything_about_one_owner_is_exported(
+    owned: tuple[Merchant, list[Timeout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    merchant, rows = owned
+    found = list(operations.export(related_timeouts(merchant, settled=True)))
+    assert found == json.loads(json.dumps(found))
+    assert [each["id"] for each in found] == [row.pk for row in rows]
+    assert found[0].keys() == {field.attname for field in Timeout._meta.concrete_fields} - {"content_type_id"} | {
+        "model"
+    }
+    for each, row in zip(found, rows, strict=True):
+        row.refresh_from_db()
+        assert (each["payload"], each["history"], each["key"]) == ({"name": "ada"}, row.history, "ada")
+        assert (each["model"], each["due_at"]) == ("testapp.purchase", row.due_at.isoformat())
+    reference = f"testapp.merchant:{merchant.pk}"
+    call_command("delayq_export", "--related", reference)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
+    call_command("delayq_export", "--related", reference, "--json")
+    assert json.loads(capsys.readouterr().out) == found
+    call_command("delayq_export", "--related", reference, "--state", "fired", stdout=(stream := io.StringIO()))
+    assert json.loads(stream.getvalue())["state"] == "fired"
+
+
+def test_an_export_needs_a_selection_and_reports_missing_ids(declare: Declare) -> None:
+    with pytest.raises(CommandError, match="Which timeouts"):
+        call_command("delayq_export")
+    with pytest.raises(CommandError, match="1 not found: 4711"):
+        call_command("delayq_export", "--id", "4711")
+
+
+def test_waiting_timeouts_alone_are_related_unless_settled_ones_are_wanted(
+    owned: tuple[Merchant, list[Timeout]],
+) -> None:
+    merchant, rows = owned
+    assert list(related_timeouts(merchant)) == rows[:1]
+    assert list(related_timeouts(merchant, settled=True)) == rows
+
+
+def test_an_export_of_many_reads_page_by_page(
+    django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_delayq.ledger import statements
+
+    monkeypatch.setattr(statements, "CHUNK", 10)
+    for _ in range(25):
+        dead(Order.objects.create())
+    with django_assert_max_num_queries(12):
+        assert len(list(operations.export(Timeout.objects.all()))) == 25

@@ -1,0 +1,342 @@
+"""In staging time can pass at once: what would happen within a duration happens now, in order, and to nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db.models import Q
+from django.test import Client
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import DelayqError, InvalidDelay, Late, operations
+from django_delayq.clock import database_now
+from django_delayq.ledger import advances
+from django_delayq.ledger.controls import policy_state
+from django_delayq.models import ClockAdvance, Installation, Timeout
+from django_delayq.monitoring.doctor import examine
+from django_delayq.monitoring.snapshot import snapshot
+from django_delayq.operations import advance_clock, time_travel
+from django_delayq.redis_clients import get_engine
+from django_delayq.testing import fire_due
+from tests.integration.operations.conftest import BY, pending
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def staging(settings: Any) -> Iterator[None]:
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "PRODUCTION": "production"}
+    advances.forget()
+    yield
+    advances.forget()
+
+
+def advance(by: timedelta, **options: Any) -> operations.Passed:
+    """Let time pass; the due timeouts fire in this process."""
+    return advance_clock(by, actor=BY, **{"between": lambda: fire_due(raises=False), **options})
+
+
+def effects() -> list[str]:
+    return list(Effect.objects.order_by("pk").values_list("what", flat=True))
+
+
+def noting(name: str) -> Callable[[Order, Timeout], None]:
+    def handler(order: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what=name, object_id=order.pk)
+
+    handler.__name__ = name
+    return handler
+
+
+def is_about(a: Any, b: Any) -> bool:
+    return bool(abs(a - b) < 5 * SECOND)
+
+
+def test_what_is_due_within_the_duration_fires_in_order_and_the_rest_comes_closer(declare: Declare) -> None:
+    for days in (3, 1, 2, 5):
+        declare(
+            Order, noting(f"day {days}"), name=f"on_{days}", after=days * DAY, since="created_at",
+            when=Q(status="trial"),
+        )  # fmt: skip
+    order = Order.objects.create(status="trial", created_at=timezone.now())
+    created_at: Any = order.created_at
+    done = advance(4 * DAY)
+    assert effects() == ["day 1", "day 2", "day 3"]
+    assert (done.due, done.ahead) == (3, 4 * DAY)
+    row = dq.pending_timeouts(order).get()
+    assert is_about(row.due_at, timezone.now() + DAY)
+    assert row.due_at == row.run_at == row.first_due_at == row.computed_due_at
+    order.refresh_from_db()
+    assert order.created_at == created_at == row.since_at
+    order.save()
+    assert dq.pending_timeouts(order).get().due_at == row.due_at, "a save leaves it there"
+    advance(2 * DAY)
+    assert effects()[3:] == ["day 5"]
+
+
+def test_what_a_handler_schedules_within_the_duration_happens_too(declare: Declare) -> None:
+    def remind(order: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what=f"reminder {timeout.payload}", object_id=order.pk)
+        dq.schedule_timeout(order, "chain", days=1, payload=timeout.payload + 1)
+
+    declare(Order, remind, name="chain")
+    dq.schedule_timeout(Order.objects.create(), "chain", days=1, payload=1)
+    advance(3 * DAY + HOUR)
+    assert effects() == ["reminder 1", "reminder 2", "reminder 3"]
+    assert is_about(Timeout.objects.pending().get().due_at, timezone.now() + DAY - HOUR)
+
+
+def test_what_is_computed_later_counts_from_a_time_before_the_advance(declare: Declare) -> None:
+    """A chain whose deadlines count from the creation of its object."""
+
+    def remind(order: Order, timeout: Timeout) -> None:
+        number = (order.created_at - began) // DAY + 1  # type: ignore[operator]
+        Effect.objects.create(what=f"reminder {number}", object_id=order.pk)
+        order.created_at = order.created_at + DAY  # type: ignore[operator]
+        order.save()
+
+    began = timezone.now()
+    declare(Order, remind, name="chain", after=DAY, since="created_at", when=Q(status="trial"))
+    order = Order.objects.create(status="trial", created_at=began)
+    advance(3 * DAY + HOUR)
+    assert effects() == ["reminder 1", "reminder 2", "reminder 3"]
+    row = dq.pending_timeouts(order).get()
+    assert is_about(row.due_at, began + DAY - HOUR)
+    order.refresh_from_db()
+    assert order.created_at == began + 3 * DAY
+
+
+def test_objects_that_begin_after_an_advance_have_all_of_their_time(declare: Declare) -> None:
+    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
+    before = timezone.now()
+    advance(3 * DAY)
+    new = Order.objects.create(status="trial", created_at=timezone.now())
+    assert is_about(dq.get_deadline(new, policy), timezone.now() + DAY)
+    old = Order.objects.create(status="trial", created_at=before - DAY)
+    assert is_about(dq.get_deadline(old, policy), timezone.now() - 3 * DAY)
+    by_hand = dq.schedule_timeout(new, "remind", hours=1)
+    assert is_about(by_hand.due_at, timezone.now() + HOUR)
+
+
+def test_an_appointment_that_is_ahead_comes_closer(declare: Declare) -> None:
+    policy = declare(Order, noting("begins"), name="begins", after=-HOUR, since="created_at", when=Q(status="trial"))
+    before = Order.objects.create(status="trial", created_at=timezone.now() + 5 * DAY)
+    advance(3 * DAY)
+    after = Order.objects.create(status="trial", created_at=timezone.now() + 5 * DAY)
+    for order in (before, after):
+        assert is_about(dq.get_deadline(order, policy), timezone.now() + 2 * DAY - HOUR)
+
+
+def test_nothing_counts_as_late_because_of_it(declare: Declare) -> None:
+    declare(Order, noting("in time"), name="strict", late=Late(timedelta(minutes=1)))
+    for hours in (1, 1.001, 20):
+        dq.schedule_timeout(Order.objects.create(), "strict", hours=hours)
+    advance(10 * DAY)
+    assert effects() == ["in time"] * 3
+    assert all((row.lateness() or 0) < 5 for row in Timeout.objects.all())
+
+
+def test_a_rest_of_one_step_fires_in_time_too(declare: Declare) -> None:
+    """Without workers: all becomes due at once."""
+    declare(Order, noting("in time"), name="strict", late=Late(timedelta(minutes=1)))
+    for days in (1, 2, 3):
+        dq.schedule_timeout(Order.objects.create(), "strict", days=days)
+    done = advance(3 * DAY, between=lambda: False)
+    assert (done.steps, done.due, done.is_complete) == (2, 3, False)
+    assert fire_due() == 3
+    assert effects() == ["in time"] * 3
+
+
+def test_many_deadlines_take_a_bounded_number_of_steps(declare: Declare) -> None:
+    declare(Order, noting("one"), name="many")
+    for number in range(300):
+        dq.schedule_timeout(Order.objects.create(), "many", minutes=number + 1)
+    done = advance(5 * HOUR + SECOND)
+    assert done.steps <= time_travel.MAX_STEPS + 1
+    assert len(effects()) == 300
+
+
+def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_closer() -> None:
+    held, until, paused = (pending(Order.objects.create(), days=2) for _ in range(3))
+    dq.hold_timeout(Order.objects.get(pk=held.object_id), "remind")
+    dq.hold_timeout(Order.objects.get(pk=until.object_id), "remind", until=timezone.now() + 5 * DAY)
+    dq.hold_timeout(Order.objects.get(pk=paused.object_id), "remind", keep_deadline=True)
+    operations.pause("testapp.order.linger", by=BY, until=timezone.now() + 5 * DAY)
+    rests = dict(Timeout.objects.values_list("pk", "remaining"))
+    advance(3 * DAY)
+    rows = Timeout.objects.in_bulk()
+    assert {row.state for row in rows.values()} == {"held"}
+    assert {pk: row.remaining for pk, row in rows.items()} == rests
+    assert is_about(rows[until.pk].held_until, timezone.now() + 2 * DAY)
+    assert is_about(rows[paused.pk].due_at, timezone.now() - DAY)
+    assert is_about(policy_state("testapp.order.linger", "default").until, timezone.now() + 2 * DAY)
+
+
+def test_settled_firing_and_due_rows_stay_as_they_are() -> None:
+    rows = [pending(Order.objects.create(), hours=hours) for hours in (1, 1, 0)]
+    now = timezone.now()
+    Timeout.objects.filter(pk=rows[0].pk).update(state="fired", cause="due", settled_at=now, slot_taken=None)
+    Timeout.objects.filter(pk=rows[1].pk).update(state="firing", slot_taken=None)
+    before = list(Timeout.objects.order_by("pk").values())
+    advance(DAY, between=lambda: None)
+    assert list(Timeout.objects.order_by("pk").values()) == before
+
+
+def test_a_failed_attempt_is_tried_again_within_the_duration(declare: Declare) -> None:
+    def fail(order: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="attempt", object_id=order.pk)
+        raise ValueError
+
+    declare(Order, fail, name="fails", retry=dq.Retry([HOUR, HOUR]))
+    row = dq.schedule_timeout(Order.objects.create(), "fails", hours=1)
+    advance(DAY)
+    row.refresh_from_db()
+    assert (row.state, row.attempts) == ("dead", 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "debug", "says"),
+    [
+        ({"INSTALLATION": "production", "PRODUCTION": "production"}, False, "which DELAYQ..PRODUCTION.. names"),
+        ({"INSTALLATION": "production", "PRODUCTION": "production"}, True, "which DELAYQ..PRODUCTION.. names"),
+        ({"INSTALLATION": None, "PRODUCTION": "production"}, False, "INSTALLATION.. is not set"),
+        ({"INSTALLATION": "staging", "PRODUCTION": None}, False, "PRODUCTION.. is not set"),
+        ({"INSTALLATION": None, "PRODUCTION": None}, False, "is not set"),
+        ({"INSTALLATION": None, "PRODUCTION": None}, True, ""),
+        ({"INSTALLATION": "staging", "PRODUCTION": "production"}, False, ""),
+    ],
+)
+def test_it_is_refused_where_it_may_be_production(settings: Any, options: Any, debug: bool, says: str) -> None:
+    settings.DELAYQ, settings.DEBUG = {**settings.DELAYQ, **options}, debug
+    row = pending(Order.objects.create(), hours=5)
+    before = Timeout.objects.values().get()
+    if not says:
+        assert advance(HOUR).ahead == HOUR
+        return
+    for call in (lambda: advance(HOUR), lambda: operations.reset_clock(actor=BY)):
+        with pytest.raises(DelayqError, match=says):
+            call()
+    with pytest.raises(CommandError, match=says):
+        call_command("delayq_clock", "--advance", "1h")
+    assert Timeout.objects.values().get() == before
+    assert not ClockAdvance.objects.exists()
+    assert row.pk
+
+
+def test_a_copy_of_the_database_of_production_is_adopted_first() -> None:
+    Installation.objects.create(name="production", since_at=timezone.now())
+    with pytest.raises(DelayqError, match="The database belongs to 'production'.*delayq_adopt"):
+        advance(HOUR)
+
+
+def test_production_reads_nothing_of_it(declare: Declare, settings: Any, django_assert_num_queries: Any) -> None:
+    """Not even what a copy of the staging database has."""
+    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
+    began = timezone.now()
+    advance(3 * DAY)
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
+    with django_assert_num_queries(0):
+        assert not advances.total("default")
+        assert policy.due_of(None, began) == began + DAY
+    assert snapshot().clock_ahead_seconds == 0
+
+
+def test_other_processes_know_it_after_a_second(declare: Declare, django_assert_num_queries: Any) -> None:
+    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
+    began = timezone.now()
+    assert policy.due_of(None, began) == began + DAY
+    with django_assert_num_queries(0):
+        assert policy.due_of(None, began) == began + DAY, "cached"
+    ClockAdvance.objects.create(at=timezone.now(), length=HOUR, by=BY)  # as another process does
+    wait_until(lambda: policy.due_of(None, began) == began + DAY - HOUR)
+
+
+@pytest.mark.parametrize("wrong", [timedelta(0), -HOUR, 3])
+def test_time_does_not_run_back(wrong: Any) -> None:
+    with pytest.raises(InvalidDelay, match="positive timedelta"):
+        advance(wrong)
+    assert not ClockAdvance.objects.exists()
+
+
+def test_it_is_refused_while_a_policy_is_on_hold() -> None:
+    operations.hold("testapp.order.remind", by=BY)
+    with pytest.raises(DelayqError, match="testapp.order.remind is on hold"):
+        advance(HOUR)
+    operations.resume("testapp.order.remind", by=BY)
+    assert advance(HOUR).ahead == HOUR
+
+
+def test_it_is_shown_everywhere(
+    admin_client: Client, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    row = pending(Order.objects.create(), days=9)
+    words = "The clock of this installation is 3 d ahead"
+    pages = [
+        "/admin/django_delayq/timeout/",
+        f"/admin/django_delayq/timeout/{row.pk}/change/",
+        "/admin/django_delayq/policycontrol/",
+        f"/admin/django_delayq/timeout/operate/cancel/?ids={row.pk}",
+        "/admin/django_delayq/policycontrol/testapp.order.remind/pause/",
+    ]
+    assert not any(words in admin_client.get(page).content.decode() for page in pages)
+    with caplog.at_level(logging.INFO, "django_delayq.operations"):
+        advance(3 * DAY)
+    assert [record.event for record in caplog.records if hasattr(record, "event")] == ["clock_advanced"]
+    for page in pages:
+        assert words in admin_client.get(page).content.decode(), page
+    assert snapshot().clock_ahead_seconds == 3 * 86400
+    call_command("delayq_status")
+    assert "clock     advanced by 3 d: see delayq_clock" in capsys.readouterr().out
+    call_command("delayq_status", "--json")
+    assert json.loads(capsys.readouterr().out)["clock_ahead_seconds"] == 3 * 86400
+    assert [finding.msg for finding in examine() if finding.id == "clock.advanced"] == [
+        "The clock of this installation was advanced by 3 d."
+    ]
+
+
+def test_the_command_shows_sets_and_resets_the_clock(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_travel, "wait_for_workers", lambda using: bool(fire_due() or True))
+    row = pending(Order.objects.create(), days=30)
+    call_command("delayq_clock")
+    assert capsys.readouterr().out == "The clock of this installation is not advanced\n"
+    call_command("delayq_clock", "--advance", "1d12h", "--reason", "a test")
+    out = capsys.readouterr().out
+    assert out.startswith("0 timeouts became due, in 1 step\nThe clock of this installation is 1 d 12 h ahead: it is ")
+    assert (ClockAdvance.objects.get().reason, ClockAdvance.objects.get().by.partition(":")[0]) == ("a test", "cli")
+    call_command("delayq_clock", "--set", (timezone.now() + 10 * DAY).isoformat())
+    assert is_about(timezone.now() + advances.total("default"), timezone.now() + 10 * DAY)
+    row.refresh_from_db()
+    due_at = row.due_at
+    assert is_about(due_at, timezone.now() + 20 * DAY)
+    with pytest.raises(CommandError, match="positive timedelta"):
+        call_command("delayq_clock", "--set", (timezone.now() + 9 * DAY).isoformat())
+    capsys.readouterr()
+    call_command("delayq_clock", "--reset")
+    assert "ahead\nThe clock of this installation is not advanced" in capsys.readouterr().out
+    row.refresh_from_db()
+    assert row.due_at == due_at
+
+
+def test_redis_has_the_new_due_times_at_once() -> None:
+    engine = get_engine("default")
+    if engine is None:
+        pytest.skip("this stage has no Redis")
+    row = pending(Order.objects.create(), days=2)
+    advance(2 * DAY, between=lambda: None)
+    entries = dict(engine.queue("default", engine.shard_of(row.pk)).peek(10, row.policy))
+    assert row.pk in entries
+    assert entries[row.pk] <= database_now("default").timestamp() * 1000 + 1000
