@@ -15,7 +15,7 @@ from django_delayq.firing.report import ReportBuilder
 from django_delayq.ledger.shares import provide_lock
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
-from tests.integration.worker.test_query_plans import COLUMNS, FORM, MOMENTS, ROWS, SERIES, check, plans_of
+from tests.integration.worker.test_query_plans import check, many_rows, plans_of
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
@@ -26,25 +26,9 @@ OWNERS = 4_999
 @pytest.fixture(scope="module", autouse=True)
 def ledger_of_owners(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """The rows, for all tests here: of each owner some are settled, some due, and some due later."""
-    vendor = connection.vendor
-    past = {"postgresql": "now()", "mysql": "UTC_TIMESTAMP(6)", "sqlite": "datetime('now')"}[vendor]
-    columns = COLUMNS.replace('"', "`") if vendor == "mysql" else COLUMNS
-    text = "CHAR(20)" if vendor == "mysql" else "varchar(20)"
-    share = f"CAST(CASE WHEN n % 100 = 99 THEN {OWNERS} ELSE n % {OWNERS} END AS {text})"
-    no = "false" if vendor == "postgresql" else "0"
-    form = FORM.replace("'', {no}, {no}, '', '', ''\nFROM", "{share}, {no}, {no}, '', '', ''\nFROM")
-    sql = form.format(
-        columns=columns, moment=MOMENTS[vendor], past=past, series=SERIES[vendor].format(rows=ROWS), no=no, share=share
-    )
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        digits = "lpad(CAST(n AS varchar), 32, '0')::uuid" if vendor == "postgresql" else "CAST(n AS CHAR(32))"
-        cursor.execute(sql.replace("n, n, CASE", f"{digits}, {digits}, CASE"))
-        cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
-        if vendor == "mysql":
-            cursor.fetchall()
-    yield
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_delayq_timeout")
+    text = "CHAR(20)" if connection.vendor == "mysql" else "varchar(20)"
+    with many_rows(django_db_blocker, f"CAST(CASE WHEN n % 100 = 99 THEN {OWNERS} ELSE n % {OWNERS} END AS {text})"):
+        yield
 
 
 @pytest.fixture(params=[(), ("reminded",)], ids=["one name", "two names"])
@@ -64,10 +48,10 @@ def gathered(policy: TimeoutPolicy[Any], owner: str, tried: Sequence[int] = ()) 
     return [candidate.id for candidate in Gathering(policy, work, "default", report).gather()]
 
 
-@pytest.mark.parametrize("owner", ["17", str(OWNERS), "nobody"])
+@pytest.mark.parametrize("owner", ["17", str(OWNERS), "unknown"])
 def test_the_due_rows_of_one_value_are_read_from_its_index(policy: TimeoutPolicy[Any], owner: str) -> None:
     due = Timeout.objects.due().filter(share=owner).count()
-    assert (due == 0) == (owner == "nobody")
+    assert (due == 0) == (owner == "unknown")
     assert len(gathered(policy, owner)) == min(due, 500)
     # Of few rows PostgreSQL reads all, and sorts them.
     check(plans_of(lambda: gathered(policy, owner)), "delayq_share", is_short=due < 500)

@@ -104,7 +104,7 @@ def test_an_endpoint_that_never_accepts_leaves_a_dead_timeout_which_an_operator_
     endpoint.answers += [500, 500, 500]
     fire_due(DELIVER, raises=False)
     assert (row_of(message).state, len(endpoint.received)) == ("dead", 3)
-    operations.retry(row_of(message), by="somebody", reason="they have fixed it")
+    operations.retry(row_of(message), by="script:test", reason="the endpoint is repaired")
     assert fire_due(DELIVER) == 1
     assert Delivery.objects.get().delivered_at is not None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ SELECT 'testapp.order.remind', 1, n, '', 'default',
        CASE WHEN n % 4 = 0 THEN 'fired' ELSE 'pending' END, CASE WHEN n % 4 = 0 THEN 'due' ELSE '' END,
        {moment}, {moment}, {moment}, 0, 0, '[]', '', {past},
        CASE WHEN n % 4 = 0 THEN {moment} ELSE NULL END, n, n, CASE WHEN n % 4 = 0 THEN NULL ELSE 1 END, {no}, 0,
-       0, 0, {no}, {no}, {no}, '', {no}, {no}, '', '', ''
+       0, 0, {no}, {no}, {no}, {share}, {no}, {no}, '', '', ''
 FROM {series}
 """
 MOMENTS = {
@@ -63,24 +64,31 @@ MOMENTS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The rows, for all tests here."""
+@contextmanager
+def many_rows(blocker: Any, share: str = "''") -> Iterator[None]:
+    """Fill the ledger until the block ends. `share`: the SQL of that column."""
     vendor = connection.vendor
     past = {"postgresql": "now()", "mysql": "UTC_TIMESTAMP(6)", "sqlite": "datetime('now')"}[vendor]
     columns = COLUMNS.replace('"', "`") if vendor == "mysql" else COLUMNS
     series = SERIES[vendor].format(rows=ROWS)
     no = "false" if vendor == "postgresql" else "0"
-    sql = FORM.format(columns=columns, moment=MOMENTS[vendor], past=past, series=series, no=no)
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
+    sql = FORM.format(columns=columns, moment=MOMENTS[vendor], past=past, series=series, no=no, share=share)
+    with blocker.unblock(), connection.cursor() as cursor:
         digits = "lpad(CAST(n AS varchar), 32, '0')::uuid" if vendor == "postgresql" else "CAST(n AS CHAR(32))"
         cursor.execute(sql.replace("n, n, CASE", f"{digits}, {digits}, CASE"))
         cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
         if vendor == "mysql":
             cursor.fetchall()
     yield
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
+    with blocker.unblock(), connection.cursor() as cursor:
         cursor.execute("DELETE FROM django_delayq_timeout")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The rows, for all tests here."""
+    with many_rows(django_db_blocker):
+        yield
 
 
 def plans_of(call: Callable[[], object], *, of_stop_changes: bool = False) -> str:

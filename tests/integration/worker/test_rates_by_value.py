@@ -291,7 +291,7 @@ def test_a_poll_notices_a_policy_whose_wait_ends_before_the_next_poll(declare: D
 
 
 def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
-    with_redis: Any, declare: Declare, shops: list[Channel]
+    with_redis: Any, prefix: str, declare: Declare, shops: list[Channel]
 ) -> None:
     policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
     first, second = due(policy, shops[0], 2)
@@ -301,7 +301,7 @@ def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
     sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
     health.probe_at_start(["default"])
     assert list(sources.take(lines, 100).slots) == [first]
-    with_redis.flushall()
+    with_redis.delete(*with_redis.keys(f"{prefix}*"))  # other tests run beside it
     sources.check_now()
     RateShare.objects.all().delete()
     lines.refuse(policy, 0.0)
