@@ -33,6 +33,7 @@ from django_delayq.key_types import (
 from django_delayq.policy_models import (
     PolicyChange,
     PolicyControl,
+    PolicyDay,
     PolicyMeter,
     PolicySync,
     RateShare,
@@ -44,6 +45,7 @@ __all__ = [
     "Installation",
     "PolicyChange",
     "PolicyControl",
+    "PolicyDay",
     "PolicyMeter",
     "PolicySync",
     "RateShare",

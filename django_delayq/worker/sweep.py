@@ -47,6 +47,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
+from django_delayq.ledger.rollups import count_finally
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
@@ -293,7 +294,7 @@ def prune(
     age: timedelta | None = None,
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Delete rows that were settled, and due, longer than `RETENTION` ago; return how many.
+    """Delete rows that were settled, and due, longer than `RETENTION` ago; return how many. Count them first.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again.
@@ -310,6 +311,8 @@ def prune(
     before = database_now(using) - (age or get_settings().retention)
     deleted = 0
     start: datetime | None = None
+    for oldest in prunable(using, before, labels).order_by("settled_at").values_list("settled_at", flat=True)[:1]:
+        count_finally(using, oldest, before, between)
     while True:
         count, start = delete_settled(using, before, start, labels)
         deleted += count
