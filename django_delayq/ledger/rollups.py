@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import IntegrityError
@@ -32,7 +32,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.search import Cursor, Order
-from django_delayq.models import PolicyDay, Timeout, could_fire_at
+from django_delayq.models import PolicyDay, Timeout, TimeoutQuerySet, could_fire_at
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -70,13 +70,13 @@ class SettledRow(NamedTuple):
     keeps_deadline: bool
     object_id: str
 
-    @property
-    def end(self) -> str:
-        """Return as which of `COUNTS` the round has ended."""
-        if self.cause == Cause.CONDITION:
-            has_stopped_clock = self.remaining is not None and not self.keeps_deadline
-            return "in_time" if has_stopped_clock or self.settled_at <= self.due_at else "ended_late"
-        return "shadow" if self.cause == Cause.SHADOW else self.state
+
+def ending_of(row: Any) -> str:
+    """Return as which of `COUNTS` a round has ended: of a `SettledRow`, or a settled `Timeout`."""
+    if row.cause == Cause.CONDITION:
+        has_stopped_clock = row.remaining is not None and not row.keeps_deadline
+        return "in_time" if has_stopped_clock or row.settled_at <= row.due_at else "ended_late"
+    return "shadow" if row.cause == Cause.SHADOW else str(row.state)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Tally:
 
     def add(self, row: SettledRow) -> None:
         """Count one row."""
-        end = row.end
+        end = ending_of(row)
         self.counts[end] += 1
         if end == "fired":
             could_fire = could_fire_at(row.due_at, row.created_at, row.ready_at, row.run_at, row.attempts)
@@ -138,19 +138,31 @@ def start_of(day: date) -> datetime:
     return clock.in_utc(midnight.replace(tzinfo=timezone.get_default_timezone()))
 
 
-def read_settled(using: str, begin: datetime, end: datetime) -> Iterator[list[SettledRow]]:
-    """Yield pages of the rows of all policies that were settled from `begin` to before `end`, the oldest first."""
-    rows = Timeout.objects.using(using).filter(settled_at__gte=begin, settled_at__lt=end)
-    rows = rows.order_by(*BY_SETTLED.fields)
+R = TypeVar("R", bound="Any")
+
+
+def read_settled(
+    rows: TimeoutQuerySet, begin: datetime, end: datetime, kind: type[R], size: int = READ_ROWS
+) -> Iterator[list[R]]:
+    """Yield pages of those of `rows` that were settled from `begin` to before `end`, the oldest first.
+
+    `kind`: a named tuple of columns. It begins with `settled_at` and `id`.
+    """
+    found = rows.filter(settled_at__gte=begin, settled_at__lt=end).order_by(*BY_SETTLED.fields)
     place: Cursor | None = None
     while True:
-        following = rows if place is None else place.after(rows)
-        page = [SettledRow(*values) for values in following.values_list(*SettledRow._fields)[:READ_ROWS]]
+        following = found if place is None else place.after(found)
+        page = [kind(*values) for values in following.values_list(*kind._fields)[:size]]
         if page:
             yield page
-        if len(page) < READ_ROWS:
+        if len(page) < size:
             return
         place = Cursor.at(page[-1], BY_SETTLED)
+
+
+def rows_between(using: str, begin: datetime, end: datetime, size: int = READ_ROWS) -> Iterator[list[SettledRow]]:
+    """Yield pages of the rows of all policies that were settled in this time."""
+    return read_settled(Timeout.objects.using(using), begin, end, SettledRow, size)
 
 
 def _no_break() -> None:
@@ -160,7 +172,7 @@ def _no_break() -> None:
 def _count(using: str, begin: datetime, end: datetime, between: Callable[[], object]) -> dict[str, Tally]:
     """Return the tally of each label."""
     found: dict[str, Tally] = {}
-    for page in read_settled(using, begin, end):
+    for page in rows_between(using, begin, end):
         for row in page:
             found.setdefault(row.policy, Tally()).add(row)
         between()
@@ -358,7 +370,8 @@ def counted(
     until = None
     for gap in gaps(markers, begin, end):
         for part in parts_of(using, *gap):
-            for page in read_settled(using, part.begins_at, part.ends_at):
+            size = READ_ROWS if limit is None else min(READ_ROWS, limit + 1)
+            for page in rows_between(using, part.begins_at, part.ends_at, size):
                 limit = limit if limit is None else limit - len(page)
                 if limit is not None and limit < 0:
                     return Counted(counted_days, until or part.begins_at)
