@@ -233,7 +233,7 @@ class StoredAnswer(models.Model):
 
 
 class PolicyDay(models.Model):
-    """What was settled in a part of one day, by the label of the rows: see `ledger.rollups`.
+    """How the rounds have ended that were settled in a part of one day, by label: see `ledger.rollups`.
 
     The row with an empty `policy` states that the period is counted; a label without a row has settled nothing in it.
     """

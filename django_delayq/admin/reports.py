@@ -47,14 +47,14 @@ class ReportForm(forms.Form):
         label=_("by"), choices=(("day", _("day")), ("month", _("month")), ("field", _("field"))), required=False
     )
     field = forms.CharField(label=_("field of the object"), required=False, max_length=200)
-    days = forms.TypedChoiceField(label=_("period"), choices=PERIODS, coerce=int, required=False, empty_value=30)
+    days = forms.TypedChoiceField(label=_("period"), choices=PERIODS, coerce=int)
 
 
 def report_view(request: HttpRequest, label: str, site: AdminSite) -> HttpResponse:
     """Show the report of the policy `label`, which may be no longer declared; with `?format=csv` as a file."""
     if not request.user.has_perm("django_delayq.view_timeout"):
         raise PermissionDenied
-    request.current_app = site.name  # type: ignore[attr-defined]
+    request.current_app = site.name
     form = ReportForm({"by": "day", "days": 30, **request.GET.dict()})
     error, report = "", None
     if form.is_valid():

@@ -1,4 +1,4 @@
-"""Count what was settled, day by day, so that reports need not read the ledger, and outlive rows that are pruned.
+"""Count settled rows, day by day, so that reports need not read the ledger, and outlive rows that are pruned.
 
 Each `PolicyDay` counts one label in a part of a day in `TIME_ZONE`; the row without a label states that the part is
 counted. Workers count new rows every minute (`roll_up`). Once a day is over, they count it as a whole again, for rows
@@ -7,8 +7,8 @@ rows. What is not counted yet, a report reads from the ledger (`Counted`).
 
 | event | what keeps the counts right |
 | --- | --- |
-| a transaction settles a row, and commits later | rows of the last `COMMIT_MARGIN` are not counted yet; the day is counted again |
-| a dead row is retried or cancelled | `uncount` takes it off its day; a count that runs meanwhile is dropped, and repeated |
+| a transaction settles a row, and commits later | the last `COMMIT_MARGIN` is not counted; the day is counted again |
+| a dead row is retried or cancelled | `uncount` takes it off its day; a count that runs meanwhile is dropped |
 | two workers count the same rows | the second one finds other parts than it has begun with, and drops its count |
 | `TIME_ZONE` was changed | days whose rows exist are counted again; later days begin where the final ones end |
 | a policy was renamed | rows and days keep their labels; a report adds those of all labels of the policy |
@@ -32,7 +32,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.search import Cursor, Order
-from django_delayq.models import PolicyDay, Timeout, TimeoutQuerySet, could_fire_at
+from django_delayq.models import PolicyDay, Timeout, TimeoutQuerySet, could_fire_at, ending_of
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -69,14 +69,6 @@ class SettledRow(NamedTuple):
     remaining: timedelta | None
     keeps_deadline: bool
     object_id: str
-
-
-def ending_of(row: Any) -> str:
-    """Return as which of `COUNTS` a round has ended: of a `SettledRow`, or a settled `Timeout`."""
-    if row.cause == Cause.CONDITION:
-        has_stopped_clock = row.remaining is not None and not row.keeps_deadline
-        return "in_time" if has_stopped_clock or row.settled_at <= row.due_at else "ended_late"
-    return "shadow" if row.cause == Cause.SHADOW else str(row.state)
 
 
 @dataclass
@@ -132,7 +124,7 @@ def day_of(moment: datetime) -> date:
 
 def start_of(day: date) -> datetime:
     """Return when `day` begins in `TIME_ZONE`: at midnight, or when the clocks skip that, just after."""
-    midnight = datetime.combine(day, time())  # noqa: DTZ001 - as without USE_TZ
+    midnight = datetime.combine(day, time())
     if not settings.USE_TZ:
         return midnight
     return clock.in_utc(midnight.replace(tzinfo=timezone.get_default_timezone()))
@@ -209,10 +201,10 @@ def parts_of(using: str, begin: datetime, end: datetime) -> Iterator[Part]:
     """Yield the days, or parts of days, of a time, without those in which nothing was settled."""
     while begin < end:
         settled = Timeout.objects.using(using).filter(settled_at__gte=begin, settled_at__lt=end)
-        first = settled.order_by("settled_at").values_list("settled_at", flat=True)[:1]
-        if not first:
+        first: Any = settled.order_by("settled_at").values_list("settled_at", flat=True).first()
+        if first is None:
             return
-        day = day_of(first[0])
+        day = day_of(first)
         begin = max(begin, start_of(day))
         part = Part(day, begin, min(end, start_of(day + timedelta(days=1))))
         yield part
@@ -220,7 +212,7 @@ def parts_of(using: str, begin: datetime, end: datetime) -> Iterator[Part]:
 
 
 def roll_up(using: str, between: Callable[[], object] = _no_break) -> None:
-    """Count what was settled since the last call, and once more the days that are over.
+    """Count the rows that were settled since the last call, and once more the days that are over.
 
     Each part is a transaction of its own. Calls `between` between two pages of rows.
     """
@@ -228,12 +220,12 @@ def roll_up(using: str, between: Callable[[], object] = _no_break) -> None:
     foreign = PolicyDay.objects.using(using).filter(is_final=False).exclude(zone=settings.TIME_ZONE)
     if foreign.exists():
         foreign.delete()
-    first = Timeout.objects.using(using).filter(settled_at__isnull=False).order_by("settled_at")
-    first = first.values_list("settled_at", flat=True)[:1]
+    settled = Timeout.objects.using(using).filter(settled_at__isnull=False).order_by("settled_at")
+    first: Any = settled.values_list("settled_at", flat=True).first()
     until = now - COMMIT_MARGIN
-    if not first or first[0] >= until:
+    if first is None or first >= until:
         return
-    begin = start_of(day_of(first[0]))
+    begin = start_of(day_of(first))
     markers = list(_markers(using, begin, until))
     for gap in gaps(markers, begin, until):
         for part in parts_of(using, *gap):
@@ -243,7 +235,7 @@ def roll_up(using: str, between: Callable[[], object] = _no_break) -> None:
         if marker.counted_at < day_ends_at + REPAIR_AFTER <= now:
             part = Part(marker.day, marker.begins_at, marker.ends_at)
             seen = [marker]
-            _replace(using, part, _count(using, marker.begins_at, marker.ends_at, between), seen, now)
+            _replace(using, part, _count(using, marker.begins_at, marker.ends_at, between), seen, counted_at=now)
 
 
 def _extend(using: str, part: Part, now: datetime, between: Callable[[], object]) -> None:
@@ -252,17 +244,15 @@ def _extend(using: str, part: Part, now: datetime, between: Callable[[], object]
     own = _markers(using).filter(is_final=False, day=part.day, ends_at=part.begins_at)
     seen = list(own)
     if not seen:
-        _replace(using, part, tallies, [], now)
+        _replace(using, part, tallies, [], counted_at=now)
         return
     (marker,) = seen
     for stored in PolicyDay.objects.using(using).filter(begins_at=marker.begins_at).exclude(policy=NO_LABEL):
         tallies.setdefault(stored.policy, Tally()).merge(Tally.of(stored))
-    _replace(using, part._replace(begins_at=marker.begins_at), tallies, seen, marker.counted_at)
+    _replace(using, part._replace(begins_at=marker.begins_at), tallies, seen, counted_at=marker.counted_at)
 
 
-def count_finally(
-    using: str, oldest: datetime, before: datetime, between: Callable[[], object] = _no_break
-) -> None:
+def count_finally(using: str, oldest: datetime, before: datetime, between: Callable[[], object] = _no_break) -> None:
     """Count all rows that were settled from `oldest` to `before`, which are deleted next, for the last time.
 
     Of a day that is over, all rows are counted: the rest is deleted an hour later.
@@ -280,7 +270,7 @@ def count_finally(
         while not is_stored:
             seen = list(_markers(using, part.begins_at, part.ends_at))
             tallies = _count(using, part.begins_at, part.ends_at, between)
-            is_stored = _replace(using, part, tallies, seen, now, is_final=True)
+            is_stored = _replace(using, part, tallies, seen, counted_at=now, is_final=True)
 
 
 def _replace(
@@ -288,11 +278,12 @@ def _replace(
     part: Part,
     tallies: Mapping[str, Tally],
     seen: Iterable[PolicyDay],
-    counted_at: datetime,
-    *,
-    is_final: bool = False,
+    **columns: Any,
 ) -> bool:
-    """Store `tallies` in place of the markers `seen` and their labels. Return False if these have changed meanwhile."""
+    """Store `tallies` in place of the markers `seen` and their labels. Return False if these have changed meanwhile.
+
+    `columns`: `counted_at`, and `is_final`.
+    """
     rows = PolicyDay.objects.using(using)
     try:
         with transaction_of(using):
@@ -301,13 +292,12 @@ def _replace(
             if {_version(marker) for marker in markers} != {_version(marker) for marker in seen}:
                 return False
             overlapping.delete()
-            common: dict[str, Any] = {**part._asdict(), "zone": settings.TIME_ZONE, "counted_at": counted_at}
-            common["is_final"] = is_final
+            common: dict[str, Any] = {**part._asdict(), "zone": settings.TIME_ZONE, **columns}
             new = [PolicyDay(policy=NO_LABEL, **common)]
             for label, tally in tallies.items():
-                columns = {name: tally.counts[name] for name in COUNTS}
-                columns |= {"lateness": _stored(tally.lateness), "waits": _stored(tally.waits)}
-                new.append(PolicyDay(policy=label, **common, **columns))
+                counts = {name: tally.counts[name] for name in COUNTS}
+                histograms = {"lateness": _stored(tally.lateness), "waits": _stored(tally.waits)}
+                new.append(PolicyDay(policy=label, **common, **counts, **histograms))
             rows.bulk_create(new)
     except IntegrityError:  # another worker has stored the same part
         return False
@@ -344,16 +334,14 @@ def uncount(rows: Iterable[Timeout], using: str) -> None:
 
 @dataclass
 class Counted:
-    """What was settled in whole days: the tallies of each day and label, and how far they reach."""
+    """The settled rows of whole days: the tallies of each day and label, and how far they reach."""
 
     tallies: dict[tuple[date, str], Tally]
     until: datetime | None
-    """What was settled later is not counted, because it was more than the limit; None: all is counted."""
+    """Rows that were settled later are not counted, because they were more than the limit; None: all are."""
 
 
-def counted(
-    using: str, labels: Collection[str] | None, first: date, last: date, limit: int | None = None
-) -> Counted:
+def counted(using: str, labels: Collection[str] | None, first: date, last: date, limit: int | None = None) -> Counted:
     """Count the rows with `labels` (None: with any) that were settled from the day `first` to `last`.
 
     `limit`: read no more rows of the ledger than about so many.
@@ -364,9 +352,9 @@ def counted(
     stored = PolicyDay.objects.using(using).filter(day__range=(first, last), ends_at__gt=begin, begins_at__lt=end)
     stored = stored.exclude(policy=NO_LABEL) if labels is None else stored.filter(policy__in=labels)
     valid = {marker.begins_at for marker in markers}
-    for part in stored.filter(Q(is_final=True) | Q(zone=settings.TIME_ZONE)):
-        if part.begins_at in valid:
-            counted_days.setdefault((part.day, part.policy), Tally()).merge(Tally.of(part))
+    for row in stored.filter(Q(is_final=True) | Q(zone=settings.TIME_ZONE)):
+        if row.begins_at in valid:
+            counted_days.setdefault((row.day, row.policy), Tally()).merge(Tally.of(row))
     until = None
     for gap in gaps(markers, begin, end):
         for part in parts_of(using, *gap):
@@ -375,8 +363,8 @@ def counted(
                 limit = limit if limit is None else limit - len(page)
                 if limit is not None and limit < 0:
                     return Counted(counted_days, until or part.begins_at)
-                for row in page:
-                    if labels is None or row.policy in labels:
-                        counted_days.setdefault((part.day, row.policy), Tally()).add(row)
+                for each in page:
+                    if labels is None or each.policy in labels:
+                        counted_days.setdefault((part.day, each.policy), Tally()).add(each)
                 until = page[-1].settled_at
     return Counted(counted_days, None)

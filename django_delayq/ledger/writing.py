@@ -29,8 +29,8 @@ from django_delayq.ledger.locking import can_lock_and_write, lock_clause, lockin
 from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
-from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.rollups import uncount
+from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.ledger.traces import current_trace

@@ -24,9 +24,9 @@ from django_delayq.ledger.rollups import (
     rows_between,
     start_of,
 )
-from django_delayq.ledger.search import YEARS
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import Timeout
+from django_delayq.ledger.search import YEARS
+from django_delayq.models import PolicyDay, Timeout
 from django_delayq.operations.selection import may_ask_where
 from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
@@ -36,7 +36,7 @@ DAYS_SHOWN: Final = 30
 MONTHS_SHOWN: Final = 12
 """How many months a report by month covers if nothing else is asked for: a year, of which each month occurs once."""
 MAX_VALUES: Final = 1_000
-"""Values by which a report counts; the rest is one line. A field of which each object has another value is a mistake."""
+"""Values by which a report counts; the rest is one line. More is a mistake: each object has a value of its own."""
 MAX_READ: Final = 3_000
 """How many rows a page reads from the ledger: what a busy policy settles in a minute, in a tenth of a second."""
 TIMES: Final = ("day", "month")
@@ -142,7 +142,7 @@ def policy_report(
         declared = None if not label else registry.get(label)
         if declared is None:
             raise InvalidReport(f"A report by {by!r} needs a declared policy. Without one: day, month or policy.")
-        tallies, until = _by_field(declared, by, first, last, using, limit)
+        tallies, until = _by_field(declared, by, start_of(first), start_of(last + timedelta(days=1)), limit)
     total = Tally()
     for tally in tallies.values():
         total.merge(tally)
@@ -155,11 +155,17 @@ def _asked(policy: str | TimeoutPolicy[Any] | None) -> tuple[str, Collection[str
     if policy is None:
         return "", None, router.db_for_write(Timeout)
     using = router.db_for_write(Timeout)
-    if isinstance(policy, str) and registry.get(policy) is None:
-        if Timeout.objects.using(using).of_labels([policy]).exists():
-            return policy, (policy,), using
+    if isinstance(policy, str) and registry.get(policy) is None and _is_left(policy, using):
+        return policy, (policy,), using
     found = get_policy(policy)
     return found.label, found.labels, database_of(found.concrete_model)
+
+
+def _is_left(label: str, using: str) -> bool:
+    """Return whether rows or days have the label of a policy that is not declared any more."""
+    if Timeout.objects.using(using).of_labels([label]).exists():
+        return True
+    return bool(label) and PolicyDay.objects.using(using).filter(policy=label).exists()
 
 
 def _days(by: str, first: date | None, last: date | None, using: str) -> tuple[date, date]:
@@ -195,12 +201,12 @@ def figures(name: str, tally: Tally) -> Figures:
 
 
 def _by_field(
-    policy: TimeoutPolicy[Any], path: str, first: date, last: date, using: str, limit: int | None
+    policy: TimeoutPolicy[Any], path: str, begin: datetime, end: datetime, limit: int | None
 ) -> tuple[dict[str, Tally], datetime | None]:
     """Return the tally of each value of a field, the one with most rounds first, and until when rows were read."""
     tallies: dict[str, Tally] = {}
     until: datetime | None = None
-    begin, end = start_of(first), start_of(last + timedelta(days=1))
+    using = database_of(policy.concrete_model)
     values_at(policy, path, [], using)  # refuses a wrong path also if there are no rows
     for page in rows_between(using, begin, end):
         limit = limit if limit is None else limit - len(page)
@@ -239,7 +245,7 @@ def values_at(policy: TimeoutPolicy[Any], path: str, rows: Iterable[SettledRow],
 
 
 def may_count_by(user: Any, model: type[Model], path: str) -> bool:
-    """Return whether `user` may see the values at `path`: of a viewable model, and not passwords. True: no such path."""
+    """Return whether `user` may see the values at `path`, not passwords; also True if there is no such path."""
     try:
         return path.rpartition("__")[2] != "password" and may_ask_where(user, model, [path])
     except FieldDoesNotExist:

@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from django_delayq.arming.row_state import objects_of_policy
 from django_delayq import clock
+from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.clock import database_now, within_calendar
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import PolicyState, policy_state
-from django_delayq.ledger.rollups import ending_of, read_settled
+from django_delayq.ledger.rollups import read_settled
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import LAST_SETTLED
-from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.models import Timeout, TimeoutQuerySet, ending_of
 from django_delayq.operations.policies import check_delay
 from django_delayq.operations.selection import where as about_where
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.spans import Length
 
 LAST: Final = timedelta(days=30)
-"""How far back is looked by default: as far as the ledger reaches by default."""
+"""Which rounds count by default: those that the ledger keeps by default."""
 KNOWN_END: Final = frozenset({"in_time", "ended_late", "cancelled"})
 """When these rounds would have ended is known, whatever the deadline had been: their end does not depend on it."""
 
@@ -105,7 +105,7 @@ def what_if(
     Args:
         policy: the policy, or its label.
         after: the other delay, see `operations.change_delay`; None: the declared one.
-        last: how far back to look. Pruned rounds are missing.
+        last: how long ago the rounds were settled at most. Pruned ones are missing.
         where: only rounds of objects with these values: `channel__merchant=7`.
         limit: only the last rounds, of so many rows that are read at most; see `WhatIf.first`.
 
@@ -213,4 +213,3 @@ class _Relived:
             return max(policy.opening(due_at, obj), row.created_at)
         except Exception:  # noqa: BLE001 - of the application: a callable, or a calendar
             return None
-

@@ -311,7 +311,8 @@ def prune(
     before = database_now(using) - (age or get_settings().retention)
     deleted = 0
     start: datetime | None = None
-    for oldest in prunable(using, before, labels).order_by("settled_at").values_list("settled_at", flat=True)[:1]:
+    oldest = prunable(using, before, labels).order_by("settled_at").values_list("settled_at", flat=True).first()
+    if oldest is not None:
         count_finally(using, oldest, before, between)
     while True:
         count, start = delete_settled(using, before, start, labels)

@@ -105,17 +105,11 @@ def _count(signal: Any, timeout: Timeout, **_: object) -> None:
     COUNTERS[signal].labels(label).inc()
     if timeout.cause in GUARD_CAUSES and signal is not signals.timeout_cancelled:  # saved too late: not a guard rail
         WITHHELD.labels(label, timeout.cause).inc()
-    if signal in ENDING and _is_in_time(timeout):
+    if signal in ENDING and timeout.has_ended_in_time:
         IN_TIME.labels(label).inc()
     lateness = timeout.lateness()
     if lateness is not None:
         LAG.labels(label).observe(max(0.0, lateness))
-
-
-def _is_in_time(timeout: Timeout) -> bool:
-    from django_delayq.ledger.rollups import ending_of
-
-    return timeout.settled_at is not None and ending_of(timeout) == "in_time"
 
 
 def _count_restored(count: int, **_: object) -> None:

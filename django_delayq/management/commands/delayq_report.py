@@ -16,8 +16,10 @@ from django_delayq.management.output import local, seconds
 from django_delayq.models import Timeout
 from django_delayq.monitoring.reports import Figures, csv_rows, policy_report
 
-HEAD = ("rounds", "in time", "share", "ended late", "fired", "shadow", "skipped", "cancelled", "dead")
-HEAD += ("late p50", "p99", "time to event")
+HEAD = (
+    *("rounds", "in time", "share", "ended late", "fired", "shadow", "skipped", "cancelled", "dead"),
+    *("late p50", "p99", "time to event"),
+)
 
 
 class Command(ReportCommand):

@@ -89,7 +89,9 @@ def test_a_wrong_address_is_answered_without_an_error(viewer: Client, asked: str
 def test_the_page_reads_days_and_not_the_ledger(viewer: Client) -> None:
     Timeout.objects.bulk_create(random_rows(3000, clock.now() - timedelta(hours=1), 29, [LABEL]))
     roll_up("default")
-    with CaptureQueriesContext(connection, ) as seen:
+    with CaptureQueriesContext(
+        connection,
+    ) as seen:
         assert "3000" in viewer.get(ADDRESS).content.decode().replace(",", "")
     read = [query["sql"] for query in seen if "django_delayq_timeout" in query["sql"]]
     assert len(seen) < 10

@@ -166,6 +166,10 @@ def test_a_label_that_only_rows_have_is_reported_and_others_are_refused() -> Non
     Timeout.objects.bulk_create([settled_row(NOW, label="testapp.order.removed")])
     with clock.set_to(NOW):
         assert policy_report("testapp.order.removed").total.fired == 1
+    with clock.set_to(NOW + timedelta(days=40)):
+        assert prune("default") == 1
+        assert policy_report("testapp.order.removed", first=FIRST).total.fired == 1
+    with clock.set_to(NOW):
         with pytest.raises(UnknownPolicy):
             policy_report("testapp.order.never")
         with pytest.raises(InvalidReport, match="after the last one"):

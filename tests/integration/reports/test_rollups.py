@@ -217,9 +217,7 @@ def test_pages_are_read_in_order_without_a_row_read_twice(
         assert stored() == [(date(2026, 5, 10), 13, 0)]
 
 
-def test_a_worker_counts_what_was_settled(
-    declare: Callable[..., TimeoutPolicy[Any]], redis_url: str
-) -> None:
+def test_a_worker_counts_what_was_settled(declare: Callable[..., TimeoutPolicy[Any]], redis_url: str) -> None:
     declare(Order, name="told")
     settle(*[clock.now() - timedelta(days=day, minutes=10) for day in range(3)])
     worker = RunningWorker(concurrency=1)

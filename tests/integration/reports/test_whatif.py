@@ -33,6 +33,7 @@ from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+LABEL = "testapp.order.late_payer"
 MONDAY = datetime(2026, 5, 4, 8, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
@@ -90,7 +91,7 @@ def live(policy: TimeoutPolicy[Any], seen: list[Visit]) -> int:
 
 
 def next_due() -> datetime | None:
-    return Timeout.objects.pending().order_by("run_at").values_list("run_at", flat=True).first()  # type: ignore[no-any-return]
+    return Timeout.objects.pending().order_by("run_at").values_list("run_at", flat=True).first()
 
 
 def cancel(order: Order, timeout: Timeout) -> None:
@@ -107,9 +108,9 @@ def shop(declare: Callable[..., TimeoutPolicy[Any]]) -> Declare:
     from django_delayq.policies import registry
 
     def make(after: Any) -> TimeoutPolicy[Any]:
-        if (former := registry.get("testapp.order.told")) is not None:
+        if (former := registry.get(LABEL)) is not None:
             registry.remove(former)
-        return declare(Order, cancel, name="told", since="created_at", when=Q(status="waiting"), after=after)
+        return declare(Order, cancel, name="late_payer", since="created_at", when=Q(status="waiting"), after=after)
 
     return make
 
@@ -180,9 +181,11 @@ def test_a_clock_that_was_stopped_moves_the_other_deadline_as_much(shop: Declare
 def test_a_round_whose_deadline_needs_an_object_that_is_gone_is_unknown(
     declare: Callable[..., TimeoutPolicy[Any]],
 ) -> None:
-    policy = declare(Order, name="told", since="created_at", when=Q(), after=lambda order: HOUR)
+    policy = declare(Order, name="late_payer", since="created_at", when=Q(), after=lambda order: HOUR)
     at = MONDAY + HOUR
-    Timeout.objects.bulk_create([settled_row(at, object_id="99999", since_at=MONDAY, terms="", computed_due_at=at)])
+    Timeout.objects.bulk_create(
+        [settled_row(at, label=LABEL, object_id="99999", since_at=MONDAY, terms="", computed_due_at=at)]
+    )
     answer = asked(policy, 20 * MINUTE)
     assert (answer.rounds, answer.unknown, answer.would_fire) == (1, 1, 1)
 
@@ -213,7 +216,7 @@ def test_a_delay_that_the_policy_cannot_have_is_refused(declare: Callable[..., T
 
 
 def test_a_policy_without_since_counts_from_the_scheduling(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    policy = declare(Order, name="told", after=HOUR)
+    policy = declare(Order, name="late_payer", after=HOUR)
     with clock.set_to(MONDAY):
         schedule_timeout(Order.objects.create(status="new"), policy)
     with clock.set_to(MONDAY + HOUR):
@@ -240,16 +243,16 @@ def test_the_commands_print_it(shop: Declare) -> None:
         order.save()
     with clock.set_to(MONDAY + 30 * MINUTE):
         fire_due(policy)
-    text = run("delayq_whatif", "testapp.order.told", "--after", "10m")
-    assert text.splitlines()[0] == "testapp.order.told: 10 min instead of 30 min"
+    text = run("delayq_whatif", LABEL, "--after", "10m")
+    assert text.splitlines()[0] == f"{LABEL}: 10 min instead of 30 min"
     assert "of those in time would have fired first: 1." in text
     assert "Would have fired in total: 2." in text
-    longer = run("delayq_whatif", "testapp.order.told", "--after", "45m")
+    longer = run("delayq_whatif", LABEL, "--after", "45m")
     assert "Would have fired in total: 0 to 1." in longer
-    assert json.loads(run("delayq_whatif", "testapp.order.told", "--after", "10m", "--json"))["ended_first"] == 1
-    preview = run("delayq_replan", "testapp.order.told", "--after", "10m", "--mode", "keep", "--dry-run")
+    assert json.loads(run("delayq_whatif", LABEL, "--after", "10m", "--json"))["ended_first"] == 1
+    preview = run("delayq_replan", LABEL, "--after", "10m", "--mode", "keep", "--dry-run")
     assert "of those in time would have fired first: 1." in preview
     with pytest.raises(CommandError, match="no column"):
-        run("delayq_whatif", "testapp.order.told", "--after", "10m", "--where", "nothing=1")
+        run("delayq_whatif", LABEL, "--after", "10m", "--where", "nothing=1")
     with pytest.raises(CommandError, match="is not a duration"):
-        run("delayq_whatif", "testapp.order.told", "--after", "soon")
+        run("delayq_whatif", LABEL, "--after", "soon")
