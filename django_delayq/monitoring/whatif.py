@@ -17,6 +17,7 @@ from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.clock import database_now, within_calendar
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import PolicyState, policy_state
+from django_delayq.ledger.planned import acts_at
 from django_delayq.ledger.rollups import read_settled
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import LAST_SETTLED
@@ -170,7 +171,7 @@ class _Relived:
     def add(self, rounds: Collection[PastRound]) -> None:
         """Count some rounds."""
         policy, objects, pks = self._policy, {}, dict[str, Any]()
-        if policy.needs_object or policy.within is not None:
+        if policy.needs_object or policy.within is not None or policy.grace is not None:
             for each in rounds:
                 with suppress(ValueError):  # not a key of the model
                     pks[each.object_id] = pk_of(policy.concrete_model, each.object_id)
@@ -210,6 +211,6 @@ class _Relived:
                 return None
             if row.computed_due_at is not None and row.due_at > row.computed_due_at:  # holds have moved it
                 due_at += row.due_at - row.computed_due_at
-            return max(policy.opening(due_at, obj), row.created_at)
+            return max(policy.opening(acts_at(policy, due_at, obj), obj), row.created_at)
         except Exception:  # noqa: BLE001 - of the application: a callable, or a calendar
             return None

@@ -30,30 +30,31 @@ ROOT = Path(__file__).resolve().parents[2]
 # Deadlines that are data, watched rows, selections and rates by value have brought 1,000 more, nine modules and a link.
 # `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Requests of other services
 # with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules. `batch_by`: 250 lines
-# of the core and a module. Steps and grace: 580 lines, four modules and a link.
+# of the core and a module. Steps and grace: 580 lines, four modules and a link. Reports and what-if: 320 lines of the
+# core, 600 of the edges and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (16_700, 9_500),
-    "code lines of the edges": (8_300, 4_900),
-    "modules": (210, 120),
+    "code lines of the core": (16_950, 9_500),
+    "code lines of the edges": (8_900, 4_900),
+    "modules": (216, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (14, 14),
-    "numeric constants": (249, 90),
+    "numeric constants": (262, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (32, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (4_450, 2_280),
+    ("root",): (4_500, 2_280),
     ("scheduling",): (1_100, 740),
     ("arming",): (1_950, 830),
-    ("ledger",): (3_200, 1_900),
+    ("ledger",): (3_450, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_900, 1_430),
     ("worker",): (2_000, 1_480),
-    ("operations", "monitoring"): (2_700, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (5_650, 3_450),
+    ("operations", "monitoring"): (3_000, 1_470),
+    ("admin", "contrib", "management", "templatetags"): (5_950, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}

@@ -178,6 +178,18 @@ def test_a_clock_that_was_stopped_moves_the_other_deadline_as_much(shop: Declare
     assert asked(policy, 10 * MINUTE).ended_first == 1
 
 
+def test_the_handler_acts_only_after_the_grace(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    options: dict[str, Any] = {"since": "created_at", "when": Q(status="waiting"), "after": HOUR, "grace": 20 * MINUTE}
+    policy = declare(Order, cancel, name="late_payer", **options)
+    with clock.set_to(MONDAY):
+        order = Order.objects.create(status="waiting", created_at=MONDAY)
+    with clock.set_to(MONDAY + 45 * MINUTE):
+        order.status = "paid"
+        order.save()
+    assert asked(policy, 30 * MINUTE).ended_first == 0
+    assert asked(policy, 20 * MINUTE).ended_first == 1
+
+
 def test_a_round_whose_deadline_needs_an_object_that_is_gone_is_unknown(
     declare: Callable[..., TimeoutPolicy[Any]],
 ) -> None:
