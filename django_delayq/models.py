@@ -33,6 +33,7 @@ from django_delayq.key_types import (
 from django_delayq.policy_models import (
     PolicyChange,
     PolicyControl,
+    PolicyDay,
     PolicyMeter,
     PolicySync,
     RateShare,
@@ -45,6 +46,7 @@ __all__ = [
     "Installation",
     "PolicyChange",
     "PolicyControl",
+    "PolicyDay",
     "PolicyMeter",
     "PolicySync",
     "RateShare",
@@ -385,6 +387,11 @@ class Timeout(models.Model):
         return self.terms is not None
 
     @property
+    def has_ended_in_time(self) -> bool:
+        """Return whether its condition has ended the round before its deadline."""
+        return self.is_settled and ending_of(self) == "in_time"
+
+    @property
     def is_failing(self) -> bool:
         """Return whether an attempt of the pending row has failed, and it is tried again: see `failing`."""
         return self.state == self.State.PENDING and self.attempts > 0
@@ -421,6 +428,14 @@ def could_fire_at(
 ) -> datetime:
     """Return since when a row with these columns could fire: see `Timeout.could_fire_at`."""
     return max(due_at, created_at, ready_at or due_at, run_at if attempts <= 1 else due_at)
+
+
+def ending_of(row: Any) -> str:
+    """Return as what a round has ended, for reports: of a settled `Timeout`, or its columns. See `rollups.COUNTS`."""
+    if row.cause == Timeout.Cause.CONDITION:
+        has_stopped_clock = row.remaining is not None and not row.keeps_deadline
+        return "in_time" if has_stopped_clock or row.settled_at <= row.due_at else "ended_late"
+    return "shadow" if row.cause == Timeout.Cause.SHADOW else str(row.state)
 
 
 class Installation(models.Model):

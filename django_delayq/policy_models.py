@@ -230,3 +230,44 @@ class StoredAnswer(models.Model):
 
     def __str__(self) -> str:
         return self.digest
+
+
+class PolicyDay(models.Model):
+    """How the rounds have ended that were settled in a part of one day, by label: see `ledger.rollups`.
+
+    The row with an empty `policy` states that the period is counted; a label without a row has settled nothing in it.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(max_length=200)
+    day: Field[Any, Any] = models.DateField()
+    """In the time zone `zone`: `TIME_ZONE` when it was counted."""
+    zone = models.CharField(max_length=64)
+    begins_at: Field[Any, Any] = models.DateTimeField()
+    ends_at: Field[Any, Any] = models.DateTimeField()
+    counted_at: Field[Any, Any] = models.DateTimeField()
+    """When the count of the whole period has begun."""
+    is_final = models.BooleanField(default=False)
+    """Rows of the period may be deleted, so it is not counted again."""
+    changes = models.PositiveIntegerField(default=0)
+    """How many settled rows of the period were changed since it was counted, for a count that runs meanwhile."""
+    in_time = models.BigIntegerField(default=0)
+    ended_late = models.BigIntegerField(default=0)
+    fired = models.BigIntegerField(default=0)
+    shadow = models.BigIntegerField(default=0)
+    skipped = models.BigIntegerField(default=0)
+    cancelled = models.BigIntegerField(default=0)
+    dead = models.BigIntegerField(default=0)
+    lateness: Field[Any, Any] = models.JSONField(default=dict)
+    """Histograms: how late the rounds fired, and how long those that ended in time took."""
+    waits: Field[Any, Any] = models.JSONField(default=dict)
+
+    class Meta:
+        default_permissions = ()
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["policy", "begins_at"], name="delayq_one_part_of_a_day"),
+        ]
+        indexes: ClassVar[list[models.Index]] = [models.Index(fields=["policy", "ends_at"], name="delayq_days")]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.day}"

@@ -31,6 +31,8 @@ from django_delayq.ledger.locking import with_keys
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.monitoring import whatif
+from django_delayq.monitoring.reports import MAX_READ
 from django_delayq.monitoring.snapshot import Obstacle
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
@@ -360,7 +362,12 @@ class PolicyOperationView(OperationView):
             messages.success(self.request, result)
 
     def consequences(self, form: forms.OperationForm) -> list[str]:
-        """Return what a change of the delay would do."""
+        """Return what a change of the delay would do, and would have done to the last rounds."""
+        pending = self._to_pending(form)
+        past = whatif.what_if(self.state.policy, form.arguments["after"], limit=MAX_READ)
+        return [*pending, *(whatif.sentences(past) if past.rounds else ())]
+
+    def _to_pending(self, form: forms.OperationForm) -> list[str]:
         preview = operations.preview_delay(self.state.policy, **form.arguments)
         delays, overdue = (preview.before, preview.after), preview.overdue
         before, after = (_("depends on the object") if value is None else render.length(value) for value in delays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -42,6 +43,7 @@ from django_delayq.admin.changelist import (
     related_column,
     story_column,
 )
+from django_delayq.admin.reports import report_view
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -172,9 +174,11 @@ class PolicyControlAdmin(LedgerAdmin):
         selected = PoliciesOperationView.as_view(site=self.admin_site)
         view_selected = transaction.non_atomic_requests(self.admin_site.admin_view(selected))
         policies = self.admin_site.admin_view(self.changelist_view)
+        report = self.admin_site.admin_view(partial(report_view, site=self.admin_site))
         return [
             path("", policies, name="django_delayq_policycontrol_changelist"),
             path("selected/<slug:operation>/", view_selected, name="django_delayq_policycontrol_operate_selected"),
+            path("<str:label>/report/", report, name="django_delayq_policycontrol_report"),
             path("<str:label>/<slug:operation>/", view, name="django_delayq_policycontrol_operate"),
         ]
 
@@ -224,6 +228,7 @@ class PolicyControlAdmin(LedgerAdmin):
             "lag_p50": render.lag(status.lag_p50),
             "lag_p99": render.lag(status.lag_p99),
             "chart": chart(status.hours, clock.now()),
+            "report": address(site, "policycontrol_report", status.label) if listed else "",
         }
         if state is not None:
             is_moving = state.policy in changing

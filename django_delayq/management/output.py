@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -183,7 +183,7 @@ def stop_of(state: PolicyState) -> str:
 
 
 def as_json(value: Any, encoding: str = "utf-8") -> str:
-    """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects.
+    """Return JSON: dates and datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects.
 
     If `encoding` does not have all of its letters, they are escaped as JSON has them, which `Encodable` does not.
     """
@@ -196,7 +196,7 @@ def as_json(value: Any, encoding: str = "utf-8") -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
+    if isinstance(value, date):  # or a datetime
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()

@@ -44,6 +44,7 @@ def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
             f", MODIFY share varchar(64) {exact} NOT NULL, MODIFY reason varchar(255) CHARACTER SET utf8mb4 NOT NULL"
         )
         schema_editor.execute(f"ALTER TABLE django_delayq_rateshare MODIFY share varchar(64) {exact} NOT NULL")
+        schema_editor.execute(f"ALTER TABLE django_delayq_policyday MODIFY policy varchar(200) {exact} NOT NULL")
 
 
 class Migration(migrations.Migration):
@@ -206,6 +207,34 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'policy changes',
                 'default_permissions': ('view',),
                 'indexes': [models.Index(fields=['policy', 'id'], name='delayq_changes')],
+            },
+        ),
+        migrations.CreateModel(
+            name='PolicyDay',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('policy', models.CharField(max_length=200)),
+                ('day', models.DateField()),
+                ('zone', models.CharField(max_length=64)),
+                ('begins_at', models.DateTimeField()),
+                ('ends_at', models.DateTimeField()),
+                ('counted_at', models.DateTimeField()),
+                ('is_final', models.BooleanField(default=False)),
+                ('changes', models.PositiveIntegerField(default=0)),
+                ('in_time', models.BigIntegerField(default=0)),
+                ('ended_late', models.BigIntegerField(default=0)),
+                ('fired', models.BigIntegerField(default=0)),
+                ('shadow', models.BigIntegerField(default=0)),
+                ('skipped', models.BigIntegerField(default=0)),
+                ('cancelled', models.BigIntegerField(default=0)),
+                ('dead', models.BigIntegerField(default=0)),
+                ('lateness', models.JSONField(default=dict)),
+                ('waits', models.JSONField(default=dict)),
+            ],
+            options={
+                'default_permissions': (),
+                'indexes': [models.Index(fields=['policy', 'ends_at'], name='delayq_days')],
+                'constraints': [models.UniqueConstraint(fields=('policy', 'begins_at'), name='delayq_one_part_of_a_day')],
             },
         ),
         migrations.CreateModel(

@@ -347,6 +347,17 @@ def change_delay(
     return change if mode == "keep" else run_move(change, using, progress)
 
 
+def check_delay(policy: TimeoutPolicy[Any], after: timedelta | None) -> None:
+    """Raise InvalidDelay if `policy` cannot have the delay `after`; None: the declared one."""
+    if policy.after is None:
+        words = _("{policy} declares no delay that could be changed: each call sets its own.")
+        raise InvalidDelay(words.format(policy=policy.label))
+    if after is not None:
+        shifted(clock.now(), check_length(after, "after", may_be_negative=policy.since is not None))
+        if policy.fixed_length is not None:
+            resized(policy.fixed_length, after, strict=True)
+
+
 def _new_delay(
     policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode, before: timedelta | None
 ) -> tuple[timedelta | None, timedelta]:
@@ -356,13 +367,7 @@ def _new_delay(
     """
     if mode not in MODES:
         raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
-    if policy.after is None:
-        words = _("{policy} declares no delay that could be changed: each call sets its own.")
-        raise InvalidDelay(words.format(policy=policy.label))
-    if after is not None:
-        shifted(clock.now(), check_length(after, "after", may_be_negative=policy.since is not None))
-        if policy.fixed_length is not None:
-            resized(policy.fixed_length, after, strict=True)
+    check_delay(policy, after)
     new = PolicyState(policy, after=after).delay
     if mode != "shift":
         return new, timedelta(0)

@@ -34,6 +34,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
+from django_delayq.ledger.rollups import roll_up
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed
 from django_delayq.operations.policies import end_holds
@@ -60,6 +61,8 @@ FORGET_SECONDS: Final = 60.0
 """How often rows of lost workers are searched: each worker asks, also a hundred of them."""
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 """The rows of an hour are deleted in seconds; more often would read the index for nothing."""
+ROLL_UP_INTERVAL: Final = timedelta(minutes=1)
+"""A report reads the rows of about so long from the ledger; more often would write to idle databases for nothing."""
 QUEUES_SECONDS: Final = 30.0
 """How late a row may be noticed of a queue that no policy names."""
 MAX_QUEUE_ROWS: Final = 10_000
@@ -297,7 +300,8 @@ class Background:
             Job.every(min(6 * get_settings().sweep_interval, ABANDONED_AFTER), "moves", moves),
             Job.every(MISSED_EVERY, "missed-moves", partial(move_missed, self._using)),
             sync,
-            Job.every(PRUNE_INTERVAL, "prune", lambda: self._prune(slow.run_urgent)),
+            Job.every(ROLL_UP_INTERVAL, "roll-up", lambda: self._in_turn("roll-up", ROLL_UP_INTERVAL, roll_up, slow)),
+            Job.every(PRUNE_INTERVAL, "prune", lambda: self._in_turn("prune", PRUNE_INTERVAL, prune, slow)),
         ]
         return [quick, slow]
 
@@ -333,14 +337,17 @@ class Background:
         """
         return self._tables.run(between, at_once=at_once)
 
-    def _prune(self, between: Between) -> None:
+    def _in_turn(
+        self, name: str, interval: timedelta, work: Callable[[str, Between], object], thread: PeriodicThread
+    ) -> None:
+        """Call `work` if it is this worker's turn, or without Redis. It calls urgent jobs between its pages."""
         try:
-            with turn(self._redis.engine if self._redis.is_up else None, "prune", PRUNE_INTERVAL) as is_ours:
+            with turn(self._redis.engine if self._redis.is_up else None, name, interval) as is_ours:
                 if is_ours:
-                    prune(self._using, between=between)
+                    work(self._using, thread.run_urgent)
         except EngineError as error:
             self._redis.failed(error)
-            prune(self._using, between=between)
+            work(self._using, thread.run_urgent)
 
     def follow(self) -> None:
         """Read the database clock and what is stopped, find queues, and settle timeouts of dead workers.

@@ -47,6 +47,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
+from django_delayq.ledger.rollups import count_finally
 from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import Old, delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
@@ -312,6 +313,8 @@ def prune(
 ) -> int:
     """Delete rows that were settled, and due, longer than the `retention` of their policy ago; return how many.
 
+    Reports count them first (`count_finally`): all that were settled in this time, also rows that are kept for longer.
+
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again.
 
@@ -326,6 +329,10 @@ def prune(
     forget_free_shares(using)
     forget_old_answers(using)
     deleted, found = 0, _old_rows(using, labels, age)
+    before = max(old.before for old in found)
+    oldest = [prunable(using, old).order_by("settled_at").values_list("settled_at", flat=True).first() for old in found]
+    if any(oldest):
+        count_finally(using, min(filter(None, oldest)), before, between)
     for old in found:
         start: datetime | None = None
         while True:
@@ -336,5 +343,5 @@ def prune(
                 break
             between()
             sleep(PRUNE_PAUSE_SECONDS)
-    timeouts_pruned.send(Timeout, using=using, before=max(old.before for old in found))
+    timeouts_pruned.send(Timeout, using=using, before=before)
     return deleted

@@ -31,30 +31,31 @@ ROOT = Path(__file__).resolve().parents[2]
 # `confirm` and outcomes that are returned: 200 lines and two modules. Tracing: 170 and four. Requests of other services
 # with stored answers, and webhooks: 700 lines of the edges, 100 of the core and eleven modules. `batch_by`: 250 lines
 # of the core and a module. Steps and grace: 580 lines, four modules and a link. Erasure, export, retention and time for
-# staging: 650 lines, six modules, an import at the start.
+# staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
+# and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_150, 9_500),
-    "code lines of the edges": (8_600, 4_900),
-    "modules": (217, 120),
+    "code lines of the core": (17_400, 9_500),
+    "code lines of the edges": (9_200, 4_900),
+    "modules": (223, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (15, 14),
-    "numeric constants": (256, 90),
+    "numeric constants": (269, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (32, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (4_550, 2_280),
+    ("root",): (4_600, 2_280),
     ("scheduling",): (1_100, 740),
     ("arming",): (1_950, 830),
-    ("ledger",): (3_350, 1_900),
+    ("ledger",): (3_600, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_900, 1_430),
     ("worker",): (2_000, 1_480),
-    ("operations", "monitoring"): (2_850, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (5_850, 3_450),
+    ("operations", "monitoring"): (3_250, 1_470),
+    ("admin", "contrib", "management", "templatetags"): (6_150, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}

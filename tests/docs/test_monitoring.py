@@ -26,7 +26,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def kept() -> Iterator[Metric]:
-    for metric in (*metrics.COUNTERS.values(), metrics.WITHHELD, metrics.LAG, metrics.RESTORED):
+    for metric in (*metrics.COUNTERS.values(), metrics.WITHHELD, metrics.IN_TIME, metrics.LAG, metrics.RESTORED):
         yield from metric.collect()
 
 

@@ -58,6 +58,7 @@ LAG = Histogram(
 )
 GUARD_CAUSES: Final = ("late", "shadow", "limit")
 WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["policy", "cause"])
+IN_TIME = Counter("delayq_in_time", "Timeouts that their condition ended before their deadline", ["policy"])
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pending_timeouts": ("Pending timeouts", ("policy",)),
     "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
@@ -72,6 +73,8 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "redis_up": ("1 if Redis answers", ()),
 }
 """Their descriptions and labels."""
+ENDING: Final = (signals.timeout_cancelled, signals.timeout_skipped)
+"""Sent when a condition has ended a round."""
 RESTORED = Counter("delayq_restored_entries", "Entries that Redis had lost and a sweep restored")
 
 
@@ -91,6 +94,7 @@ def start_at_zero() -> None:
     for policy in registry:
         for counter in COUNTERS.values():
             counter.labels(policy.label)
+        IN_TIME.labels(policy.label)
         for cause in GUARD_CAUSES:
             WITHHELD.labels(policy.label, cause)
 
@@ -101,6 +105,8 @@ def _count(signal: Any, timeout: Timeout, **_: object) -> None:
     COUNTERS[signal].labels(label).inc()
     if timeout.cause in GUARD_CAUSES and signal is not signals.timeout_cancelled:  # saved too late: not a guard rail
         WITHHELD.labels(label, timeout.cause).inc()
+    if signal in ENDING and timeout.has_ended_in_time:
+        IN_TIME.labels(label).inc()
     lateness = timeout.lateness()
     if lateness is not None:
         LAG.labels(label).observe(max(0.0, lateness))

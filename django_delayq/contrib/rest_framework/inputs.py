@@ -53,6 +53,34 @@ MAX_UNITS: Final = 1e9
 SETTINGS: Final = ("off", "declared")
 
 
+class ReportQuery(serializers.Serializer[Any]):
+    """What a report counts by, and its days."""
+
+    by = serializers.CharField(
+        default="day",
+        max_length=200,
+        help_text=_("`day`, `month`, or a column of the objects, also over foreign keys: `channel__region`."),
+    )
+    first = serializers.DateField(required=False, help_text=_("The first day; by default 30 days, or 12 months."))
+    last = serializers.DateField(required=False, help_text=_("The last day; by default today."))
+
+    @classmethod
+    def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> ReportQuery:
+        """Return the checked parameters of a query, which may also have `others`. Raises ValidationError."""
+        asked = cls(data=_known(cls, query, others))
+        asked.is_valid(raise_exception=True)
+        return asked
+
+
+def _known(
+    serializer: type[serializers.Serializer[Any]], query: Mapping[str, Any], others: Iterable[str]
+) -> dict[str, Any]:
+    """Return the parameters of a query. Raises ValidationError for those that are neither fields nor `others`."""
+    if unknown := sorted(set(query) - {*serializer().fields, "format", *others}):
+        raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
+    return {name: query[name] for name in query}  # of a QueryDict, DRF would ignore empty values
+
+
 class MomentField(serializers.DateTimeField):
     """A datetime in the years that every database can compare."""
 
@@ -145,10 +173,7 @@ class Selection(serializers.Serializer[Any]):
     @classmethod
     def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> Selection:
         """Return the checked parameters of a query, which may also have `others`. Raises ValidationError."""
-        known = {*cls().fields, "format", *others}
-        if unknown := sorted(set(query) - known):
-            raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
-        data = {name: query[name] for name in query}  # of a QueryDict, DRF would ignore empty values
+        data = _known(cls, query, others)
         if "where" in data:
             data["where"] = query.getlist("where") if isinstance(query, QueryDict) else query["where"]
         selection = cls(data=data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from types import NoneType
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.lengths import length_text
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring import snapshot
+from django_delayq.monitoring import reports, snapshot
 from django_delayq.operations import Refusal
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Then
 from django_delayq.policy_rules import condition_text
@@ -355,6 +355,7 @@ class StatusPart(serializers.Serializer[Any]):
         float: serializers.FloatField,
         bool: serializers.BooleanField,
         datetime: serializers.DateTimeField,
+        date: serializers.DateField,
     }
 
     def __init_subclass__(cls) -> None:
@@ -441,3 +442,16 @@ class StatusSerializer(StatusPart):
 
     shows = snapshot.Snapshot
     leaves_out = ("database",)
+
+
+class FiguresSerializer(StatusPart):
+    """How the rounds of a day, a month, or a value have ended; durations in seconds, to 2.5 %."""
+
+    shows = reports.Figures
+
+
+class ReportSerializer(StatusPart):
+    """How the rounds of a policy have ended."""
+
+    shows = reports.Report
+    total = FiguresSerializer()

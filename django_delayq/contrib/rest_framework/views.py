@@ -36,11 +36,13 @@ from django_delayq.ledger import controls
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
+from django_delayq.monitoring import reports
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
+NO_COLUMN, NO_DAYS = _("There is no such column."), _("The first day is after the last one, or too far away.")
 NOT_IN_THE_BODY: Final = _("Send the fields of an action in its body, not in its address.")
 
 
@@ -273,6 +275,27 @@ class PolicyViewSet(OperatorView, ViewSet):
     def retrieve(self, request: Request, *_: Any, **__: Any) -> Response:
         """Show one policy, by its present label or a former one."""
         return Response(outputs.PolicySerializer(controls.policy_state(*self.target())).data)
+
+    @describe("policies", outputs.ReportSerializer, (400, 401, 403, 404), parameters=[LABEL, inputs.ReportQuery])
+    @action(detail=True, methods=["get"])
+    def report(self, request: Request, *_: Any, **__: Any) -> Response:
+        """Report how the rounds of a policy have ended, by day, by month, or by a column of the objects.
+
+        Rounds that workers have not counted yet, above some thousands, are left out: see `counted_until`.
+        """
+        policy, _using = self.target()
+        asked = inputs.ReportQuery.of(request.query_params, _version_parameter(request))
+        by, days = asked.validated_data["by"], {"first": None, "last": None, **asked.validated_data}
+        is_field = by not in reports.TIMES
+        may_view = request.user.has_perm("django_delayq.view_timeout")
+        if not may_view or (is_field and not reports.may_count_by(request.user, policy.concrete_model, by)):
+            raise PermissionDenied
+        try:
+            found = reports.policy_report(policy, **days, limit=reports.MAX_READ)
+        except reports.InvalidReport as error:
+            wrong = NO_COLUMN if is_field else NO_DAYS
+            raise ValidationError({"by" if is_field else "first": [wrong]}) from error
+        return Response(outputs.ReportSerializer(found).data)
 
     pause = operation(
         "pause",

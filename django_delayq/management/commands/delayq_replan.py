@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.utils import translation
 
 from django_delayq.clock import plural
 from django_delayq.ledger.controls import policy_state
@@ -10,6 +11,8 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.lengths import length_text
 from django_delayq.management.operating import PolicyCommand
+from django_delayq.monitoring.reports import MAX_READ
+from django_delayq.monitoring.whatif import sentences, what_if
 from django_delayq.operations import preview_delay
 from django_delayq.spans import Length
 
@@ -40,6 +43,10 @@ class Command(PolicyCommand):
         change = f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}"
         kept = f", and {seen.hand_set} set by hand, which stay" if seen.hand_set else ""
         self.stdout.write(f"{change}; {pending} pending, of which {overdue} would be due at once{kept}")
+        past = what_if(policy, self.parameters(options)["after"], limit=MAX_READ)
+        with translation.override("en"):
+            for line in sentences(past) if past.rounds else ():
+                self.stdout.write(line)
         if options["dry_run"]:
             self.report(f"would {mode} {plural(pending, 'pending deadline')}", options)
             return

@@ -32,6 +32,7 @@ from tests.testapp.timeouts import remind
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 POLICIES = "admin:django_delayq_policycontrol_changelist"
 OPERATE = "admin:django_delayq_policycontrol_operate"
+REPORT = "admin:django_delayq_policycontrol_report"
 REMIND, UNPAID = "testapp.order.remind", "testapp.order.cancel_unpaid"
 VERBS = ("cancel", "fire", "postpone", "retry")
 ON = {"setting": "on", "most": "5", "share": "5"}
@@ -147,6 +148,7 @@ def addresses(rows: list[Timeout]) -> list[str]:
         *(f"{reverse(OPERATION, args=[verb])}?ids={ids}" for verb in VERBS),
         *(reverse(OPERATE, args=[UNPAID, name]) for name in POLICY_OPERATIONS),
         reverse(POLICIES),
+        *(f"{reverse(REPORT, args=[REMIND])}?{asked}" for asked in ("", "by=month", "by=field", "by=field&field=x")),
         *(f"{reverse(f'{OPERATE}_selected', args=[name])}?all=1" for name in POLICIES_OPERATIONS),
         reverse("admin:django_delayq_policychange_changelist"),
         reverse("admin:testapp_order_changelist"),

@@ -296,3 +296,29 @@ def test_an_address_that_cannot_be_used_stops_no_worker(
             monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", address)
             metrics.serve_worker()
             assert [record.event for record in caplog.records if hasattr(record, "event")] == ["metrics_address"]
+
+
+@pytest.mark.parametrize("how", ["save", "guard", "too late"])
+def test_rounds_that_their_condition_ends_in_time_are_counted(how: str) -> None:
+    label = "testapp.order.cancel_unpaid"
+    now, before = clock.now(), value("delayq_in_time_total", label)
+    order = Order.objects.create(status="unpaid", created_at=now)
+    assert Timeout.objects.get().policy == label
+    with clock.set_to(now + timedelta(days=3) if how == "too late" else now + timedelta(seconds=1)):
+        if how == "guard":
+            with dq.before_deadline(order, "cancel_unpaid"):
+                order.status = "paid"
+                order.save()
+        else:
+            order.status = "paid"
+            order.save()
+    assert value("delayq_in_time_total", label) - before == (how != "too late")
+
+
+def test_what_is_cancelled_by_hand_is_not_in_time() -> None:
+    label = "testapp.order.remind"
+    before = value("delayq_in_time_total", label)
+    order = Order.objects.create(status="new")
+    dq.schedule_timeout(order, "remind", minutes=5)
+    dq.cancel_timeout(order, "remind")
+    assert value("delayq_in_time_total", label) == before

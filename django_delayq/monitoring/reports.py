@@ -1,0 +1,267 @@
+"""Report how the rounds of policies have ended: by day, by month, by policy, or by a field of their objects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import date, datetime, timedelta
+from typing import Any, Final
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db import router
+from django.db.models import F, Model
+
+from django_delayq.clock import database_now
+from django_delayq.exceptions import DelayqError, suggestion
+from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.ledger.rollups import (
+    SettledRow,
+    Tally,
+    counted,
+    day_of,
+    quantile,
+    rows_between,
+    start_of,
+)
+from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.search import YEARS
+from django_delayq.models import PolicyDay, Timeout
+from django_delayq.operations.selection import may_ask_where
+from django_delayq.paths import field_at
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
+
+DAYS_SHOWN: Final = 30
+"""How many days a report by day covers if nothing else is asked for: as many as the ledger keeps by default."""
+MONTHS_SHOWN: Final = 12
+"""How many months a report by month covers if nothing else is asked for: a year, of which each month occurs once."""
+MAX_VALUES: Final = 1_000
+"""Values by which a report counts; the rest is one line. More is a mistake: each object has a value of its own."""
+MAX_READ: Final = 3_000
+"""How many rows a page reads from the ledger: what a busy policy settles in a minute, in a tenth of a second."""
+TIMES: Final = ("day", "month")
+GONE: Final = "(deleted)"
+"""The value of objects that do not exist any more."""
+
+
+class InvalidReport(DelayqError, ValueError):
+    """The report cannot be made: the field to count by, or the days, are wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How some rounds have ended. The counts add up to `rounds`.
+
+    Attributes:
+        name: the day (`2026-03-01`), the month (`2026-03`), the label of the policy, or the value of the field.
+        rounds: how many were settled.
+        in_time: ended by their condition before their deadline, or while their clock was stopped.
+        share: `in_time` of `rounds`; None: there are none.
+        ended_late: ended by their condition after their deadline, before they fired.
+        fired: fired.
+        shadow: would have fired, but their policy was in shadow mode.
+        skipped: skipped for another reason, such as by their handler.
+        cancelled: cancelled for another reason, such as by hand.
+        dead: all attempts have failed.
+        late_p50, late_p99: seconds from when rounds could fire to when they fired (`Timeout.lateness`), to 2.5 %.
+        time_to_event: median seconds from `since` (without one, from the scheduling) to the end of those that ended in
+            time, to 2.5 %.
+    """
+
+    name: str
+    rounds: int = 0
+    in_time: int = 0
+    share: float | None = None
+    ended_late: int = 0
+    fired: int = 0
+    shadow: int = 0
+    skipped: int = 0
+    cancelled: int = 0
+    dead: int = 0
+    late_p50: float | None = None
+    late_p99: float | None = None
+    time_to_event: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answer of `policy_report`.
+
+    Attributes:
+        policy: the label of the policy; empty: of all policies.
+        by: what it is counted by.
+        first, last: the days that it covers, in `TIME_ZONE`.
+        lines: one for each day, month, policy or value that has rounds.
+        total: all of them together.
+        counted_until: rounds that were settled later are not counted yet; None: all are.
+    """
+
+    policy: str
+    by: str
+    first: date
+    last: date
+    lines: tuple[Figures, ...]
+    total: Figures
+    counted_until: datetime | None = None
+
+
+def policy_report(
+    policy: str | TimeoutPolicy[Any] | None = None,
+    *,
+    by: str = "day",
+    first: date | None = None,
+    last: date | None = None,
+    limit: int | None = None,
+) -> Report:
+    """Report how the rounds of a policy have ended, by the day on which they were settled.
+
+    Days begin at midnight in `TIME_ZONE`. Workers count them before they delete rows, so that days and months remain.
+    What they have not counted yet is read from the ledger. Rounds under former labels of the policy count for it.
+
+    Args:
+        policy: the policy, its label, or a label that only rows have; None: all policies.
+        by: `day`, `month`, `policy`, or a field of the object, also along foreign keys: `channel__region`. Fields are
+            read from the objects as they are now, and only for rounds that the ledger still has.
+        first: the first day; by default 30 days before `last`, and for months the first of the month a year before.
+        last: the last day, by default today.
+        limit: read at most about so many rows of the ledger; see `Report.counted_until`.
+
+    Raises:
+        InvalidReport: the model has no such field, or `first` is after `last`.
+        UnknownPolicy: there is no such policy.
+    """
+    label, labels, using = _asked(policy)
+    first, last = _days(by, first, last, using)
+    if by in (*TIMES, "policy"):
+        found = counted(using, labels, first, last, limit)
+        tallies: dict[str, Tally] = {}
+        for (day, name), tally in sorted(found.tallies.items()):
+            tallies.setdefault(_name_of(by, day, name), Tally()).merge(tally)
+        until = found.until
+    else:
+        declared = None if not label else registry.get(label)
+        if declared is None:
+            raise InvalidReport(f"A report by {by!r} needs a declared policy. Without one: day, month or policy.")
+        tallies, until = _by_field(declared, by, start_of(first), start_of(last + timedelta(days=1)), limit)
+    total = Tally()
+    for tally in tallies.values():
+        total.merge(tally)
+    lines = tuple(figures(name, tally) for name, tally in tallies.items())
+    return Report(label, by, first, last, lines, figures("total", total), until)
+
+
+def _asked(policy: str | TimeoutPolicy[Any] | None) -> tuple[str, Collection[str] | None, str]:
+    """Return the label, all labels of the policy, and the database. Raises UnknownPolicy."""
+    if policy is None:
+        return "", None, router.db_for_write(Timeout)
+    using = router.db_for_write(Timeout)
+    if isinstance(policy, str) and registry.get(policy) is None and _is_left(policy, using):
+        return policy, (policy,), using
+    found = get_policy(policy)
+    return found.label, found.labels, database_of(found.concrete_model)
+
+
+def _is_left(label: str, using: str) -> bool:
+    """Return whether rows or days have the label of a policy that is not declared any more."""
+    if Timeout.objects.using(using).of_labels([label]).exists():
+        return True
+    return bool(label) and PolicyDay.objects.using(using).filter(policy=label).exists()
+
+
+def _days(by: str, first: date | None, last: date | None, using: str) -> tuple[date, date]:
+    last = last or day_of(database_now(using))
+    if last.year in YEARS and first is None:
+        months = last.year * 12 + last.month - MONTHS_SHOWN
+        is_by_month = by == "month"
+        first = date(months // 12, months % 12 + 1, 1) if is_by_month else last - timedelta(days=DAYS_SHOWN - 1)
+    if first is None or first > last or not {first.year, last.year}.issubset(YEARS):
+        raise InvalidReport(f"The first day, {first}, is after the last one, {last}, or too far away.")
+    return first, last
+
+
+def _name_of(by: str, day: date, label: str) -> str:
+    if by == "policy":
+        declared = registry.get(label)
+        return label if declared is None else declared.label
+    return f"{day:%Y-%m}" if by == "month" else f"{day:%Y-%m-%d}"
+
+
+def figures(name: str, tally: Tally) -> Figures:
+    """Return the figures of a tally."""
+    rounds = tally.counts.total()
+    return Figures(
+        name=name,
+        rounds=rounds,
+        share=tally.counts["in_time"] / rounds if rounds else None,
+        late_p50=quantile(tally.lateness, 0.5),
+        late_p99=quantile(tally.lateness, 0.99),
+        time_to_event=quantile(tally.waits, 0.5),
+        **tally.counts,
+    )
+
+
+def _by_field(
+    policy: TimeoutPolicy[Any], path: str, begin: datetime, end: datetime, limit: int | None
+) -> tuple[dict[str, Tally], datetime | None]:
+    """Return the tally of each value of a field, the one with most rounds first, and until when rows were read."""
+    tallies: dict[str, Tally] = {}
+    until: datetime | None = None
+    using = database_of(policy.concrete_model)
+    values_at(policy, path, [], using)  # refuses a wrong path also if there are no rows
+    for page in rows_between(using, begin, end):
+        limit = limit if limit is None else limit - len(page)
+        if limit is not None and limit < 0:
+            break
+        rows = [row for row in page if row.policy in policy.labels]
+        values = values_at(policy, path, rows, using)
+        for row in rows:
+            name = values.get(row.object_id, GONE)
+            name = name if name in tallies or len(tallies) < MAX_VALUES else "..."
+            tallies.setdefault(name, Tally()).add(row)
+        until = page[-1].settled_at
+    ordered = dict(sorted(tallies.items(), key=lambda item: (-item[1].counts.total(), item[0])))
+    return ordered, None if limit is None or limit >= 0 else until or begin
+
+
+def values_at(policy: TimeoutPolicy[Any], path: str, rows: Iterable[SettledRow], using: str) -> dict[str, str]:
+    """Return the value at `path` of each object, by its id in `rows`. Raises InvalidReport.
+
+    Without a value for objects that are gone; empty for those where the value, or a relation on the way, is NULL.
+    """
+    model, keys = policy.concrete_model, dict[Any, str]()
+    try:
+        field = field_at(model, path)
+    except FieldDoesNotExist:
+        field = None
+    if not getattr(field, "concrete", False) or getattr(field, "many_to_many", False):
+        hint = suggestion(path, (each.name for each in model._meta.concrete_fields), "Or along foreign keys: a__b.")
+        raise InvalidReport(f"{model.__name__} has no column {path!r} to count by. {hint}")
+    for object_id in {row.object_id for row in rows}:
+        with suppress(ValueError):  # not a key of the model
+            keys[pk_of(model, object_id)] = object_id
+    found = model._base_manager.using(using).filter(pk__in=list(keys)).values_list("pk", F(path))
+    to_python = root_of_key(model).to_python
+    return {keys[to_python(pk)]: "" if value is None else str(value) for pk, value in found}
+
+
+def may_count_by(user: Any, model: type[Model], path: str) -> bool:
+    """Return whether `user` may see the values at `path`, not passwords; also True if there is no such path."""
+    try:
+        return path.rpartition("__")[2] != "password" and may_ask_where(user, model, [path])
+    except FieldDoesNotExist:
+        return True
+
+
+FIGURES: Final = tuple(field.name for field in fields(Figures))
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_rows(report: Report) -> Iterator[list[str]]:
+    """Yield the cells of a CSV file: the headings, the lines, the total. A spreadsheet runs none of them as a formula.
+
+    Durations are in seconds, and shares from 0 to 1.
+    """
+    yield [report.by if name == "name" else name for name in FIGURES]
+    for line in (*report.lines, report.total):
+        cells = ("" if value is None else value for value in (getattr(line, name) for name in FIGURES))
+        yield [f"'{cell}" if str(cell).startswith(_FORMULA) else str(cell) for cell in cells]

@@ -1,0 +1,227 @@
+"""Days are counted while they pass, and stay right whatever happens to their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Q
+
+from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
+from django_delayq.ledger import rollups
+from django_delayq.ledger.rollups import roll_up
+from django_delayq.models import PolicyDay, Timeout
+from django_delayq.monitoring.reports import policy_report
+from django_delayq.testing import fire_due
+from django_delayq.worker.sweep import prune
+from tests.integration.reports.rounds import settled_row, utc
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, due_orders
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LABEL = "testapp.order.told"
+NOON = utc(2026, 5, 10, 12)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.fixture
+def policy(declare: Callable[..., TimeoutPolicy[Any]]) -> TimeoutPolicy[Any]:
+    return declare(Order, name="told", since="created_at", when=Q(status="waiting"), after=HOUR)
+
+
+def settle(*times: Any, state: str = "fired", cause: str = "due") -> None:
+    Timeout.objects.bulk_create([settled_row(at, state, cause) for at in times])
+
+
+def stored() -> list[tuple[date, int, int]]:
+    """The stored parts of the policy: the day, and the rounds that fired and are dead."""
+    rows = PolicyDay.objects.filter(policy=LABEL).order_by("begins_at")
+    return list(rows.values_list("day", "fired", "dead"))
+
+
+def rounds(policy: TimeoutPolicy[Any]) -> int:
+    return policy_report(policy, first=date(2026, 4, 1)).total.rounds
+
+
+def test_a_day_is_counted_while_it_passes_in_one_row(policy: TimeoutPolicy[Any]) -> None:
+    for hour in range(12):
+        settle(NOON + hour * HOUR, NOON + hour * HOUR + MINUTE)
+        with clock.set_to(NOON + hour * HOUR + 5 * MINUTE):
+            roll_up("default")
+            roll_up("default")
+            assert rounds(policy) == 2 * hour + 2
+    assert stored() == [(date(2026, 5, 10), 24, 0)]
+
+
+def test_rows_of_the_last_minutes_are_read_from_the_ledger(policy: TimeoutPolicy[Any]) -> None:
+    settle(NOON)
+    with clock.set_to(NOON + MINUTE):
+        roll_up("default")
+        assert stored() == []
+        assert rounds(policy) == 1
+
+
+def test_a_row_that_was_committed_hours_after_it_was_settled_is_counted_when_its_day_is_over(
+    policy: TimeoutPolicy[Any],
+) -> None:
+    settle(NOON)
+    with clock.set_to(NOON + HOUR):
+        roll_up("default")
+    settle(NOON + MINUTE)
+    with clock.set_to(NOON + 2 * HOUR):
+        roll_up("default")
+        assert rounds(policy) == 1
+    settle(NOON + DAY)
+    with clock.set_to(NOON + DAY + HOUR):
+        roll_up("default")
+        assert rounds(policy) == 3
+        assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 1, 0)]
+
+
+def test_pruning_counts_a_day_for_the_last_time(policy: TimeoutPolicy[Any]) -> None:
+    settle(NOON)
+    with clock.set_to(NOON + 2 * DAY):
+        roll_up("default")
+    settle(NOON + MINUTE)
+    with clock.set_to(NOON + 40 * DAY):
+        assert prune("default") == 2
+        assert stored() == [(date(2026, 5, 10), 2, 0)]
+        assert prune("default") == 0
+        roll_up("default")
+        assert stored() == [(date(2026, 5, 10), 2, 0)]
+
+
+def test_rows_of_today_that_are_pruned_are_counted_once(policy: TimeoutPolicy[Any], settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": HOUR, "CATCH_UP": MINUTE}
+    for hour in range(8):
+        settle(NOON + hour * HOUR, NOON + hour * HOUR + MINUTE)
+        with clock.set_to(NOON + hour * HOUR + 5 * MINUTE):
+            roll_up("default")
+            prune("default")
+            roll_up("default")
+            assert rounds(policy) == 2 * hour + 2
+    assert Timeout.objects.count() < 6
+
+
+def dead_rows(count: int, policy: TimeoutPolicy[Any]) -> list[Timeout]:
+    rows = due_orders(policy, count)
+    values = {"state": "dead", "cause": "retries", "slot_taken": None, "settled_at": NOON}
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(**values)
+    return rows
+
+
+@pytest.mark.parametrize("how", ["retry", "cancel", "cancel_timeout"])
+def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(
+    declare: Callable[..., TimeoutPolicy[Any]], how: str
+) -> None:
+    policy = declare(Order, name="told")
+    later = NOON + 3 * DAY
+    with clock.set_to(NOON):
+        first, *_ = rows = dead_rows(3, policy)
+    with clock.set_to(later):
+        roll_up("default")
+        assert stored() == [(date(2026, 5, 10), 0, 3)]
+        if how == "cancel_timeout":
+            assert cancel_timeout(first)
+        else:
+            assert getattr(operations, how)(Timeout.objects.filter(pk=first.pk), by="test").changed == 1
+        assert stored() == [(date(2026, 5, 10), 0, 2)]
+        fire_due(policy)
+        total = policy_report(policy, first=date(2026, 5, 1)).total
+        assert (total.dead, total.fired + total.cancelled) == (2, 1)
+    with clock.set_to(later + DAY):
+        roll_up("default")
+        assert operations.retry(Timeout.objects.filter(state="dead"), by="test").changed == 2
+        fire_due(policy)
+        total = policy_report(policy, first=date(2026, 5, 1)).total
+        assert (total.rounds, total.dead) == (len(rows), 0)
+
+
+def test_a_dead_row_that_is_retried_after_its_day_was_counted_finally_is_counted_once(
+    declare: Callable[..., TimeoutPolicy[Any]],
+) -> None:
+    policy = declare(Order, name="told")
+    with clock.set_to(NOON):
+        gone, kept = dead_rows(2, policy)
+    Timeout.objects.filter(pk=kept.pk).update(first_due_at=NOON + 90 * DAY)
+    with clock.set_to(NOON + 40 * DAY):
+        assert prune("default") == 1
+        assert not Timeout.objects.filter(pk=gone.pk).exists()
+        operations.retry(Timeout.objects.filter(pk=kept.pk), by="test")
+        fire_due(policy)
+        total = policy_report(policy, first=date(2026, 5, 1)).total
+        assert (total.rounds, total.dead, total.fired) == (2, 1, 1)
+
+
+def test_a_count_during_which_a_dead_row_is_retried_is_dropped(
+    declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = declare(Order, name="told")
+    with clock.set_to(NOON):
+        dead_rows(2, policy)
+    with clock.set_to(NOON + HOUR):
+        roll_up("default")
+    with clock.set_to(NOON + 2 * DAY):
+        is_retried = False
+
+        def retry_one() -> None:
+            nonlocal is_retried
+            if not is_retried:
+                is_retried = True
+                operations.retry(Timeout.objects.filter(state="dead")[:1], by="test")
+
+        roll_up("default", retry_one)
+        assert is_retried
+        assert stored() == [(date(2026, 5, 10), 0, 1)]
+        roll_up("default")
+        assert stored() == [(date(2026, 5, 10), 0, 1)]
+        assert PolicyDay.objects.get(policy="").counted_at == NOON + 2 * DAY
+
+
+def test_two_workers_that_count_the_same_rows_store_them_once(policy: TimeoutPolicy[Any]) -> None:
+    settle(NOON)
+    has_counted = False
+
+    def count_too() -> None:
+        nonlocal has_counted
+        if not has_counted:
+            has_counted = True
+            roll_up("default")
+
+    with clock.set_to(NOON + HOUR):
+        roll_up("default", count_too)
+        assert stored() == [(date(2026, 5, 10), 1, 0)]
+        has_counted = False
+        settle(NOON + 10 * MINUTE, NOON + 20 * MINUTE)
+    with clock.set_to(NOON + 2 * HOUR):
+        settle(NOON + 70 * MINUTE)
+        roll_up("default", count_too)
+        assert rounds(policy) == 2
+    with clock.set_to(NOON + 2 * DAY):
+        roll_up("default")
+        assert stored() == [(date(2026, 5, 10), 4, 0)]
+
+
+def test_pages_are_read_in_order_without_a_row_read_twice(
+    policy: TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollups, "READ_ROWS", 3)
+    settle(*[NOON] * 7, *[NOON + MINUTE] * 6)
+    with clock.set_to(NOON + HOUR):
+        assert rounds(policy) == 13
+        roll_up("default")
+        assert stored() == [(date(2026, 5, 10), 13, 0)]
+
+
+def test_a_worker_counts_what_was_settled(declare: Callable[..., TimeoutPolicy[Any]], redis_url: str) -> None:
+    declare(Order, name="told")
+    settle(*[clock.now() - timedelta(days=day, minutes=10) for day in range(3)])
+    worker = RunningWorker(concurrency=1)
+    try:
+        wait_until(lambda: sum(fired for _, fired, _ in stored()) == 3, "the worker has counted the days")
+    finally:
+        worker.stop()

@@ -1,0 +1,270 @@
+"""What another delay would have done is what it does when the same days are lived again with it."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db.models import Q
+
+from django_delayq import (
+    InvalidDelay,
+    TimeoutPolicy,
+    Working,
+    WorkingHours,
+    clock,
+    extend_timeout,
+    hold_timeout,
+    resume_timeout,
+    schedule_timeout,
+)
+from django_delayq.models import Timeout
+from django_delayq.monitoring.whatif import WhatIf, what_if
+from django_delayq.testing import fire_due
+from tests.integration.reports.rounds import settled_row
+from tests.testapp.models import Customer, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LABEL = "testapp.order.late_payer"
+MONDAY = datetime(2026, 5, 4, 8, tzinfo=UTC)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
+
+
+@dataclass
+class Visit:
+    """An order of the past: when it was placed, and after which times its status changed, to what."""
+
+    placed_at: datetime
+    changes: list[tuple[timedelta, str]]
+
+
+def visits(count: int, seed: int) -> list[Visit]:
+    """Orders of a week: paid early, late or never, or paid, opened again, and paid."""
+    draw, found = random.Random(seed), []
+    for _ in range(count):
+        minutes = [round(draw.expovariate(1 / 25), 1) + 0.05 for _ in range(3)]
+        first = timedelta(minutes=minutes[0])
+        kind = draw.random()
+        changes = [] if kind < 0.2 else [(first, "paid")]
+        if kind > 0.85:
+            again = first + timedelta(minutes=minutes[1])
+            changes += [(again, "waiting"), (again + timedelta(minutes=minutes[2]), "paid")]
+        found.append(Visit(MONDAY + timedelta(minutes=draw.uniform(0, 4 * 1440)), changes))
+    return found
+
+
+def live(policy: TimeoutPolicy[Any], seen: list[Visit]) -> int:
+    """Live these days with the policy, minute by minute at least; return how many timeouts fired."""
+    Timeout.objects.all().delete()
+    Order.objects.all().delete()
+    events: list[tuple[datetime, int, str]] = []
+    for number, visit in enumerate(seen):
+        events.append((visit.placed_at, number, "placed"))
+        events += [(visit.placed_at + after, number, status) for after, status in visit.changes]
+    orders: dict[int, int] = {}
+    now = MONDAY
+    for at, number, status in sorted(events):
+        while (due_at := next_due()) is not None and due_at <= at:
+            now = max(now, due_at)  # an order that is opened again may be due already
+            with clock.set_to(now):
+                fire_due(policy)
+        now = at
+        with clock.set_to(at):
+            if status == "placed":
+                orders[number] = Order.objects.create(status="waiting", created_at=at).pk
+            elif (order := Order.objects.get(pk=orders[number])).status != "cancelled":
+                order.status = status
+                order.save()
+    while (due_at := next_due()) is not None:
+        with clock.set_to(max(now, due_at)):
+            fire_due(policy)
+    return int(Timeout.objects.filter(state="fired").count())
+
+
+def next_due() -> datetime | None:
+    return Timeout.objects.pending().order_by("run_at").values_list("run_at", flat=True).first()
+
+
+def cancel(order: Order, timeout: Timeout) -> None:
+    order.status = "cancelled"
+    order.save()
+
+
+Declare = Callable[[Any], TimeoutPolicy[Any]]
+
+
+@pytest.fixture
+def shop(declare: Callable[..., TimeoutPolicy[Any]]) -> Declare:
+    """`shop(after)`: the policy with this delay."""
+    from django_delayq.policies import registry
+
+    def make(after: Any) -> TimeoutPolicy[Any]:
+        if (former := registry.get(LABEL)) is not None:
+            registry.remove(former)
+        return declare(Order, cancel, name="late_payer", since="created_at", when=Q(status="waiting"), after=after)
+
+    return make
+
+
+def asked(policy: TimeoutPolicy[Any], after: timedelta, **options: Any) -> WhatIf:
+    with clock.set_to(MONDAY + timedelta(days=20)):
+        return what_if(policy, after, **options)
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_it_equals_living_the_same_days_again_with_four_other_limits(shop: Declare, seed: int) -> None:
+    seen = visits(120, seed)
+    fired = live(shop(30 * MINUTE), seen)
+    policy = shop(30 * MINUTE)
+    same = asked(policy, 30 * MINUTE)
+    assert (same.ended_first, same.would_fire, same.would_fire_at_most, same.fired) == (0, fired, fired, fired)
+    answers = {minutes: asked(policy, minutes * MINUTE) for minutes in (5, 20, 45, 120)}
+    for minutes, answer in answers.items():
+        again = live(shop(minutes * MINUTE), seen)
+        if minutes < 30:
+            assert answer.is_exact
+            assert answer.would_fire == again > fired
+            assert answer.ended_first > 0
+        else:
+            assert answer.ended_first == 0
+            assert answer.would_fire <= again <= answer.would_fire_at_most
+            assert not answer.is_exact
+            assert again < fired
+
+
+def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Declare) -> None:
+    seen = visits(60, seed=5)
+    live(shop(Working(hours=2, calendar=OFFICE)), seen)
+    answer = asked(shop(Working(hours=2, calendar=OFFICE)), 15 * MINUTE)
+    assert str(answer.after).startswith("0.25 working hours") or "working" in str(answer.after)
+    again = live(shop(Working(minutes=15, calendar=OFFICE)), seen)
+    assert answer.is_exact
+    assert answer.would_fire == again > 0
+
+
+def test_a_deadline_that_was_set_by_hand_stays(shop: Declare) -> None:
+    policy = shop(30 * MINUTE)
+    with clock.set_to(MONDAY):
+        extended, plain = (Order.objects.create(status="waiting", created_at=MONDAY) for _ in range(2))
+        extend_timeout(extended, policy, minutes=30)
+    with clock.set_to(MONDAY + 20 * MINUTE):
+        for order in (extended, plain):
+            order.status = "paid"
+            order.save()
+    answer = asked(policy, 10 * MINUTE)
+    assert (answer.rounds, answer.in_time, answer.ended_first, answer.hand_set) == (2, 2, 1, 1)
+
+
+def test_a_clock_that_was_stopped_moves_the_other_deadline_as_much(shop: Declare) -> None:
+    policy = shop(30 * MINUTE)
+    with clock.set_to(MONDAY):
+        order = Order.objects.create(status="waiting", created_at=MONDAY)
+        hold_timeout(order, policy)
+    with clock.set_to(MONDAY + 2 * HOUR):
+        resume_timeout(order, policy)
+    with clock.set_to(MONDAY + 2 * HOUR + 15 * MINUTE):
+        order.status = "paid"
+        order.save()
+    assert asked(policy, 20 * MINUTE).ended_first == 0
+    assert asked(policy, 10 * MINUTE).ended_first == 1
+
+
+def test_the_handler_acts_only_after_the_grace(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    options: dict[str, Any] = {"since": "created_at", "when": Q(status="waiting"), "after": HOUR, "grace": 20 * MINUTE}
+    policy = declare(Order, cancel, name="late_payer", **options)
+    with clock.set_to(MONDAY):
+        order = Order.objects.create(status="waiting", created_at=MONDAY)
+    with clock.set_to(MONDAY + 45 * MINUTE):
+        order.status = "paid"
+        order.save()
+    assert asked(policy, 30 * MINUTE).ended_first == 0
+    assert asked(policy, 20 * MINUTE).ended_first == 1
+
+
+def test_a_round_whose_deadline_needs_an_object_that_is_gone_is_unknown(
+    declare: Callable[..., TimeoutPolicy[Any]],
+) -> None:
+    policy = declare(Order, name="late_payer", since="created_at", when=Q(), after=lambda order: HOUR)
+    at = MONDAY + HOUR
+    Timeout.objects.bulk_create(
+        [settled_row(at, label=LABEL, object_id="99999", since_at=MONDAY, terms="", computed_due_at=at)]
+    )
+    answer = asked(policy, 20 * MINUTE)
+    assert (answer.rounds, answer.unknown, answer.would_fire) == (1, 1, 1)
+
+
+def test_only_rounds_of_some_objects_and_only_the_last_ones(shop: Declare) -> None:
+    policy = shop(30 * MINUTE)
+    ann = Customer.objects.create(name="Ann")
+    for minute, customer in enumerate([ann, None, ann, None]):
+        at = MONDAY + minute * MINUTE
+        with clock.set_to(at):
+            order = Order.objects.create(status="waiting", created_at=at, customer=customer)
+        with clock.set_to(at + 20 * MINUTE):
+            order.status = "paid"
+            order.save()
+    assert asked(policy, 10 * MINUTE).ended_first == 4
+    assert asked(policy, 10 * MINUTE, where=[f"customer={ann.pk}"]).ended_first == 2
+    last = asked(policy, 10 * MINUTE, limit=3)
+    assert (last.ended_first, last.first) == (3, MONDAY + 21 * MINUTE)
+    assert asked(policy, 10 * MINUTE, last=timedelta(days=1)).rounds == 0
+    with pytest.raises(ValueError, match="no column"):
+        asked(policy, 10 * MINUTE, where=["nothing=1"])
+
+
+def test_a_delay_that_the_policy_cannot_have_is_refused(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    by_hand = declare(Order, name="by_hand")
+    with pytest.raises(InvalidDelay, match="no delay that could be changed"):
+        what_if(by_hand, HOUR)
+
+
+def test_a_policy_without_since_counts_from_the_scheduling(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    policy = declare(Order, name="late_payer", after=HOUR)
+    with clock.set_to(MONDAY):
+        schedule_timeout(Order.objects.create(status="new"), policy)
+    with clock.set_to(MONDAY + HOUR):
+        fire_due(policy)
+    assert asked(policy, 20 * MINUTE).would_fire == 1
+    assert asked(policy, 90 * MINUTE).would_fire_at_most == 1
+    assert asked(policy, 90 * MINUTE).would_fire == 0
+
+
+def run(*args: str) -> str:
+    out = io.StringIO()
+    with clock.set_to(MONDAY + timedelta(days=20)):
+        call_command(*args, stdout=out)
+    return out.getvalue()
+
+
+def test_the_commands_print_it(shop: Declare) -> None:
+    policy = shop(30 * MINUTE)
+    with clock.set_to(MONDAY):
+        order = Order.objects.create(status="waiting", created_at=MONDAY)
+        Order.objects.create(status="waiting", created_at=MONDAY)
+    with clock.set_to(MONDAY + 20 * MINUTE):
+        order.status = "paid"
+        order.save()
+    with clock.set_to(MONDAY + 30 * MINUTE):
+        fire_due(policy)
+    text = run("delayq_whatif", LABEL, "--after", "10m")
+    assert text.splitlines()[0] == f"{LABEL}: 10 min instead of 30 min"
+    assert "of those in time would have fired first: 1." in text
+    assert "Would have fired in total: 2." in text
+    longer = run("delayq_whatif", LABEL, "--after", "45m")
+    assert "Would have fired in total: 0 to 1." in longer
+    assert json.loads(run("delayq_whatif", LABEL, "--after", "10m", "--json"))["ended_first"] == 1
+    preview = run("delayq_replan", LABEL, "--after", "10m", "--mode", "keep", "--dry-run")
+    assert "of those in time would have fired first: 1." in preview
+    with pytest.raises(CommandError, match="no column"):
+        run("delayq_whatif", LABEL, "--after", "10m", "--where", "nothing=1")
+    with pytest.raises(CommandError, match="is not a duration"):
+        run("delayq_whatif", LABEL, "--after", "soon")
