@@ -31,6 +31,7 @@ from django_delayq.key_types import (
     PartialIndex,
 )
 from django_delayq.policy_models import (
+    ClockAdvance,
     PolicyChange,
     PolicyControl,
     PolicyDay,
@@ -453,22 +454,6 @@ class Installation(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-class ClockAdvance(models.Model):
-    """A duration that has passed for the timeouts of a staging installation: see `ledger.advances`."""
-
-    id = models.BigAutoField(primary_key=True)
-    at: Field[datetime, datetime] = models.DateTimeField()
-    length: Field[timedelta, timedelta] = models.DurationField()
-    by = models.CharField(max_length=150)
-    reason = models.CharField(max_length=255, default="", blank=True)
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{clock.duration_text(self.length)} by {self.by}"
 
 
 class WorkerSeen(models.Model):

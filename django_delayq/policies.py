@@ -14,7 +14,6 @@ from django.db.models import DateField, DateTimeField, Model, Q
 
 from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
-from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
 from django_delayq.lengths import (
     as_length,
@@ -175,11 +174,6 @@ class TimeoutPolicy(HasPlan, Generic[M]):
     @property
     def handler_path(self) -> str:
         return f"{getattr(self.handler, '__module__', '?')}.{getattr(self.handler, '__qualname__', self.name)}"
-
-    @property
-    def kept_for(self) -> timedelta:
-        """Return how long its settled rows are kept: `retention`, or the setting `RETENTION`."""
-        return get_settings().retention if self.retention is None else self.retention
 
     @property
     def rate(self) -> Rate | None:

@@ -1,15 +1,18 @@
-"""The models of policies: what operators have changed, how far the sync has come, counters, unfinished operations.
+"""The models of policies, and of time in staging: what operators have changed, how far the sync has come, counters.
 
 A module of their own, so that `models` has those of timeouts and workers. Import them from `django_delayq.models`.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Field
 from django.utils.translation import gettext_lazy as _
+
+from django_delayq.clock import duration_text
 
 
 class PolicyControl(models.Model):
@@ -271,3 +274,19 @@ class PolicyDay(models.Model):
 
     def __str__(self) -> str:
         return f"{self.policy}: {self.day}"
+
+
+class ClockAdvance(models.Model):
+    """A duration that has passed for the timeouts of a staging installation: see `ledger.advances`."""
+
+    id = models.BigAutoField(primary_key=True)
+    at: Field[datetime, datetime] = models.DateTimeField()
+    length: Field[timedelta, timedelta] = models.DurationField()
+    by = models.CharField(max_length=150)
+    reason = models.CharField(max_length=255, default="", blank=True)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{duration_text(self.length)} by {self.by}"

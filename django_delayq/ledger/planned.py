@@ -36,7 +36,15 @@ def plan_of_row(
     """Return the plan of `row` for the deadline `due_at`, or for its own. `obj`: its object, if it was read."""
     if obj is None and policy.plan_needs_object:
         obj = _object_of(row, policy)
-    return policy.plan(due_at or row.due_at, row.since_at, row.created_at, obj)
+    return _plan(policy, due_at or row.due_at, row.since_at, row.created_at, obj)
+
+
+def _plan(
+    policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime, obj: Any
+) -> list[Planned]:
+    """Return the plan of a round. In staging it began earlier by how much the clock was advanced since then."""
+    began = [at and at - registry.advanced(policy.concrete_model, at) for at in (since_at, created_at)]
+    return policy.plan(due_at, began[0], began[1] or created_at, obj)
 
 
 def next_at(row: Timeout, due_at: datetime | None = None) -> Planned:
@@ -93,7 +101,7 @@ def begin_each(
         objects = {obj.pk: obj for obj in read_committed(rows, using)}
     found = []
     for pk, since_at, due_at in rounds:
-        first, over = begun(policy.plan(due_at, since_at, now, objects.get(pk)), "", now)
+        first, over = begun(_plan(policy, due_at, since_at, now, objects.get(pk)), "", now)
         found.append((first.at, first.name, over))
     return found
 

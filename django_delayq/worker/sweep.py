@@ -275,7 +275,7 @@ def settle_all_expired(using: str) -> int:
 def retention_of(label: str) -> timedelta:
     """Return how long settled rows with this label are kept: also of a policy that is not declared."""
     policy = registry.get(label)
-    return get_settings().retention if policy is None else policy.kept_for
+    return (policy and policy.retention) or get_settings().retention
 
 
 def least_age(labels: Collection[str] = ()) -> timedelta:

@@ -53,7 +53,7 @@ ROOMS = {
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_900, 1_430),
-    ("worker",): (2_000, 1_480),
+    ("worker",): (2_050, 1_480),
     ("operations", "monitoring"): (3_250, 1_470),
     ("admin", "contrib", "management", "templatetags"): (6_150, 3_450),
 }

@@ -33,7 +33,9 @@ SECRET = "jane@example.com"
 PERSONAL = {"payload", "reason", "history", "key", "share"}
 """The columns that are emptied."""
 IMPERSONAL = {
-    **dict.fromkeys(("policy", "queue", "state", "cause"), "named by the project and by the library"),
+    **dict.fromkeys(
+        ("policy", "queue", "state", "cause", "step", "steps_over"), "named by the project and by the library"
+    ),
     "object_id": "without it the row would belong to nothing; its object is another table's",
     "trace": "the id of a trace",
     "terms": "values of numbers, durations and time zones by which the deadline was computed",

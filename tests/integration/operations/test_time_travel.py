@@ -60,6 +60,10 @@ def noting(name: str) -> Callable[[Order, Timeout], None]:
     return handler
 
 
+def vars_of(row: Timeout) -> dict[str, Any]:
+    return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
+
+
 def is_about(a: Any, b: Any) -> bool:
     return bool(abs(a - b) < 5 * SECOND)
 
@@ -102,9 +106,9 @@ def test_what_is_computed_later_counts_from_a_time_before_the_advance(declare: D
     """A chain whose deadlines count from the creation of its object."""
 
     def remind(order: Order, timeout: Timeout) -> None:
-        number = (order.created_at - began) // DAY + 1  # type: ignore[operator]
-        Effect.objects.create(what=f"reminder {number}", object_id=order.pk)
-        order.created_at = order.created_at + DAY  # type: ignore[operator]
+        created_at: Any = order.created_at
+        Effect.objects.create(what=f"reminder {(created_at - began) // DAY + 1}", object_id=order.pk)
+        order.created_at = created_at + DAY
         order.save()
 
     began = timezone.now()
@@ -189,9 +193,9 @@ def test_settled_firing_and_due_rows_stay_as_they_are() -> None:
     now = timezone.now()
     Timeout.objects.filter(pk=rows[0].pk).update(state="fired", cause="due", settled_at=now, slot_taken=None)
     Timeout.objects.filter(pk=rows[1].pk).update(state="firing", slot_taken=None)
-    before = list(Timeout.objects.order_by("pk").values())
+    before = list(map(vars_of, Timeout.objects.order_by("pk")))
     advance(DAY, between=lambda: None)
-    assert list(Timeout.objects.order_by("pk").values()) == before
+    assert list(map(vars_of, Timeout.objects.order_by("pk"))) == before
 
 
 def test_a_failed_attempt_is_tried_again_within_the_duration(declare: Declare) -> None:
@@ -204,6 +208,25 @@ def test_a_failed_attempt_is_tried_again_within_the_duration(declare: Declare) -
     advance(DAY)
     row.refresh_from_db()
     assert (row.state, row.attempts) == ("dead", 3)
+
+
+def test_steps_run_in_order_at_their_part_of_the_time(declare: Declare) -> None:
+    """Ten days, of which four pass, then five, then the last one."""
+    policy = declare(Order, noting("act"), name="act", grace=HOUR)
+    policy.step(0.25)(noting("after_a_quarter"))
+    policy.step(0.6)(noting("after_three_fifths"))
+    policy.step(-DAY / 2)(noting("half_a_day_before"))
+    policy.step(timedelta(0))(noting("at_the_deadline"))
+    row = dq.schedule_timeout(Order.objects.create(), policy, days=10)
+    advance(4 * DAY)
+    assert effects() == ["after_a_quarter"]
+    row.refresh_from_db()
+    assert is_about(row.run_at, timezone.now() + 2 * DAY)
+    advance(5 * DAY)
+    assert effects()[1:] == ["after_three_fifths"]
+    advance(DAY + HOUR + SECOND)
+    assert effects()[2:] == ["half_a_day_before", "at_the_deadline", "act"]
+    assert row.created_at > timezone.now() - HOUR, "its own time is not changed"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +244,7 @@ def test_a_failed_attempt_is_tried_again_within_the_duration(declare: Declare) -
 def test_it_is_refused_where_it_may_be_production(settings: Any, options: Any, debug: bool, says: str) -> None:
     settings.DELAYQ, settings.DEBUG = {**settings.DELAYQ, **options}, debug
     row = pending(Order.objects.create(), hours=5)
-    before = Timeout.objects.values().get()
+    before = vars_of(Timeout.objects.get())
     if not says:
         assert advance(HOUR).ahead == HOUR
         return
@@ -230,7 +253,7 @@ def test_it_is_refused_where_it_may_be_production(settings: Any, options: Any, d
             call()
     with pytest.raises(CommandError, match=says):
         call_command("delayq_clock", "--advance", "1h")
-    assert Timeout.objects.values().get() == before
+    assert vars_of(Timeout.objects.get()) == before
     assert not ClockAdvance.objects.exists()
     assert row.pk
 
