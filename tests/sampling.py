@@ -42,8 +42,8 @@ DIALECT = tuple(
 SQLITE = ("tests/e2e/databases/test_sqlite", "tests/e2e/test_demo")
 """Tests with processes that no other database has."""
 MATRICES = ("tests/engine/", "tests/integration/")
-"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options. Cases elsewhere, such as the
-pages of the docs, have nothing in common."""
+"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options. Cases elsewhere, such as
+the pages of the docs, have nothing in common."""
 MANY = 4
 """A test with no more cases keeps all of them: without a third of three, one of them would be tested rarely."""
 SHARE = os.environ.get("DELAYQ_TEST_SAMPLE", "")
