@@ -31,11 +31,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are not in the sample, if `DELAYQ_TEST_SAMPLE` asks for one."""
-    if sampling.SIZE:
+    """Leave out the tests that are not in the sample, if `DELAYQ_TEST_SAMPLE` or `DELAYQ_TEST_CASES` asks for one."""
+    kept = {item.nodeid for item in items}
+    if sampling.SHARE:
         is_second = os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite"
-        always = sampling.DIALECT if is_second else ()
-        kept = sampling.sample([item.nodeid for item in items], int(sampling.SIZE), always=always)
+        always = sampling.DIALECT if is_second else sampling.SQLITE
+        in_browser = {item.nodeid for item in items if item.get_closest_marker("browser")}
+        kept = sampling.sample(kept, sampling.SHARE, always=always) | in_browser
+    if sampling.CASES:
+        kept &= sampling.sample_cases([item.nodeid for item in items], int(sampling.CASES))
+    if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
         items[:] = [item for item in items if item.nodeid in kept]
 

@@ -1,7 +1,14 @@
-"""Which tests are repeated on a second database: those of `DIALECT` always, of the others a sample that moves each day.
+"""Which tests a run leaves to other days, so that it ends in a quarter of an hour; `make test-all` leaves out none.
 
-All tests run on SQLite. Most of them execute statements that others execute on each database, too, so a run repeats one
-in three of them; `make test-all` repeats all.
+| tests | a run has |
+| --- | --- |
+| of a guarantee, and in a browser | all, on each database that their stage has |
+| of the dialect (`DIALECT`) | all, on PostgreSQL and MariaDB; those without processes on SQLite, too |
+| that start processes | each on one of the three databases |
+| others | each on SQLite, and one in three again on each other database |
+| with many cases (`MANY`), in `MATRICES` | of their cases on SQLite one in three |
+
+Which ones is decided by the name of the test and the date: within days all have run everywhere.
 """
 
 from __future__ import annotations
@@ -9,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIALECT = tuple(
     f"tests/{path}"
     for path in (
-        *("e2e/chaos/", "e2e/crashes/test_kills", "e2e/databases/", "e2e/races/"),
+        *("e2e/databases/", "e2e/races/"),
         *("integration/arming/test_bulk_writes", "integration/arming/test_table_sync"),
         *("integration/data/", "integration/firing/test_batch_by", "integration/firing/test_confirm"),
         *("integration/firing/test_crashes", "integration/firing/test_locks", "integration/firing/test_lost_"),
@@ -31,21 +39,56 @@ DIALECT = tuple(
     )
 )
 """Locks, races, query plans, types and statements of one dialect. The beginnings of node ids."""
-SIZE = os.environ.get("DELAYQ_TEST_SAMPLE", "")
-"""Of how many tests one is kept; empty: all are."""
+SQLITE = ("tests/e2e/databases/test_sqlite", "tests/e2e/test_demo")
+"""Tests with processes that no other database has."""
+MATRICES = ("tests/engine/", "tests/integration/")
+"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options. Cases elsewhere, such as
+the pages of the docs, have nothing in common."""
+MANY = 4
+"""A test with no more cases keeps all of them: without a third of three, one of them would be tested rarely."""
+SHARE = os.environ.get("DELAYQ_TEST_SAMPLE", "")
+"""Of how many tests one is kept, `3`, or which of so many parts, `0/3`; empty: all are."""
+CASES = os.environ.get("DELAYQ_TEST_CASES", "")
+"""Of how many cases of a test with many one is kept; empty: all are."""
 SEED = os.environ.get("DELAYQ_TEST_SEED") or datetime.now(UTC).date().isoformat()
-"""Another sample each day: within days all tests have run on each database."""
+"""Other tests each day."""
 
 
-def sample(names: Iterable[str], size: int, seed: str = SEED, always: Sequence[str] = DIALECT) -> set[str]:
-    """Return those of `names`, ids of tests, that are kept: one in `size`, and all of `always` and of the guarantees.
+def sample(names: Iterable[str], share: str, seed: str = SEED, always: Sequence[str] = DIALECT) -> set[str]:
+    """Return those of `names`, ids of tests, that are kept: one in so many, and all of `always` and of the guarantees.
 
-    The cases of a test are chosen one by one.
+    The cases of a test are chosen one by one. `share`: see `SHARE`. The parts of one size have no test in common.
     """
     names = list(names)
-    guaranteed = set(re.findall(r"`(tests/[\w/]+\.py::test_\w+)`", _page().read_text(encoding="utf-8")))
-    kept = {name for name in names if zlib.crc32(f"{seed} {name}".encode()) % size == 0}
+    part, _, size = share.rpartition("/")
+    guaranteed = _guaranteed()
+    kept = {name for name in names if _number(name, seed) % int(size) == int(part or 0)}
     return kept | {name for name in names if name.startswith(tuple(always)) or name.partition("[")[0] in guaranteed}
+
+
+def sample_cases(names: Iterable[str], size: int, seed: str = SEED) -> set[str]:
+    """Return those of `names` that are kept: of each test with many cases about one in `size`, and one at least."""
+    cases = defaultdict[str, list[str]](list)
+    for name in names:
+        cases[name.partition("[")[0]].append(name)
+    guaranteed = _guaranteed()
+    kept = set[str]()
+    for test, found in cases.items():
+        if len(found) <= MANY or not test.startswith(MATRICES) or test in guaranteed:
+            kept.update(found)
+            continue
+        kept.add(min(found, key=lambda name: _number(name, seed)))
+        kept.update(name for name in found if _number(name, seed) % size == 0)
+    return kept
+
+
+def _number(name: str, seed: str) -> int:
+    return zlib.crc32(f"{seed} {name}".encode())
+
+
+def _guaranteed() -> set[str]:
+    """Return the tests that a promise or a failure names."""
+    return set(re.findall(r"`(tests/[\w/]+\.py::test_\w+)`", _page().read_text(encoding="utf-8")))
 
 
 def _page() -> Path:

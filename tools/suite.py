@@ -83,12 +83,16 @@ NO_SECOND_RUN = (
     "tests/engine/test_random_faults.py",
 )
 """One failure here in a hundred runs is a defect: these tests provoke what happens rarely."""
-SAMPLED = {} if os.environ.get("WHOLE") else {"DELAYQ_TEST_SAMPLE": "3"}
-"""Of what a stage repeats, one test in three, another third each day, and all that depend on the database: see
-`tests/sampling.py`. `make test-all` repeats all."""
+Command = Sequence[str]
+WHOLE = bool(os.environ.get("WHOLE"))
+"""Whether no test is left to another day, as in `make test-all`: see `tests/sampling.py`."""
+SAMPLED = {} if WHOLE else {"DELAYQ_TEST_SAMPLE": "3"}
+"""Of what a stage repeats, one test in three, and all that depend on the database."""
+CASES: Command = () if WHOLE else ("DELAYQ_TEST_CASES=3",)
+TURN: Command = () if WHOLE else ("DELAYQ_TEST_SAMPLE=0/3",)
+"""Tests with processes that SQLite's stage has; the other parts run on the other databases, see `_on_server`."""
 FAST = {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_SAMPLE": "8"}
 """Of `make check`: what two cores run in less than five minutes."""
-Command = Sequence[str]
 LINT: Sequence[Command] = (
     ("ruff", "check"),
     ("ruff", "format", "--check"),
@@ -240,6 +244,7 @@ def _stages() -> list[Stage]:
     ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
     rooms = ["tests/unit", "tests/engine/test_engine.py", *(f"tests/integration/{room}" for room in ROOMS_OF_PYTHON)]
     newest = _computing(*rooms, options=NO_BROWSER, ignored=ignored)
+    in_threads, in_processes = _waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE))
     return [
         Stage(
             "lint",
@@ -250,8 +255,8 @@ def _stages() -> list[Stage]:
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of both mutation gates",
-            [_computing("tests")],
-            [*_waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE)), MUTANTS],
+            [[*CASES, *_computing("tests")]],
+            [[*CASES, *in_threads], [*TURN, *in_processes], MUTANTS],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_MUTANTS_STEP": "5"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
@@ -284,12 +289,13 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
     processes = _processes(*WORKERS_OF_ONE_DATABASE) if name == "mariadb" else []
     # Made-up orders are replayed on each database. Recorded ones need minutes: once, with prepared statements.
     real_orders = [["DELAYQ_TEST_BINDING=server", *REAL_ORDERS]] if name == "postgresql" else []
+    part = "1" if name == "postgresql" else "2"  # of tests with processes: SQLite has part 0
     return Stage(
         name,
         words,
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
         [*_waiting(browser=False, ignored=processes), *real_orders],
-        {"DELAYQ_TEST_DB": name, **SAMPLED},
+        {"DELAYQ_TEST_DB": name, **({} if WHOLE else {"DELAYQ_TEST_SAMPLE": f"{part}/3"})},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
         alone=alone,
