@@ -34,10 +34,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests that are not in the sample, if `DELAYQ_TEST_SAMPLE` or `DELAYQ_TEST_CASES` asks for one."""
     kept = {item.nodeid for item in items}
     if sampling.SHARE:
-        is_second = os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite"
-        always = sampling.DIALECT if is_second else sampling.SQLITE
+        database = os.environ.get("DELAYQ_TEST_DB", "sqlite")
+        always = sampling.SQLITE if database == "sqlite" else sampling.DIALECT
         in_browser = {item.nodeid for item in items if item.get_closest_marker("browser")}
-        kept = sampling.sample(kept, sampling.SHARE, always=always) | in_browser
+        only_threads = database != "postgresql"
+        kept = sampling.sample(kept, sampling.SHARE, always=always, only_threads=only_threads) | in_browser
     if sampling.CASES:
         kept &= sampling.sample_cases([item.nodeid for item in items], int(sampling.CASES))
     if len(kept) < len(items):

@@ -2,9 +2,10 @@
 
 | tests | a run has |
 | --- | --- |
-| of a guarantee, and in a browser | all, on each database that their stage has |
+| of a guarantee | all, on each database; those that start processes on PostgreSQL |
 | of the dialect (`DIALECT`) | all, on PostgreSQL and MariaDB; those without processes on SQLite, too |
 | that start processes | each on one of the three databases |
+| in a browser | all, on SQLite |
 | others | each on SQLite, and one in three again on each other database |
 | with many cases (`MANY`), in `MATRICES` | of their cases on SQLite one in three |
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIALECT = tuple(
     f"tests/{path}"
     for path in (
-        *("e2e/databases/", "e2e/races/"),
+        *("e2e/databases/test_connections", "e2e/databases/test_grants", "e2e/databases/test_locked", "e2e/races/"),
         *("integration/arming/test_bulk_writes", "integration/arming/test_table_sync"),
         *("integration/data/", "integration/firing/test_batch_by", "integration/firing/test_confirm"),
         *("integration/firing/test_crashes", "integration/firing/test_locks", "integration/firing/test_lost_"),
@@ -41,9 +42,11 @@ DIALECT = tuple(
 """Locks, races, query plans, types and statements of one dialect. The beginnings of node ids."""
 SQLITE = ("tests/e2e/databases/test_sqlite", "tests/e2e/test_demo")
 """Tests with processes that no other database has."""
-MATRICES = ("tests/engine/", "tests/integration/")
-"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options. Cases elsewhere, such as
-the pages of the docs, have nothing in common."""
+MATRICES = ("tests/e2e/admin/", "tests/engine/", "tests/integration/")
+"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options, looks. Cases elsewhere,
+such as the pages of the docs, have nothing in common."""
+PROCESSES = ("tests/e2e/", "tests/shop/")
+"""Rooms of tests that start processes."""
 MANY = 4
 """A test with no more cases keeps all of them: without a third of three, one of them would be tested rarely."""
 SHARE = os.environ.get("DELAYQ_TEST_SAMPLE", "")
@@ -54,14 +57,17 @@ SEED = os.environ.get("DELAYQ_TEST_SEED") or datetime.now(UTC).date().isoformat(
 """Other tests each day."""
 
 
-def sample(names: Iterable[str], share: str, seed: str = SEED, always: Sequence[str] = DIALECT) -> set[str]:
+def sample(
+    names: Iterable[str], share: str, seed: str = SEED, always: Sequence[str] = DIALECT, *, only_threads: bool = False
+) -> set[str]:
     """Return those of `names`, ids of tests, that are kept: one in so many, and all of `always` and of the guarantees.
 
     The cases of a test are chosen one by one. `share`: see `SHARE`. The parts of one size have no test in common.
+    `only_threads`: of the guarantees only tests without processes; another database has all.
     """
     names = list(names)
     part, _, size = share.rpartition("/")
-    guaranteed = _guaranteed()
+    guaranteed = {test for test in _guaranteed() if not (only_threads and test.startswith(PROCESSES))}
     kept = {name for name in names if _number(name, seed) % int(size) == int(part or 0)}
     return kept | {name for name in names if name.startswith(tuple(always)) or name.partition("[")[0] in guaranteed}
 

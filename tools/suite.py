@@ -256,7 +256,7 @@ def _stages() -> list[Stage]:
             "sqlite",
             "all tests, on SQLite, and a sample of both mutation gates",
             [[*CASES, *_computing("tests")]],
-            [[*CASES, *in_threads], [*TURN, *in_processes], MUTANTS],
+            [[*CASES, *in_threads], [*CASES, *TURN, *in_processes], MUTANTS],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_MUTANTS_STEP": "5"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),

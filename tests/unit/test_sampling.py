@@ -28,6 +28,7 @@ def test_what_depends_on_the_database_and_what_a_guarantee_names_is_always_in_it
     always.append("tests/e2e/crashes/test_kills.py::test_killed_at_any_step_it_fires_once[begun]")
     assert sampling.sample(always, str(10**6)) == set(always)
     assert sampling.sample(always, str(10**6), always=()) == set(always[2:])
+    assert sampling.sample(always, str(10**6), always=(), only_threads=True) == set(always[2:3])
 
 
 def test_tests_with_processes_run_on_one_of_three_databases() -> None:
