@@ -11,6 +11,7 @@ rows. What is not counted yet, a report reads from the ledger (`Counted`).
 | a dead row is retried or cancelled | `uncount` takes it off its day; a count that runs meanwhile is dropped |
 | two workers count the same rows | the second one finds other parts than it has begun with, and drops its count |
 | `TIME_ZONE` was changed | days whose rows exist are counted again; later days begin where the final ones end |
+| policies have retentions of their own | the shortest one ends the days of all: see `count_finally` |
 | a policy was renamed | rows and days keep their labels; a report adds those of all labels of the policy |
 """
 
@@ -26,6 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from django.conf import settings
 from django.db import IntegrityError
 from django.db.models import F, Q
+from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from django_delayq import clock
@@ -241,36 +243,50 @@ def roll_up(using: str, between: Callable[[], object] = _no_break) -> None:
 def _extend(using: str, part: Part, now: datetime, between: Callable[[], object]) -> None:
     """Count `part`, and add it to what is counted of its day."""
     tallies = _count(using, part.begins_at, part.ends_at, between)
-    own = _markers(using).filter(is_final=False, day=part.day, ends_at=part.begins_at)
-    seen = list(own)
-    if not seen:
+    own = _markers(using).filter(is_final=False, day=part.day, ends_at=part.begins_at).first()
+    if own is None:
         _replace(using, part, tallies, [], counted_at=now)
         return
-    (marker,) = seen
+    _add_stored(using, own, tallies)
+    _replace(using, part._replace(begins_at=own.begins_at), tallies, [own], counted_at=own.counted_at)
+
+
+def _add_stored(using: str, marker: PolicyDay, tallies: dict[str, Tally]) -> None:
     for stored in PolicyDay.objects.using(using).filter(begins_at=marker.begins_at).exclude(policy=NO_LABEL):
         tallies.setdefault(stored.policy, Tally()).merge(Tally.of(stored))
-    _replace(using, part._replace(begins_at=marker.begins_at), tallies, seen, counted_at=marker.counted_at)
 
 
 def count_finally(using: str, oldest: datetime, before: datetime, between: Callable[[], object] = _no_break) -> None:
-    """Count all rows that were settled from `oldest` to `before`, which are deleted next, for the last time.
+    """Count all rows that were settled from `oldest` to `before`, some of which are deleted next, for the last time.
 
+    Rows with other labels may be kept for longer: they are counted, too, so that a day has one state for all labels.
+    Each deleted row was counted finally, so none of them is missing where no row is left, whatever is counted again.
     Of a day that is over, all rows are counted: the rest is deleted an hour later.
     """
     now = database_now(using)
-    final = _markers(using).filter(is_final=True).order_by("-ends_at").values_list("ends_at", flat=True)[:1]
     begin, end = start_of(day_of(oldest)), start_of(day_of(before) + timedelta(days=1))
-    if final:
-        begin = max(begin, final[0])
     end = end if end + REPAIR_AFTER <= now else before
-    if final and final[0] >= before:
-        return
-    for part in parts_of(using, begin, end):
-        is_stored = False
-        while not is_stored:
-            seen = list(_markers(using, part.begins_at, part.ends_at))
-            tallies = _count(using, part.begins_at, part.ends_at, between)
-            is_stored = _replace(using, part, tallies, seen, counted_at=now, is_final=True)
+    final = list(_markers(using, begin, end).filter(is_final=True))
+    for gap in gaps(final, begin, end):  # also before the final days: the rows of another retention
+        for part in parts_of(using, *gap):
+            while not _count_part_finally(using, part, now, between):
+                pass
+
+
+def _count_part_finally(using: str, part: Part, now: datetime, between: Callable[[], object]) -> bool:
+    """Count `part`, and add it to the final part of its day that ends there. Return False if it must be counted again.
+
+    Otherwise a retention of minutes would leave a row of each hour and label for ever.
+    """
+    markers = PolicyDay.objects.using(using).filter(policy=NO_LABEL)  # those of other time zones are replaced, too
+    seen = list(markers.filter(begins_at__lt=part.ends_at, ends_at__gt=part.begins_at))
+    same_day = markers.filter(is_final=True, day=part.day, zone=settings.TIME_ZONE)
+    former = same_day.filter(ends_at=part.begins_at).first()
+    tallies = _count(using, part.begins_at, part.ends_at, between)
+    if former is not None:
+        _add_stored(using, former, tallies)
+        part, seen = part._replace(begins_at=former.begins_at), [former, *seen]
+    return _replace(using, part, tallies, seen, counted_at=now, is_final=True)
 
 
 def _replace(
@@ -329,7 +345,8 @@ def uncount(rows: Iterable[Timeout], using: str) -> None:
     for begins_at in sorted({begins_at for begins_at, _ in changed}):
         days.filter(policy=NO_LABEL, begins_at=begins_at).update(changes=F("changes") + 1)
     for (begins_at, label), number in sorted(changed.items()):
-        days.filter(policy=label, begins_at=begins_at).update(dead=F("dead") - number)
+        # Not below 0: a row that was committed after the last count of its day is not counted.
+        days.filter(policy=label, begins_at=begins_at).update(dead=Greatest(F("dead") - number, 0))
 
 
 @dataclass

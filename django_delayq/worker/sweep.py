@@ -47,7 +47,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
-from django_delayq.ledger.rollups import count_finally
+from django_delayq.ledger.rollups import COMMIT_MARGIN, count_finally
 from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import Old, delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
@@ -294,8 +294,16 @@ def _old_rows(using: str, labels: Collection[str], age: timedelta | None) -> lis
     by_age = defaultdict[timedelta, list[str]](list)
     for label in labels or own:
         by_age[age if labels and age is not None else retention_of(label)].append(label)
-    others = [] if labels else [Old(now - (age or get_settings().retention), but=tuple(own))]
-    return others + [Old(now - kept, tuple(found)) for kept, found in by_age.items()]
+    others = [] if labels else [Old(_latest(now, age or get_settings().retention), but=tuple(own))]
+    return others + [Old(_latest(now, kept), tuple(found)) for kept, found in by_age.items()]
+
+
+def _latest(now: datetime, kept: timedelta) -> datetime:
+    """Return from before when rows may be deleted that are kept for so long: not those of the last two minutes.
+
+    Reports count no such row, because others of the time may not be committed yet: these would never be counted.
+    """
+    return now - max(kept, COMMIT_MARGIN)
 
 
 def count_old(using: str, labels: Collection[str] = (), age: timedelta | None = None) -> Count:
@@ -314,6 +322,7 @@ def prune(
     """Delete rows that were settled, and due, longer than the `retention` of their policy ago; return how many.
 
     Reports count them first (`count_finally`): all that were settled in this time, also rows that are kept for longer.
+    So no row of the last two minutes is deleted, whatever its retention is.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again.
@@ -329,10 +338,12 @@ def prune(
     forget_free_shares(using)
     forget_old_answers(using)
     deleted, found = 0, _old_rows(using, labels, age)
-    before = max(old.before for old in found)
-    oldest = [prunable(using, old).order_by("settled_at").values_list("settled_at", flat=True).first() for old in found]
-    if any(oldest):
-        count_finally(using, min(filter(None, oldest)), before, between)
+    oldest: dict[Old, Any] = {}
+    for old in found:
+        first = prunable(using, old).order_by("settled_at").values_list("settled_at", flat=True).first()
+        oldest |= {} if first is None else {old: first}
+    if oldest:  # not up to the retention of a policy without old rows: what is final is not counted again
+        count_finally(using, min(oldest.values()), max(old.before for old in oldest), between)
     for old in found:
         start: datetime | None = None
         while True:
@@ -343,5 +354,5 @@ def prune(
                 break
             between()
             sleep(PRUNE_PAUSE_SECONDS)
-    timeouts_pruned.send(Timeout, using=using, before=before)
+    timeouts_pruned.send(Timeout, using=using, before=max(old.before for old in found))
     return deleted
