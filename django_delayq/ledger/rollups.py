@@ -276,7 +276,7 @@ def count_finally(using: str, oldest: datetime, before: datetime, between: Calla
 def _count_part_finally(using: str, part: Part, now: datetime, between: Callable[[], object]) -> bool:
     """Count `part`, and add it to the final part of its day that ends there. Return False if it must be counted again.
 
-    Otherwise a retention of minutes would leave a row of each hour and label for ever.
+    Otherwise a retention of minutes would leave a row for each hour and label.
     """
     markers = PolicyDay.objects.using(using).filter(policy=NO_LABEL)  # those of other time zones are replaced, too
     seen = list(markers.filter(begins_at__lt=part.ends_at, ends_at__gt=part.begins_at))

@@ -1,0 +1,73 @@
+"""What another limit would have done to recorded orders is what it does when they are replayed with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import settings as test_settings
+from tests.shop.conftest import Shop
+from tests.shop.oracle import expected_counts
+from tests.shop.synthetic import random_orders
+
+MINUTES = {"cancel_unpaid": (10, 20, 45, 1440), "cancel_unaccepted": (1440, 2880, 5760, 14400)}
+"""Two shorter and two longer limits than those of the replay: half an hour, and three days."""
+REPLAYS = """
+from datetime import timedelta
+from django_delayq.monitoring.whatif import what_if
+from shop.replay.arguments import REPLAY_DELAYS
+from shop.replay.checking import forget
+from shop.replay.records import read_records
+from shop.replay.virtual import VirtualPlay
+
+def replay(**delays):
+    records = read_records(ORDERS, REVIEWS, limit=LIMIT).records
+    forget((one.order_id for one in records), (one.customer_id for one in records))
+    play = VirtualPlay(records, {**REPLAY_DELAYS, **delays})
+    play.run(lambda: None, until_settled=True)
+    return play.ledger.counts()
+
+def answer(name, minutes):
+    found = what_if(f"shop.order.{name}", timedelta(minutes=minutes), last=timedelta(days=7300))
+    names = ("rounds", "in_time", "fired", "ended_first", "would_fire", "would_fire_at_most", "unknown", "hand_set")
+    return {name: getattr(found, name) for name in names}
+
+first = replay()
+answers = [(name, minutes, answer(name, minutes)) for name, all in MINUTES.items() for minutes in all]
+again = [replay(**{name: timedelta(minutes=minutes)})[name].get("fired", 0) for name, minutes, _ in answers]
+"""
+
+
+def assert_relived(shop: Shop, orders: Path, reviews: Path, limit: int | None = None) -> None:
+    given = f"from pathlib import Path\nORDERS, REVIEWS = map(Path, {[str(orders), str(reviews)]})\n"
+    given += f"LIMIT, MINUTES = {limit}, {MINUTES}\n"
+    first, answers, again = shop.ask("[first, answers, again]", given + REPLAYS)
+    assert first == expected_counts(orders, reviews, limit, until_settled=True)
+    asked: list[tuple[str, int, dict[str, Any]]] = answers
+    for (name, minutes, answer), fired in zip(asked, again, strict=True):
+        states = first[name]
+        assert (answer["rounds"], answer["fired"]) == (sum(states.values()), states.get("fired", 0))
+        assert (answer["unknown"], answer["hand_set"]) == (0, 0)
+        if minutes in MINUTES[name][:2]:
+            assert answer["would_fire"] == answer["would_fire_at_most"] == fired
+            assert answer["ended_first"] == fired - answer["fired"] > 0
+        else:
+            assert answer["ended_first"] == 0
+            assert answer["would_fire"] <= fired <= answer["would_fire_at_most"] == answer["fired"]
+    assert len(answers) == 8
+
+
+def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
+    assert_relived(shop, *random_orders(120).write(tmp_path))
+
+
+@pytest.mark.real_orders
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not os.environ.get("ORDERS"), reason="ORDERS and REVIEWS name no files")
+def test_recorded_orders(shop: Shop) -> None:
+    """Nine replays, so not of all orders: on SQLite of the first 2,000, on the servers of 100."""
+    limit = 2_000 if test_settings.DB == "sqlite" else 100
+    assert_relived(shop, Path(os.environ["ORDERS"]), Path(os.environ["REVIEWS"]), limit)
