@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ BAR_SHARE: Final = 0.8
 """The part of the width that a bar has: the rest separates it from the next one."""
 LABELS_SHOWN: Final = 4
 """The axis of the chart has no room for more days."""
+LABEL_WIDTH: Final = 66
+"""A bar with less room to its right has no label: it would be cut off at the edge of the drawing."""
 PERIODS: Final = ((7, _("7 days")), (30, _("30 days")), (90, _("90 days")), (365, _("12 months")))
 
 
@@ -142,7 +145,7 @@ def _chart(report: Report) -> dict[str, Any]:
     lines = {line.name: line for line in report.lines}
     names = list(lines) if report.by == "month" else _every_day(report.first, report.last)
     highest = max((line.rounds for line in report.lines), default=0)
-    step, every = CHART_WIDTH / max(len(names), 1), max(1, len(names) // LABELS_SHOWN)
+    step, every = CHART_WIDTH / max(len(names), 1), math.ceil(len(names) / LABELS_SHOWN)
     bars = []
     for number, name in enumerate(names):
         line = lines.get(name, Figures(name))
@@ -150,7 +153,8 @@ def _chart(report: Report) -> dict[str, Any]:
         place = {"x": number * step, "width": step * BAR_SHARE, "y": CHART_HEIGHT - in_time, "height": in_time}
         place |= {"other_y": CHART_HEIGHT - other, "other_height": other - in_time}
         bar = {key: f"{value:.1f}" for key, value in place.items()}  # strings: the template would localize numbers
-        bars.append({**bar, "name": name, "line": line, "is_labelled": number % every == 0})
+        has_room = number * step + LABEL_WIDTH <= CHART_WIDTH
+        bars.append({**bar, "name": name, "line": line, "is_labelled": has_room and number % every == 0})
     return {"bars": bars, "highest": str(highest)}
 
 

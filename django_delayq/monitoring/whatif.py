@@ -63,7 +63,8 @@ class WhatIf:
         rounds: how many there were. Of each `since` of an object, those that would not have begun do not count.
         in_time: how many ended by their condition before their deadline.
         fired: how many fired.
-        ended_first: how many that ended in time would have fired first, with the other delay. Exact.
+        ended_first: how many that ended in time would have fired first, with the other delay. Exact. An end at the very
+            time of the other deadline is in time, as in reports.
         would_fire, would_fire_at_most: how many would have fired with the other delay: between these two numbers. They
             are equal for a shorter delay. With a longer one, it is unknown when rounds that fired would have ended.
         hand_set: how many have a deadline that was set by hand, which the delay does not change.

@@ -42,6 +42,21 @@ Timeout.objects.filter(pk__in=dead).update(state="dead", cause="retries", settle
                                            attempts=9, history=[error], payload={"basket": ["one", "two"]})
 """
 
+HISTORY = """
+from datetime import timedelta
+from django.utils import timezone
+customer, now = Customer.objects.create(name="Grace Hopper", phone="+44 20 7946 0001"), timezone.now()
+for number in range(58):  # on each of 29 days: one that was paid in time, and one that fired, each second time
+    order, at = Order.objects.place(customer, "Kettle", 7900), now - timedelta(days=number // 2, minutes=10)
+    is_fired = number % 4 == 3
+    due_at = at - timedelta(seconds=2) if is_fired else at + timedelta(minutes=8)
+    Timeout.objects.filter(object_id=order.pk, policy="shop.order.cancel_unpaid").update(
+        state="fired" if is_fired else "cancelled", cause="due" if is_fired else "condition", settled_at=at,
+        slot_taken=None, due_at=due_at, run_at=due_at, first_due_at=due_at, created_at=at - timedelta(minutes=22),
+        since_at=at - timedelta(minutes=22),
+    )
+"""
+
 
 @dataclass
 class Stock:
@@ -185,6 +200,12 @@ def stock(calm_shop: Shop) -> Stock:
     taken = calm_shop.ask("stock", STOCK)
     rows = [(order, timeout, reference) for order, timeout, reference in taken]
     return Stock(pending=rows[:30], dead=rows[30:])
+
+
+@pytest.fixture(scope="module")
+def history(calm_shop: Shop) -> None:
+    """Settle timeouts of the last 29 days."""
+    calm_shop.ask("None", HISTORY)
 
 
 @pytest.fixture(scope="module")

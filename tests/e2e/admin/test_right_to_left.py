@@ -109,6 +109,25 @@ def test_the_chart_of_a_policy_keeps_its_labels(page: Page) -> None:
     assert page.admin.faults() == []
 
 
+def test_the_plot_of_a_report_keeps_its_labels_and_its_days_from_left_to_right(page: Page, history: None) -> None:
+    page.admin.open(f"{POLICIES}shop.order.cancel_unpaid/report/")
+    drawing = page.style(".delayq-chart svg")
+    days = page.admin.browser.execute_script(
+        "return [...document.querySelectorAll('.delayq-chart svg text')].slice(1).map((text) => {"
+        " const box = text.getBoundingClientRect(); return [text.textContent, box.left, box.right]; })"
+    )
+    assert [name for name, *_ in days] == sorted(name for name, *_ in days)
+    assert [left for _, left, _ in days] == sorted(left for _, left, _ in days)
+    assert len(days) == 4
+    assert all(drawing["boxLeft"] - 1 <= left < right <= drawing["boxRight"] + 1 for _, left, right in days), days
+    for selector in (".delayq-chart svg text", "#content-main tbody th bdi"):
+        page.reads_from_left_to_right(selector)
+    assert page.admin.faults() == []
+    page.admin.show_on(PHONE)
+    page.admin.open(f"{POLICIES}shop.order.cancel_unpaid/report/")
+    assert page.admin.faults() == []
+
+
 ORDER = """
 return [...document.querySelectorAll(".delayq-story li")].map((line) =>
   [...line.querySelectorAll(":scope > div > :is(time, span, bdi)")].map((part) => part.getClientRects()[0].left));

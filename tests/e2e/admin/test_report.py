@@ -1,0 +1,106 @@
+"""The report of a policy in a real browser: its plot, on each screen, and what is chosen on it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin
+
+pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By
+
+pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.usefixtures("history")]
+REPORT = "/admin/django_delayq/policycontrol/shop.order.cancel_unpaid/report/"
+SCREENS = {"desktop": (DESKTOP, False), "dark": (DESKTOP, True), "phone": (PHONE, False)}
+FILE = """
+const done = arguments[0];
+const link = [...document.querySelectorAll("a")].find((each) => each.href.includes("format=csv"));
+fetch(link.href).then((answer) => answer.text()).then(done);
+"""
+BARS = """
+return [...document.querySelectorAll(".delayq-chart g")].map((bar) => {
+  const [other, inTime] = [...bar.querySelectorAll("rect")].map((rect) => rect.getBoundingClientRect());
+  return {title: bar.querySelector("title").textContent, other: other.height, inTime: inTime.height,
+          isStacked: Math.abs(other.bottom - inTime.top) < 1, left: inTime.left, right: inTime.right};
+});
+"""
+
+
+@pytest.mark.parametrize(("width", "dark"), SCREENS.values(), ids=SCREENS)
+def test_the_report_has_no_faults_for_axe_and_no_screen_is_too_narrow(admin: Admin, width: int, dark: bool) -> None:
+    admin.show_on(width, dark=dark)
+    for asked in ("", "?days=7", "?by=month&days=365", "?by=field&field=customer__name", "?by=field&field=nothing"):
+        assert admin.inspect(REPORT + asked) == [], asked
+
+
+def test_the_bars_are_as_high_as_the_table_says_and_lie_within_a_phone(admin: Admin) -> None:
+    admin.show_on(PHONE)
+    admin.open(REPORT)
+    bars: list[dict[str, Any]] = admin.browser.execute_script(BARS)
+    assert len(bars) == 30
+    assert all(bar["isStacked"] and 0 <= bar["left"] < bar["right"] <= PHONE for bar in bars)
+    lines = [row.text.split() for row in admin.browser.find_elements(By.CSS_SELECTOR, "#content-main tbody tr")]
+    shown = {bar["title"].partition(":")[0]: bar for bar in bars}
+    highest = max(int(cells[1]) for cells in lines)
+    full = max(bar["other"] + bar["inTime"] for bar in bars)
+    assert full > 10
+    assert len(lines) >= 29
+    for day, rounds, in_time, *_ in lines:
+        assert shown[day]["title"] == f"{day}: {in_time} of {rounds} in time"
+        assert shown[day]["inTime"] == pytest.approx(full * int(in_time) / highest, abs=1)
+        assert shown[day]["other"] == pytest.approx(full * (int(rounds) - int(in_time)) / highest, abs=1)
+
+
+LABELS = """
+const drawing = document.querySelector(".delayq-chart svg").getBoundingClientRect();
+return [...document.querySelectorAll(".delayq-chart svg text")].map((text) => {
+  const box = text.getBoundingClientRect();
+  return [text.textContent, box.left - drawing.left, drawing.right - box.right];
+});
+"""
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("asked", ["days=7", "days=30", "days=90", "by=month&days=90"])
+def test_no_label_of_the_plot_is_cut_off_or_lies_on_another(admin: Admin, asked: str, width: int) -> None:
+    admin.show_on(width)
+    admin.open(f"{REPORT}?{asked}")
+    _, *labels = admin.browser.execute_script(LABELS)
+    assert 1 <= len(labels) <= 4
+    assert all(left > -1 and right > -1 for _, left, right in labels), labels
+    assert all(before[2] > after[2] for before, after in itertools.pairwise(labels))
+    drawn = admin.browser.execute_script("return document.querySelector('.delayq-chart svg').clientWidth")
+    assert all(drawn - before[2] < after[1] for before, after in itertools.pairwise(labels)), labels
+
+
+def test_the_table_scrolls_within_the_page_and_the_keyboard_reaches_it(admin: Admin) -> None:
+    admin.show_on(PHONE)
+    admin.open(REPORT)
+    region = admin.browser.find_element(By.CSS_SELECTOR, ".delayq-scroll")
+    admin.browser.execute_script("arguments[0].focus()", region)
+    assert admin.browser.switch_to.active_element == region
+    is_wider = "return arguments[0].scrollWidth > arguments[0].clientWidth"
+    assert admin.browser.execute_script(is_wider, region)
+
+
+def test_a_person_chooses_months_and_downloads_what_is_shown(admin: Admin) -> None:
+    admin.open("/admin/django_delayq/policycontrol/")
+    admin.press("Report shop.order.cancel_unpaid")
+    admin.choose("by", "month")
+    admin.choose("days", "365")
+    admin.press("Show")
+    months = [row.text.split()[:2] for row in admin.browser.find_elements(By.CSS_SELECTOR, "#content-main tbody tr")]
+    assert 1 <= len(months) <= 3
+    file = csv.DictReader(io.StringIO(admin.browser.execute_async_script(FILE)))
+    rows = [[row["month"], row["rounds"]] for row in file]
+    assert rows[:-1] == months
+    admin.choose("by", "field")
+    admin.type("field", "customer__name")
+    admin.press("Show")
+    admin.wait_for("Grace Hopper")
+    assert not admin.browser.find_elements(By.CSS_SELECTOR, ".delayq-chart"), "names have no order"
