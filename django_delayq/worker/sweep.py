@@ -275,7 +275,8 @@ def settle_all_expired(using: str) -> int:
 def retention_of(label: str) -> timedelta:
     """Return how long settled rows with this label are kept: also of a policy that is not declared."""
     policy = registry.get(label)
-    return (policy and policy.retention) or get_settings().retention
+    kept = None if policy is None else policy.retention
+    return get_settings().retention if kept is None else kept  # not "or": a policy may keep its rows for no time
 
 
 def least_age(labels: Collection[str] = ()) -> timedelta:
