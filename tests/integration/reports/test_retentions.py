@@ -85,13 +85,16 @@ def of_day(zone: str) -> Callable[[Timeout], str]:
     return lambda row: str(local_day(row.settled_at, zone))
 
 
-def test_older_days_are_counted_finally_after_the_younger_ones_of_a_shorter_retention(declare: Declare) -> None:
+@pytest.mark.parametrize("days", [40, 60])
+def test_older_days_are_counted_finally_after_the_younger_ones_of_a_shorter_retention(
+    declare: Declare, days: int
+) -> None:
     declare(Order, name="short", retention=2 * DAY)
     settle(LONG, NOON)
     settle(SHORT, NOON + 20 * DAY)
     with clock.set_to(NOON + 25 * DAY):
         assert prune("default") == 1
-    with clock.set_to(NOON + 40 * DAY):
+    with clock.set_to(NOON + days * DAY):
         assert prune("default") == 1
         assert fired() == {LONG: 1, SHORT: 1}
 
