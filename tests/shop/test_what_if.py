@@ -39,6 +39,7 @@ def answer(name, minutes):
     ties = ended.filter(settled_at=F("since_at") + timedelta(minutes=minutes)).count()
     return {"ties": ties, **{name: getattr(found, name) for name in names}}
 
+Timeout.objects.all().delete()
 first = replay()
 answers = [(name, minutes, answer(name, minutes)) for name, all in MINUTES.items() for minutes in all]
 again = [replay(**{name: timedelta(minutes=minutes)})[name].get("fired", 0) for name, minutes, _ in answers]
