@@ -14,7 +14,7 @@ def test_each_room_has_its_faults_and_its_tests() -> None:
     assert len(faults) >= 80
     assert {fault.room for fault in faults} == {
         *("ledger", "scheduling", "arming", "firing", "recovery", "worker", "operations", "spans", "data", "asking"),
-        *("answers", "webhooks", "steps"),
+        *("answers", "webhooks", "steps", "reports", "what-if"),
     }
     missing = {path for fault in faults for path in fault.tests if not (ROOT / path).exists()}
     assert missing == set()
