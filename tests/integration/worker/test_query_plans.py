@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock
 from django_delayq.clock import database_now
-from django_delayq.ledger import claiming, settling
+from django_delayq.ledger import claiming, rollups, settling
 from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
 from django_delayq.monitoring import rounds
@@ -209,6 +209,15 @@ def test_a_page_of_the_pruning_of_policies_with_a_retention_of_their_own() -> No
         old = settling.Old(before, (label,))
         plan = plans_of(partial(settling.delete_settled, "default", old, None))
         check(plan, "delayq_", is_short=True)
+
+
+def test_the_count_of_settled_rows_for_reports() -> None:
+    now = clock.now()
+    begin, end = now - timedelta(days=91), now - timedelta(days=89)
+    pages = rollups.rows_between("default", begin, end)
+    for _ in range(3):
+        check(plans_of(lambda: next(pages)), "delayq_settled")
+    check(plans_of(lambda: list(rollups.parts_of("default", begin, end))), "delayq_settled")
 
 
 def test_the_comparison_of_pending_deadlines_with_the_delay() -> None:
