@@ -36,9 +36,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if sampling.SHARE:
         database = os.environ.get("DELAYQ_TEST_DB", "sqlite")
         always = sampling.SQLITE if database == "sqlite" else sampling.DIALECT
-        in_browser = {item.nodeid for item in items if item.get_closest_marker("browser")}
+        marked = {item.nodeid for item in items for mark in ("browser", "real_orders") if item.get_closest_marker(mark)}
         only_threads = database != "postgresql"
-        kept = sampling.sample(kept, sampling.SHARE, always=always, only_threads=only_threads) | in_browser
+        kept = sampling.sample(kept, sampling.SHARE, always=always, only_threads=only_threads) | marked
     if sampling.CASES:
         kept &= sampling.sample_cases([item.nodeid for item in items], int(sampling.CASES))
     if len(kept) < len(items):

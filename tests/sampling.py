@@ -5,7 +5,7 @@
 | of a guarantee | all, on each database; those that start processes on PostgreSQL |
 | of the dialect (`DIALECT`) | all, on PostgreSQL and MariaDB; those without processes on SQLite, too |
 | that start processes | each on one of the three databases |
-| in a browser | all, on SQLite |
+| in a browser, or with recorded orders | all |
 | others | each on SQLite, and one in three again on each other database |
 | with many cases (`MANY`), in `MATRICES` | of their cases on SQLite one in three |
 
@@ -43,7 +43,7 @@ DIALECT = tuple(
 SQLITE = ("tests/e2e/databases/test_sqlite", "tests/e2e/test_demo")
 """Tests with processes that no other database has."""
 MATRICES = ("tests/e2e/admin/", "tests/engine/", "tests/integration/")
-"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options, looks. Cases elsewhere,
+"""Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options, themes. Cases elsewhere,
 such as the pages of the docs, have nothing in common."""
 PROCESSES = ("tests/e2e/", "tests/shop/")
 """Rooms of tests that start processes."""

@@ -102,6 +102,7 @@ LINT: Sequence[Command] = (
     ("django-admin", "makemigrations", "--check", "--dry-run"),
     ("sphinx-build", "-W", "--keep-going", "-q", "-d", "build/doctrees", "docs", "build/docs"),
 )
+LINT_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.settings"}
 NO_BROWSER: Command = ("-m", "not browser")
 """Pages are the same on each database."""
 MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "6", "--workers", "1")
@@ -243,15 +244,10 @@ def _stages() -> list[Stage]:
     """Return all stages. Their order is that within each lane; the two stages of one server are far from each other."""
     ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
     rooms = ["tests/unit", "tests/engine/test_engine.py", *(f"tests/integration/{room}" for room in ROOMS_OF_PYTHON)]
-    newest = _computing(*rooms, options=NO_BROWSER, ignored=ignored)
+    _, *newest = _computing(*rooms, options=NO_BROWSER, ignored=ignored)
     in_threads, in_processes = _waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE))
     return [
-        Stage(
-            "lint",
-            "style, types, import rules, migrations, and the site of the docs",
-            LINT,
-            environment={"DJANGO_SETTINGS_MODULE": "tests.settings"},
-        ),
+        Stage("lint", "style, types, imports, migrations, docs", LINT, environment=LINT_SETTINGS),
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of both mutation gates",
@@ -265,7 +261,7 @@ def _stages() -> list[Stage]:
             "newest",
             "unit tests and most of integration on the newest Python and Django, on SQLite",
             (),
-            [["newest", *newest[1:]]],  # it computes; the lane of tests that wait has room for it
+            [["newest", *newest]],  # it computes, but the other lane has room for it
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single", **SAMPLED},
             is_optional=True,
         ),

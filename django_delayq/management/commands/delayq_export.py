@@ -18,7 +18,7 @@ class Command(DelayqCommand):
     """
 
     requires_system_checks = []
-    examples = ("--related shop.customer:7 > customer-7.jsonl", "--related shop.customer:7 --json")
+    examples = ("--related shop.customer:7", "--related shop.customer:7 --json")
 
     def add_arguments(self, parser: CommandParser) -> None:
         every = tuple(Timeout.State.values)

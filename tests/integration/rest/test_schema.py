@@ -26,7 +26,7 @@ def test_the_schema_allows_no_unknown_fields_in_requests(capsys: pytest.CaptureF
     schemas = yaml.safe_load(capsys.readouterr().out)["components"]["schemas"]
     closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
     requests = {"Cancel", "Fire", "Postpone", "Reschedule", "Replan", "Hold_Timeout", "Pause_Timeout", "Resume_Timeout"}
-    requests |= {"Retry", "Refire", "Pause", "Hold", "Resume", "SetLate", "SetBrake", "SetShadow"}
+    requests |= {"Retry", "Refire", "Erase", "Pause", "Hold", "Resume", "SetLate", "SetBrake", "SetShadow"}
     requests |= {"Schedule", "CancelService", "Guard"}
     assert requests == {name.removesuffix("Request") for name in closed}
 
