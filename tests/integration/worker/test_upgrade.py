@@ -145,7 +145,7 @@ def test_every_pending_timeout_fires_once_and_settled_ones_stay(former_tables: A
     assert {pk: after[pk].state for pk in waiting} == dict.fromkeys(waiting, "fired")
     for pk in before.keys() - waiting:
         assert (after[pk].state, after[pk].settled_at) == (before[pk].state, before[pk].settled_at)
-    effects = Counter(int(pk) for pk in Effect.objects.exclude(timeout_id=None).values_list("timeout_id", flat=True))
+    effects = Counter(Effect.objects.exclude(timeout_id=None).values_list("timeout_id", flat=True))
     assert effects == Counter(waiting)
 
 
