@@ -1,10 +1,10 @@
 """Write `docs/reference.md` from the code: options, settings, operations, commands, checks, events, signals, metrics.
 
     .venv/bin/python tools/reference.py            write the page
-    .venv/bin/python tools/reference.py check      exit with 1 if it is not what the code says
+    .venv/bin/python tools/reference.py check      exit with 1 if it is not what the code has
 
-The texts are docstrings, declarations and helps in the package: correct a text there. Only the links to the page that
-says more are here.
+Its sentences are docstrings, declarations and helps in the package: correct them there. Only the links to pages with
+more are here.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ LINKS: Final = {
 INTRODUCTION: Final = """\
 # Reference
 
-<!-- Written by `make reference` from the code. Correct a text there: docstrings, `help` and declarations. -->
+<!-- Written by `make reference` from the code. Correct its sentences there: docstrings, `help`, declarations. -->
 
 Every [option](#options), [setting](#settings), [operation](#operations), [command](#commands), [check](#checks),
-[event](#events), [signal](#signals) and [metric](#metrics). A name with a link leads to the page that says more. For
+[event](#events), [signal](#signals) and [metric](#metrics). A name with a link leads to the page with more. For
 functions and classes, see the [API](api.md).
 """
 OPTIONS: Final = """\
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
     text = page()
     if arguments == ["check"]:
         is_current = PAGE.read_text(encoding="utf-8") == text
-        print(f"reference: {PAGE.name} is {'what the code says' if is_current else 'outdated: run `make reference`'}")
+        print(f"reference: {PAGE.name} is {'what the code has' if is_current else 'outdated: run `make reference`'}")
         return 0 if is_current else 1
     PAGE.write_text(text, encoding="utf-8")
     print(f"reference: {len(text.splitlines())} lines")
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
 
 
 def page() -> str:
-    """Return the page, in English. Raises LookupError if a text is missing in the code, or a link has no row."""
+    """Return the page, in English. Raises LookupError if a sentence is missing in the code, or a link has no row."""
     from django.utils import translation
 
     with translation.override("en"):

@@ -1,4 +1,4 @@
-"""The reference is what the code says, and names everything that the code has."""
+"""The reference contains what the code has, and names everything that the code has."""
 
 from __future__ import annotations
 
