@@ -189,7 +189,7 @@ def options() -> Iterator[str]:
 
     texts = entries(declaring.timeout_policy.__doc__, "Args")
     # Of types that are imported for type checkers only, the sources have the names.
-    types = annotations(TimeoutPolicy) | annotations(declaring._Options)
+    types = annotated_names(TimeoutPolicy) | annotated_names(declaring._Options)
     defaults = {name: each.default for name, each in inspect.signature(TimeoutPolicy).parameters.items()}
     del texts["**options"], defaults["handler"]
     if texts.keys() != defaults.keys():
@@ -241,7 +241,8 @@ def operations() -> Iterator[str]:
         ("timeouts", "timeouts/{id}/", views.TimeoutViewSet, TIMEOUT_OPERATIONS),
         ("policies", "policies/{label}/", views.PolicyViewSet, POLICY_OPERATIONS),
     ):
-        lacking = listed.keys() - {each.url_path for each in view.get_extra_actions()}
+        extra: list[Any] = view.get_extra_actions()
+        lacking = listed.keys() - {each.url_path for each in extra}
         rows = []
         for name, each in listed.items():
             given = [parameter.option for parameter in each.parameters if parameter.option.startswith("--")]
@@ -404,7 +405,7 @@ def entries(docstring: str | None, section: str) -> dict[str, str]:
     return found
 
 
-def annotations(of: type[Any]) -> Mapping[str, ast.expr]:
+def annotated_names(of: type[Any]) -> Mapping[str, ast.expr]:
     (declared,) = (node for node in ast.parse(inspect.getsource(of)).body if isinstance(node, ast.ClassDef))
     assigned = [node for node in declared.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     return {node.target.id: node.annotation for node in assigned if isinstance(node.target, ast.Name)}

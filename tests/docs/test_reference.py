@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from django.core.management import get_commands
@@ -26,7 +27,7 @@ def names(*header: str) -> list[str]:
     return [code(row[0])[0] for row in PAGE.table(*header)]
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_is_written_from_the_code() -> None:
     assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run `make reference`"
 
 
@@ -52,7 +53,8 @@ def test_every_operation_is_listed_with_its_path_in_rest() -> None:
     absent = [name for _, line in PAGE.prose if "(not " in line for name in code(line)[1:]]
     assert absent == ["delay"]
     for view, listed in ((TimeoutViewSet, TIMEOUT_OPERATIONS), (PolicyViewSet, POLICY_OPERATIONS)):
-        actions = {each.url_path: set(each.mapping) for each in view.get_extra_actions()}
+        extra: list[Any] = view.get_extra_actions()
+        actions = {each.url_path: set(each.mapping) for each in extra}
         assert all(actions[name] == {"post"} for name in listed if name not in absent)
 
 
