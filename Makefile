@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all oracle test-matrix matrix guarantees lint docs docs-links bench chaos coverage mutants messages screenshots clean
+.PHONY: help demo check test test-all oracle test-matrix matrix guarantees reference lint docs docs-links bench chaos coverage mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -38,6 +38,10 @@ matrix: ## The built wheel on each supported Python and Django, installed and us
 
 guarantees: ## Write the results of the last `make test` into docs/guarantees-tests.md
 	@$(BIN)/python tools/guarantees.py fill
+
+reference: ## Write docs/reference.md from the code
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tools/reference.py
 
 lint: ## Style, types, import rules, migrations, the site of the docs
 	@$(PYTHON) tools/environment.py test

@@ -47,7 +47,17 @@ def register() -> None:
 
 
 def check_settings(**_: Any) -> Iterator[CheckMessage]:
-    """Check the values of `DELAYQ`. Calls neither Redis nor the callable in SCRUB."""
+    """Check the values of `DELAYQ`. Calls neither Redis nor the callable in SCRUB.
+
+    Reports:
+        E001: `REDIS` is not an address that redis-py can use, or `DELAYQ` has another wrong value.
+        I001: no Redis is configured, so workers poll the database once a second.
+        E002: `CATCH_UP` is not less than half of `RETENTION`, or of the `retention` of an automatic policy.
+        E003: `EXECUTOR` cannot be imported.
+        E007: `SCRUB` cannot be imported, or is not callable.
+        E008: `AROUND` names something that is not callable, or cannot be imported, as if a package is not installed.
+        W003: `USE_TZ` is False, so one hour of the year occurs twice.
+    """
     from django_delayq.redis_clients.clients import check_source  # loads redis-py, which no web process needs for this
 
     try:
@@ -98,6 +108,15 @@ def check_policies(**_: Any) -> Iterator[CheckMessage]:
 
 
 def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
+    """Check the database of the model of `policy`.
+
+    Reports:
+        E004: the routers separate a model and its timeouts into two databases.
+        E024: the database has a schema for each tenant, as with django-tenants.
+        E026: `since` names a `DateField`, and `DATABASES` has a `TIME_ZONE` for the database.
+        E020: the routers keep `contenttypes` out of the database of a model with policies.
+        E021: the routers keep `django_delayq` out of the database of a model with policies.
+    """
     try:
         using = database_of(policy.concrete_model)
     except ConfigError as error:
@@ -126,6 +145,11 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
+    """Check that writes of the rows that `policy` reads can be noticed.
+
+    Reports:
+        W001: `when` or `hold_when` reads other rows in a way that cannot be watched: saving those schedules nothing.
+    """
     reading = cannot_watch(policy) if reads_other_rows(policy) else []
     if not reading and reads_other_rows(policy) and not watches_of(policy):
         reading = ["when"]  # by what the base manager adds
@@ -141,6 +165,15 @@ def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
+    """Check that the options of `policy` fit each other. For E002 see also `check_settings`.
+
+    Reports:
+        W013: `since` without `when`: the policy is not automatic.
+        I004: `when` and `after` without `since`: the policy is not automatic.
+        W015: `when` ignores soft deletion: timeouts of deleted rows fire.
+        W016: `search` names a field without an index, so that each search reads the whole table.
+        W002: `when` and `since`, but no `after`: a save can cancel the timeout, but never schedule it.
+    """
     if policy.retention is not None and policy.is_automatic and get_settings().catch_up >= policy.retention / 2:
         yield Error(
             f"CATCH_UP must be less than half of the retention of {policy.label}, {duration_text(policy.retention)}.",
@@ -185,6 +218,9 @@ def check_bulk_writes(**_: Any) -> Iterator[CheckMessage]:
     """Name the models with automatic policies, or that one reads, whose default manager does not arm after bulk writes.
 
     Only with `check --deploy`: Django prints the notes of other checks before the output of each command.
+
+    Reports:
+        I002: models with automatic policies, whose default manager does not arm after bulk writes.
     """
     automatic = [policy for policy in get_policies() if policy.is_automatic]
     models: set[type[Model]] = {policy.model for policy in automatic}
@@ -206,7 +242,11 @@ def _arms_bulk_writes(model: type[Model]) -> bool:
 
 
 def check_modules(**_: Any) -> Iterator[CheckMessage]:
-    """Find policies in a `timeout.py`, which is not imported."""
+    """Find policies in a `timeout.py`, which is not imported.
+
+    Reports:
+        W014: an app has policies in `timeout.py`, which is not imported.
+    """
     for config in apps.get_app_configs():
         name = f"{config.name}.timeout"
         path = Path(config.path, "timeout.py")
@@ -219,7 +259,12 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_other_apps(**_: Any) -> Iterator[CheckMessage]:
-    """Check that no other app keeps versions of timeouts, or answers the queries of workers from a cache."""
+    """Check that no other app keeps versions of timeouts, or answers the queries of workers from a cache.
+
+    Reports:
+        E022: django-reversion keeps versions of timeouts: a revert would fire them again.
+        E023: django-cachalot or django-cacheops answers the queries of workers from its cache: nothing fires.
+    """
     if _of_app("reversion", "is_registered")(Timeout):
         yield Error(
             "django-reversion keeps versions of timeouts: a revert would make fired ones pending, and they fire again.",
@@ -243,7 +288,11 @@ def _of_app(module: str, name: str) -> Any:
 
 
 def check_redis(**_: Any) -> Iterator[CheckMessage]:
-    """Check that Redis does not evict. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
+    """Check that Redis does not evict. Asks it, for a quarter of a second at most, so only with `check --deploy`.
+
+    Reports:
+        W005: Redis evicts keys when it is short of memory.
+    """
     from django_delayq.redis_clients.clients import PRODUCER, evicting_policy, make_client  # loads redis-py
 
     with suppress(ConfigError):  # reported by `check_settings`, or when Redis is first used
@@ -258,7 +307,11 @@ def check_redis(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_installation(**_: Any) -> Iterator[CheckMessage]:
-    """Recommend a name for the installation. Reads only settings; only with `check --deploy`."""
+    """Recommend a name for the installation. Reads only settings; only with `check --deploy`.
+
+    Reports:
+        W030: `INSTALLATION` is not set, so workers accept a copied database.
+    """
     with suppress(ConfigError):  # reported by `check_settings`
         if get_settings().installation is None:
             yield Warning(
@@ -270,7 +323,11 @@ def check_installation(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_silence(**_: Any) -> Iterator[CheckMessage]:
-    """Recommend time limits for a database that stops answering. Reads only settings; only with `check --deploy`."""
+    """Recommend time limits for a database that stops answering. Reads only settings; only with `check --deploy`.
+
+    Reports:
+        I003: the options of the database do not limit how long a statement waits for a silent server.
+    """
     using = router.db_for_write(Timeout)
     if using not in connections:  # `check_policies` reports it
         return
@@ -287,7 +344,11 @@ def check_silence(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_pool(**_: Any) -> Iterator[CheckMessage]:
-    """Check that the connection pool of the ledger's database is large enough for a worker. Reads only settings."""
+    """Check that the connection pool of the ledger's database is large enough for a worker. Reads only settings.
+
+    Reports:
+        W020: psycopg's connection pool is smaller than a worker with `CONCURRENCY` threads needs.
+    """
     with suppress(ConfigError):  # reported by `check_settings`
         settings, using = get_settings(), router.db_for_write(Timeout)
         limit = pool_limit(using) if using in connections else None  # else `check_policies` reports it
@@ -302,7 +363,11 @@ def check_pool(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_time_zone(**_: Any) -> Iterator[CheckMessage]:
-    """Check that the ledger's database does not keep local times of which some occur twice. Reads only settings."""
+    """Check that the ledger's database does not keep local times of which some occur twice. Reads only settings.
+
+    Reports:
+        W006: `TIME_ZONE` of the database, if it is not PostgreSQL, has daylight saving time.
+    """
     using = router.db_for_write(Timeout)
     if using not in connections or connections[using].features.supports_timezones:
         return
@@ -318,7 +383,14 @@ def check_time_zone(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
-    """Check that SQLite begins its transactions as writers, and that servers are new enough for the ledger."""
+    """Check that SQLite begins its transactions as writers, and that servers are new enough for the ledger.
+
+    Reports:
+        E005: the database is not supported.
+        W004: SQLite without `transaction_mode`, so that its transactions begin as readers.
+        E006: MySQL before 8.0.17, which lacks the collation `utf8mb4_0900_bin`, or MariaDB before 10.6, which cannot
+            skip locked rows.
+    """
     for alias in databases or []:
         connection = connections[alias]
         dialect = dialect_of(connection)
@@ -341,7 +413,12 @@ def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
 
 
 def check_names(databases: Any = None, **_: Any) -> list[CheckMessage]:
-    """Check that the policies have the oldest names by which the ledger finds their timeouts."""
+    """Check that the policies have the oldest names by which the ledger finds their timeouts.
+
+    Reports:
+        E025: the oldest name of a policy is not the one by which the database has its timeouts. Put the name in the
+            hint first in `aliases`.
+    """
     found: list[CheckMessage] = []
     for alias in databases or []:
         with suppress(DatabaseError, ConfigError), transaction.atomic(alias):  # there may be no table yet

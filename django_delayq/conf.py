@@ -44,27 +44,34 @@ class Settings:
     """The values of `DELAYQ`, with defaults.
 
     Attributes:
-        redis: a `CACHES` alias, a URL, a dotted path to a callable that returns a redis-py client, or
-            None (workers then poll the ledger once a second). Default: alias `"default"` if Redis serves it.
-        prefix: the first part of every Redis key. An identity of the ledger follows.
-        shards: number of sorted sets per queue; only Redis Cluster needs more than 1.
-        horizon: a timeout due later than this, and than two sweeps, is added to Redis by a later sweep.
-        lease: how long a worker may fire what it claimed; extended while a handler runs. After a SIGKILL the
-            timeout is fired again when the lease expires.
-        concurrency: handler threads per worker process.
-        sweep_interval: how often a worker compares the ledger with Redis.
-        sync_interval: how often a worker compares the tables of automatic policies with the ledger.
-        catch_up: saving an object arms a round that is overdue by less than this.
-        retention: settled rows are kept this long after the latest of `settled_at`, `due_at` and `first_due_at`.
+        redis: the Redis to use: a `CACHES` alias, a URL, or a callable (or a dotted path to one) that returns a client
+            of redis-py. If the key is omitted: alias `"default"`, if Redis serves it. None: workers poll the database
+            once a second.
+        prefix: the first part of every key in Redis; the same in all processes. An identity of the database follows,
+            so that several databases may share a Redis.
+        shards: parts of each queue in Redis; more than one only for Redis Cluster, and the same in all processes.
+        horizon: timeouts due later than this, and later than two `SWEEP_INTERVAL`s, are stored in the database only.
+        lease: how long other workers cannot fire what a worker has claimed, if it dies; extended while a handler runs.
+            The same in all workers.
+        concurrency: handler threads of a worker process.
+        sweep_interval: how often a worker adds missing entries to Redis.
+        sync_interval: how often a worker schedules and cancels timeouts of rows that were changed without `save()`; the
+            same in all workers.
+        catch_up: how long after its deadline a save still schedules a timeout; less than half of `RETENTION`.
+        retention: settled timeouts are deleted this long after their end, their deadline or their first deadline,
+            whichever is latest. A policy may have its own.
         retry: when failed handlers are retried, unless their policy has its own.
-        scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that filters every error message and
-            traceback before it is stored or logged; `timeout` is None if the error belongs to no timeout.
-        handler_limit: how long a handler may run if its policy declares no `Limits(run=...)`; None: without limit.
-        installation: the name of this installation. A worker refuses a ledger of another name. None: no check.
-        production: the name of the production installation, in which no clock can be advanced (`delayq_clock`).
-        executor: dotted path of the class that runs firings; None: threads of the worker process.
-        around: functions `(policy, timeouts)` that return context managers, or dotted paths to some. They are entered
-            around each call of a handler, for tracing: see `ledger.traces`.
+        scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that removes secrets from every error
+            message and traceback before it is stored or logged; `timeout` is None if the error belongs to none.
+        handler_limit: how long a handler may run, unless its policy has a limit of its own. None: without limit.
+        installation: the name of this installation, the same in all of its processes. A worker refuses a database of
+            another one. None: no check.
+        production: the name of the production installation, the same in all installations. In another one time can
+            pass at once (`delayq_clock`).
+        executor: dotted path of a class like `django_delayq.executors.Executor` that runs handlers. None: threads of
+            the worker.
+        around: functions `(policy, timeouts)` that return context managers, or dotted paths to some, entered around
+            each call of a handler, for tracing.
     """
 
     redis: str | Callable[[], Any] | None = field(default=None, repr=False)  # a URL may contain a password
@@ -129,7 +136,7 @@ def _checked(key: str, value: Any) -> Any:
         least = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else MIN_DURATION
         most = MAX_LEASE if key == "LEASE" else MAX_DURATION
         expected = isinstance(value, timedelta) and least <= value <= most
-        rule = f"a timedelta of at least {least.total_seconds():g} seconds and at most {most.days} days"
+        rule = f"a timedelta from {least.total_seconds():g} seconds to {most.days} days"
     elif isinstance(default, int):
         expected = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
         rule = f"an int from 1 to {MAX_CONCURRENCY}"

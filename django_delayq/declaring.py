@@ -367,8 +367,8 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
     Any other policy is scheduled by hand.
 
     Args:
-        model: a model class, or `"app.Model"`.
-        name: unique per model; the function's name by default.
+        model: a model class, or `"app.Model"`; with its proxies and the models that inherit its table.
+        name: unique per model, the last part of the label `shop.order.cancel_unpaid`; by default that of the function.
         after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta, a
             span (`Working`, `Wall`, a relativedelta, or an object with `end(since, obj)`), the name of a
             `DurationField` or a path to one over foreign keys, such as `"channel__pay_within"` (NULL: this object is
@@ -389,7 +389,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
             Only for handlers that change nothing but their own row.
         atomic: False: the handler runs outside a transaction, at least once, for slow external effects.
         queue: which workers serve it (`delayq_worker --queue`).
-        max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
+        max_extensions: how often `extend_timeout` may move one deadline, at most 32,000; None: without limit.
         aliases: former names or labels, the oldest first, so that rows scheduled before a rename are found and fired.
         limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze, how far the
             application may move a deadline.
@@ -401,8 +401,7 @@ def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], Ti
         silenced_checks: ids of system checks that are not to report this policy, such as `"W001"`.
         within: a calendar, a path to one or a callable `obj -> calendar`, outside of whose opening hours nothing fires:
             a due timeout waits for the next opening. The deadline that people see stays.
-        grace: a timedelta or span: the handler acts so long after the deadline that people see. See also
-            `TimeoutPolicy.step`.
+        grace: a timedelta or span: the handler acts so long after the deadline that people see.
         retention: how long settled rows are kept; `DELAYQ["RETENTION"]` by default.
         **options: another option is refused, with a suggestion.
 

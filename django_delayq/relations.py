@@ -217,6 +217,11 @@ class TimeoutRelation(GenericRelation):
         super().__init__("django_delayq.Timeout", **kwargs)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """Check that the ledger can name the objects of the model.
+
+        Reports:
+            E010: a `TimeoutRelation` on a model whose primary key is not supported.
+        """
         words = refusal(self.model)
         return [*super().check(**kwargs), *([Error(words, obj=self, id="django_delayq.E010")] if words else [])]
 

@@ -48,9 +48,9 @@ State = Timeout.State
 def cancel(
     target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
-    """Cancel pending, held and dead timeouts.
+    """Cancel pending, held and dead timeouts; those that are firing get no further attempt.
 
-    Those that are firing get no further attempt, and are refused as `NO_RETRY`.
+    The latter are refused as `NO_RETRY`.
 
     Args:
         target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
@@ -186,9 +186,9 @@ def change_deadline(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Move the deadlines of pending timeouts, earlier or later: to `at`, or by `shift`.
+    """Move deadlines of pending timeouts, earlier or later: to `at`, or by `shift`; one in the past becomes now.
 
-    A deadline that would be in the past becomes now: the timeout is due at once, and `Result.due_at_once` counts it.
+    Then the timeout is due at once, and `Result.due_at_once` counts it.
     Neither `max_extensions` nor `Limits(total=...)` applies, and no extension is used up. A retry or snooze that is due
     later keeps its time: see `fire_now`. The other arguments and errors are those of `cancel`.
 

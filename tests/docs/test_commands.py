@@ -24,14 +24,14 @@ OTHER_MODULES = {"venv"}
 OTHER_PACKAGES = {"django-tasks-db", "whitenoise"}
 OTHER_COMMANDS = {"collectstatic", "db_worker"}
 """Of others, and not checked here. `tests/e2e/executors` and `test_how_to` run them."""
-NAMES_ONLY = "docs/commands.md"
-"""This page lists the commands without their arguments; `test_site` compares the names."""
+NAMES_ONLY = "docs/reference.md"
+"""This page lists the commands without their arguments, from the code."""
 
 
 @cache
 def metrics() -> frozenset[str]:
     """Return the names of metrics, which look like commands; `test_monitoring` checks that they exist."""
-    return frozenset(code(row[0])[0] for row in read(ROOT / "docs" / "monitoring.md").table("metric"))
+    return frozenset(code(row[0])[0] for row in read(ROOT / "docs" / "reference.md").table("metric"))
 
 
 def commands() -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import importlib
 import importlib.util
@@ -10,8 +9,7 @@ import inspect
 import json
 import re
 import tomllib
-from dataclasses import MISSING, fields
-from datetime import timedelta
+from dataclasses import fields
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -22,12 +20,13 @@ from django.core.management import get_commands
 from django.dispatch import Signal
 
 import django_delayq
-from django_delayq import Retry, TimeoutPolicy, checks, conf, relations
+from django_delayq import Retry, checks, conf, relations
 from django_delayq.arming import sync
 from django_delayq.dialects import MySQL
 from django_delayq.engine.records import MAX_DUE_MS
 from django_delayq.ledger import history, subjects
 from django_delayq.models import Timeout
+from django_delayq.operations.registry import OPERATIONS
 from tests.docs.pages import ROOT, Page, code, pages, read
 
 DOCS = ROOT / "docs"
@@ -42,39 +41,14 @@ def names_in_code() -> set[str]:
     return set(IDENTIFIER.findall(" ".join(texts)))
 
 
-def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
-    documented = {
-        code(row[0])[0]: eval(code(row[1])[0], {"timedelta": timedelta, "Retry": Retry})
-        for row in read(DOCS / "settings.md").table("key", "default")
-    }
-    assert documented == {field.name.upper(): field.default for field in fields(conf.Settings)}
-
-
 CHECK = re.compile(r"\b[EWI]\d{3}\b")
 SOURCE_OF_CHECKS = inspect.getsource(checks) + inspect.getsource(relations)
-
-
-def test_every_system_check_is_documented() -> None:
-    documented = [code(row[0])[0] for row in read(DOCS / "settings.md").table("id")]
-    assert set(documented) == set(re.findall(r'"(django_delayq\.[A-Z]\d+)"', SOURCE_OF_CHECKS))
 
 
 def test_system_checks_that_pages_name_exist() -> None:
     ids = {f"django_delayq.{name}" for page in pages() for _, line in page.prose for name in CHECK.findall(line)}
     assert len(ids) > 20
     assert {name for name in ids if name not in SOURCE_OF_CHECKS} == set()
-
-
-def test_the_arguments_of_a_policy_are_those_of_the_code() -> None:
-    rows = {code(row[0])[0]: row[1] for row in read(DOCS / "declaring.md").table("argument", "default")}
-    declared = {field.name: field.default for field in fields(TimeoutPolicy) if field.init}
-    del declared["handler"]
-    assert rows.keys() == declared.keys()
-    for name, shown in rows.items():
-        if code(shown) and not shown.startswith("setting"):
-            assert ast.literal_eval(code(shown)[0]) == declared[name]
-        elif shown == "none":
-            assert declared[name] in (None, (), MISSING)
 
 
 @pytest.mark.parametrize(("header", "choices"), [("state", Timeout.State), ("cause", Timeout.Cause)])
@@ -107,12 +81,6 @@ def test_every_column_for_users_is_documented_and_exists() -> None:
     fields = [field for field in Timeout._meta.fields if field.editable or field.name == "idempotency_key"]
     columns = {field.name for field in fields} - {"id"} | {"content_object"}
     assert documented == columns | {"errors", "is_computed"}
-
-
-def test_the_signals_are_documented() -> None:
-    documented = [code(row[0])[0] for row in read(DOCS / "states.md").table("signal")]
-    public = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)}
-    assert set(documented) == public
 
 
 def test_the_errors_are_documented_with_what_else_they_are() -> None:
@@ -167,9 +135,8 @@ def _figure(cell: str) -> float:
 
 LOG_ATTRIBUTES = {"timeout_id", "timeout_ids"}
 OPTIONS_OF_DRIVERS = {f"{name}_timeout" for name in ("connect", "read", "write")}
-MONITORING = read(DOCS / "monitoring.md")  # test_monitoring checks that the names in its tables exist
-METRICS = {code(row[0])[0] for row in MONITORING.table("metric")}
-EVENTS = {code(row[0])[0] for row in MONITORING.table("event", "level")}
+METRICS = {code(row[0])[0] for row in read(DOCS / "reference.md").table("metric")}
+EVENTS = {code(row[0])[0] for row in read(DOCS / "monitoring.md").table("event", "level")}  # see test_monitoring
 
 
 @pytest.mark.parametrize("page", pages(), ids=str)
@@ -198,7 +165,7 @@ def unknown_names(text: str) -> list[str]:
     public = re.findall(r"(?<![\w.\"'/])(a?[a-z]+_timeouts?|timeout_[a-z]+)\b(?!=)", text)
     migrations = re.findall(r"\b\d{4}_\w+", text)
     settings = re.findall(r"\bDELAYQ\[[\"'](\w+)", text)
-    known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *OPTIONS_OF_DRIVERS, *EVENTS, *permissions()}
+    known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *OPTIONS_OF_DRIVERS, *EVENTS, *permissions(), *OPERATIONS}
     return [
         *(name for name in modules if not _resolves(name)),
         *(name for name in commands if name not in {*get_commands(), *METRICS, *apps.app_configs}),

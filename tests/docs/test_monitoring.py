@@ -14,6 +14,7 @@ from django_delayq.contrib import prometheus as metrics
 from tests.docs.pages import ROOT, code, read
 
 PAGE = ROOT / "docs" / "monitoring.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 FOLDER = ROOT / "docs" / "monitoring"
 PACKAGE = ROOT / "django_delayq"
 NAME = re.compile(r"\bdelayq_[a-z_]+\b")
@@ -21,8 +22,8 @@ HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
 def documented() -> dict[str, tuple[str, set[str]]]:
-    """Return the type and the labels of each metric on the page."""
-    return {code(row[0])[0]: (row[1], set(code(row[2]))) for row in read(PAGE).table("metric", "type", "labels")}
+    """Return the type and the labels of each metric in the reference."""
+    return {code(row[0])[0]: (row[1], set(code(row[2]))) for row in read(REFERENCE).table("metric", "type", "labels")}
 
 
 def kept() -> Iterator[Metric]:
@@ -44,7 +45,7 @@ def expressions() -> Iterator[str]:
             yield rule["expr"]
 
 
-def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
+def test_the_reference_names_every_metric_with_its_type_and_labels() -> None:
     found: dict[str, tuple[str, set[str]]] = {}
     for metric in kept():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from django.core.management import get_commands
-
-from tests.docs.pages import ROOT, code, read
+from tests.docs.pages import ROOT
 from tests.docs.test_facts import PROJECT
 from tools.environment import PURPOSES
 
@@ -51,17 +49,10 @@ def test_the_navigation_has_each_page_once_in_groups_that_can_be_surveyed() -> N
 
 
 def test_no_table_of_options_or_commands_is_longer_than_a_screen() -> None:
-    for name in ("declaring", "worker", "operating", "commands"):
+    for name in ("worker",):
         blocks = (ROOT / "docs" / f"{name}.md").read_text().split("\n\n")
         tables = [block.splitlines() for block in blocks if re.match(r"\| (argument|command|option) ", block)]
         assert max(map(len, tables)) - 2 <= 10, name
-
-
-def test_every_command_is_on_the_page_of_commands() -> None:
-    page = read(ROOT / "docs" / "commands.md")
-    shown = [name for _, text in page.prose if text.startswith("| `") for name in code(text.split("|")[1])]
-    own = sorted(name for name, app in get_commands().items() if app == "django_delayq")
-    assert sorted(shown) == own
 
 
 def test_the_first_pages_use_no_term_of_the_implementation() -> None:

@@ -38,44 +38,57 @@ LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 ADDRESS_VARIABLE: Final = "DELAYQ_METRICS_ADDRESS"
 
 COUNTERS: Final = {
-    signals.timeout_scheduled: Counter("delayq_scheduled", "Timeouts that were scheduled", ["policy"]),
+    signals.timeout_scheduled: Counter("delayq_scheduled", "Scheduled timeouts", ["policy"]),
     signals.timeout_rescheduled: Counter(
         "delayq_rescheduled", "Pending timeouts that got another deadline", ["policy"]
     ),
-    signals.timeout_cancelled: Counter("delayq_cancelled", "Timeouts that were cancelled", ["policy"]),
-    signals.timeout_held: Counter("delayq_held", "Timeouts whose clock was stopped", ["policy"]),
-    signals.timeout_resumed: Counter("delayq_resumed", "Timeouts whose clock runs again", ["policy"]),
-    signals.timeout_rearmed: Counter(
-        "delayq_rearmed", "Timeouts that were armed again after before_deadline had ended their round", ["policy"]
+    signals.timeout_cancelled: Counter(
+        "delayq_cancelled", "Cancelled timeouts: by hand, or because their condition no longer held", ["policy"]
     ),
-    signals.timeout_fired: Counter("delayq_fired", "Timeouts that fired", ["policy"]),
-    signals.timeout_skipped: Counter("delayq_skipped", "Due timeouts that were skipped", ["policy"]),
-    signals.timeout_failed: Counter("delayq_failed", "Attempts that failed and will be retried", ["policy"]),
-    signals.timeout_dead: Counter("delayq_dead", "Timeouts that are dead", ["policy"]),
+    signals.timeout_held: Counter("delayq_held", "Clocks of timeouts that were stopped", ["policy"]),
+    signals.timeout_resumed: Counter("delayq_resumed", "Clocks of timeouts that run again", ["policy"]),
+    signals.timeout_rearmed: Counter(
+        "delayq_rearmed",
+        "Timeouts that were armed again after before_deadline had ended their round, as after a refused payment",
+        ["policy"],
+    ),
+    signals.timeout_fired: Counter("delayq_fired", "Fired timeouts", ["policy"]),
+    signals.timeout_skipped: Counter("delayq_skipped", "Timeouts that were due with nothing to do", ["policy"]),
+    signals.timeout_failed: Counter("delayq_failed", "Failed attempts that will be retried", ["policy"]),
+    signals.timeout_dead: Counter(
+        "delayq_dead",
+        "Timeouts that became dead: no retry was left, their handler gave up, or a guard rail decided so",
+        ["policy"],
+    ),
 }
 LAG = Histogram(
-    "delayq_firing_lag_seconds", "Seconds from when it could fire to the end", ["policy"], buckets=LAG_BUCKETS
+    "delayq_firing_lag_seconds",
+    "Seconds from when a timeout could fire (its deadline, or later if it was armed later or snoozed) to the firing",
+    ["policy"],
+    buckets=LAG_BUCKETS,
 )
 GUARD_CAUSES: Final = ("late", "shadow", "limit")
-WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["policy", "cause"])
+WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled: late, shadow or limit", ["policy", "cause"])
 IN_TIME = Counter("delayq_in_time", "Timeouts that their condition ended before their deadline", ["policy"])
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pending_timeouts": ("Pending timeouts", ("policy",)),
-    "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
-    "failing_timeouts": ("Pending timeouts of which an attempt has failed", ("policy",)),
-    "dead_timeouts": ("Timeouts that are dead", ("policy",)),
+    "overdue_timeouts": ("Timeouts overdue by more than a minute", ("policy",)),
+    "failing_timeouts": ("Pending timeouts of which an attempt has failed, and which are tried again", ("policy",)),
+    "dead_timeouts": ("Dead timeouts", ("policy",)),
     "held_timeouts": ("Timeouts whose clock is stopped", ("policy",)),
-    "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
-    "policy_braked": ("1 while it is paused by its brake", ("policy",)),
-    "policy_shadow_percent": ("Percentage of its objects in shadow mode", ("policy",)),
-    "workers": ("Workers that are running", ()),
+    "policy_stopped": ("1 while the policy is paused or on hold", ("policy",)),
+    "policy_braked": ("1 while the policy is paused by its brake", ("policy",)),
+    "policy_shadow_percent": ("Percentage of the objects of the policy that are in shadow mode", ("policy",)),
+    "workers": ("Running workers", ()),
     "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
-    "redis_up": ("1 if Redis answers", ()),
+    "redis_up": ("1 if Redis responds; absent if none is configured", ()),
 }
 """Their descriptions and labels."""
 ENDING: Final = (signals.timeout_cancelled, signals.timeout_skipped)
 """Sent when a condition has ended a round."""
-RESTORED = Counter("delayq_restored_entries", "Entries that Redis had lost and a sweep restored")
+RESTORED = Counter(
+    "delayq_restored_entries", "Entries that Redis had lost, counted by the worker whose sweep restored them"
+)
 
 
 def connect() -> None:

@@ -1,0 +1,111 @@
+"""The reference contains what the code has, and names everything that the code has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from django.core.management import get_commands
+from django.dispatch import Signal
+from django.utils import translation
+
+import django_delayq
+from django_delayq import TimeoutPolicy, conf, declaring, signals
+from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
+from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS
+from django_delayq.scheduling.story import EVENT_LABELS
+from tests.docs.pages import code, read
+from tests.docs.test_facts import SOURCE_OF_CHECKS
+from tools import reference
+
+PAGE = read(reference.PAGE)
+
+
+def names(*header: str) -> list[str]:
+    return [code(row[0])[0] for row in PAGE.table(*header)]
+
+
+def test_the_page_is_written_from_the_code() -> None:
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run `make reference`"
+
+
+def test_the_page_does_not_depend_on_the_language() -> None:
+    with translation.override("de"):
+        assert reference.page() == reference.PAGE.read_text(encoding="utf-8")
+
+
+def test_every_option_of_a_policy_is_listed() -> None:
+    assert set(names("option", "type")) == {each.name for each in fields(TimeoutPolicy) if each.init} - {"handler"}
+
+
+def test_every_setting_is_listed_with_the_values_that_it_may_have() -> None:
+    assert names("setting") == [each.name.upper() for each in fields(conf.Settings)]
+    values = {code(row[0])[0]: row[2] for row in PAGE.table("setting")}
+    assert values["LEASE"] == "a timedelta from 0.05 seconds to 1 days"
+    assert values["CONCURRENCY"] == "an int from 1 to 1024"
+    assert all(3 <= len(each) <= 70 for each in values.values())
+
+
+def test_every_operation_is_listed_with_its_path_in_rest() -> None:
+    assert names("operation") == [*TIMEOUT_OPERATIONS, *POLICY_OPERATIONS]
+    absent = [name for _, line in PAGE.prose if "(not " in line for name in code(line)[1:]]
+    assert absent == ["delay"]
+    for view, listed in ((TimeoutViewSet, TIMEOUT_OPERATIONS), (PolicyViewSet, POLICY_OPERATIONS)):
+        extra: list[Any] = view.get_extra_actions()
+        actions = {each.url_path: set(each.mapping) for each in extra}
+        assert all(actions[name] == {"post"} for name in listed if name not in absent)
+
+
+def test_every_command_is_listed_once() -> None:
+    listed = [code(row[2])[0].split()[0] for row in PAGE.table("operation")] + names("command")
+    assert sorted(listed) == sorted(name for name, app in get_commands().items() if app == "django_delayq")
+
+
+def test_every_check_is_listed_with_its_level() -> None:
+    assert {f"django_delayq.{name}" for name in names("id")} == set(
+        re.findall(r'"(django_delayq\.[A-Z]\d+)"', SOURCE_OF_CHECKS)
+    )
+    assert {row[1][0].upper() == code(row[0])[0][0] for row in PAGE.table("id")} == {True}
+
+
+def test_every_event_and_signal_is_listed() -> None:
+    assert names("event", "label") == list(EVENT_LABELS)
+    assert set(names("signal")) == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)} <= set(
+        names("signal")
+    )
+
+
+def test_a_text_that_is_missing_in_the_code_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        declaring.timeout_policy, "__doc__", "Declare.\n\nArgs:\n    model: a class.\n    **options: x.\n"
+    )
+    with pytest.raises(LookupError, match="other options"):
+        list(reference.options())
+
+
+def test_a_link_of_a_name_that_no_longer_exists_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(reference.LINKS, "settings", {"LEASES": "settings.md"})
+    with pytest.raises(LookupError, match="LEASES"):
+        list(reference.settings())
+
+
+def test_an_entry_of_a_docstring_may_have_several_lines() -> None:
+    docstring = """Do it.
+
+    Args:
+        one: the first
+            of them.
+        two, three: both
+            others.
+
+    Returns:
+        five: nothing.
+    """
+    assert reference.entries(docstring, "Args") == {
+        "one": "the first of them.",
+        "two": "both others.",
+        "three": "both others.",
+    }
