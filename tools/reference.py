@@ -14,7 +14,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -405,7 +405,7 @@ def entries(docstring: str | None, section: str) -> dict[str, str]:
     return found
 
 
-def annotated_names(of: type[Any]) -> Mapping[str, ast.expr]:
+def annotated_names(of: type[Any]) -> dict[str, ast.expr]:
     (declared,) = (node for node in ast.parse(inspect.getsource(of)).body if isinstance(node, ast.ClassDef))
     assigned = [node for node in declared.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     return {node.target.id: node.annotation for node in assigned if isinstance(node.target, ast.Name)}
