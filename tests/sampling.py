@@ -40,7 +40,10 @@ DIALECT = tuple(
     )
 )
 """Locks, races, query plans, types and statements of one dialect. The beginnings of node ids."""
-SQLITE = ("tests/e2e/databases/test_sqlite", "tests/e2e/test_demo")
+SQLITE = (
+    *("tests/e2e/databases/test_sqlite", "tests/e2e/test_demo"),
+    *("tests/e2e/deployments/test_failovers", "tests/e2e/deployments/test_open_slots"),
+)
 """Tests with processes that no other database has."""
 MATRICES = ("tests/e2e/admin/", "tests/engine/", "tests/integration/")
 """Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options, themes. Cases elsewhere,
