@@ -101,6 +101,10 @@ class Settings:
         """
         return 2 * self.lease
 
+    def kept_for(self, retention: timedelta | None) -> timedelta:
+        """Return how long settled rows are kept whose policy has this `retention`, which may be no time at all."""
+        return self.retention if retention is None else retention
+
 
 KEYS = {field.name.upper(): field for field in fields(Settings)}
 

@@ -186,7 +186,7 @@ def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: tim
     """
     now = clock.now()
     latest = now - max(oldest, get_settings().catch_up)
-    held = holds_ended(policy, now - (policy.retention or get_settings().retention), using)
+    held = holds_ended(policy, now - get_settings().kept_for(policy.retention), using)
     due = latest - sum((end - begin for begin, end in held), timedelta(0))  # these have not moved the settled rows
     rows = (
         Timeout.objects.using(using)

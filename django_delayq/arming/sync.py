@@ -338,7 +338,7 @@ def oldest_in_sync(policy: TimeoutPolicy[Any], behind: timedelta = timedelta(0))
 
     If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
     """
-    return min(2 * get_settings().sync_interval + behind, (policy.retention or get_settings().retention) / 2)
+    return min(2 * get_settings().sync_interval + behind, get_settings().kept_for(policy.retention) / 2)
 
 
 def _begin(row: PolicySync, now: datetime, *, stays: bool) -> None:

@@ -275,8 +275,7 @@ def settle_all_expired(using: str) -> int:
 def retention_of(label: str) -> timedelta:
     """Return how long settled rows with this label are kept: also of a policy that is not declared."""
     policy = registry.get(label)
-    kept = None if policy is None else policy.retention
-    return get_settings().retention if kept is None else kept  # not "or": a policy may keep its rows for no time
+    return get_settings().kept_for(None if policy is None else policy.retention)
 
 
 def least_age(labels: Collection[str] = ()) -> timedelta:

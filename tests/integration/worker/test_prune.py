@@ -229,6 +229,16 @@ def test_the_sync_arms_no_round_whose_row_may_have_been_pruned_by_its_policy(
     assert sync_policy(policy, "default").armed == 0
 
 
+def test_of_a_policy_that_keeps_nothing_the_sync_arms_no_round_that_is_overdue(
+    declare: Callable[..., Any], settings: Any
+) -> None:
+    """The round may have fired, and its row be deleted already: it would fire again."""
+    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY}
+    policy = declare(Order, name="none", after=DAY, since="created_at", when=Q(status="waiting"), retention=0 * DAY)
+    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in (0, 2))
+    assert sync_policy(policy, "default").armed == 1
+
+
 @pytest.mark.parametrize("kept_days", [14, 15])
 def test_a_check_compares_catch_up_with_the_retention_of_each_automatic_policy(
     declare: Callable[..., Any], kept_days: int
