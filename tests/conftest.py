@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         only_threads = database != "postgresql"
         kept = sampling.sample(kept, sampling.SHARE, always=always, only_threads=only_threads) | marked
     if sampling.CASES:
-        kept &= sampling.sample_cases([item.nodeid for item in items], int(sampling.CASES))
+        kept &= sampling.sample_cases([item.nodeid for item in items], sampling.CASES)
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
         items[:] = [item for item in items if item.nodeid in kept]

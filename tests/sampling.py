@@ -2,14 +2,15 @@
 
 | tests | a run has |
 | --- | --- |
-| of a guarantee | all, on each database; those that start processes on PostgreSQL |
+| of a guarantee | all, on each database; those that start processes on PostgreSQL, with some of many cases |
 | of the dialect (`DIALECT`) | all, on PostgreSQL and MariaDB; those without processes on SQLite, too |
 | that start processes | each on one of the three databases |
 | in a browser, or with recorded orders | all |
-| others | each on SQLite, and one in three again on each other database |
-| with many cases (`MANY`), in `MATRICES` | of their cases on SQLite one in three |
+| others | each on SQLite, and one in six again on each other database |
+| with many cases (`MANY`), in `MATRICES` | each case on one of the three databases |
+| that draw examples, orders or races at random | a quarter of them, see `drawn` |
 
-Which ones is decided by the name of the test and the date: within days all have run everywhere.
+Which ones is decided by the name of the test and the date: within weeks all have run everywhere.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ SQLITE = (
     *("tests/e2e/deployments/test_failovers", "tests/e2e/deployments/test_open_slots"),
 )
 """Tests with processes that no other database has."""
-MATRICES = ("tests/e2e/admin/", "tests/engine/", "tests/integration/")
+MATRICES = ("tests/e2e/", "tests/engine/", "tests/integration/")
 """Rooms whose cases are combinations: of kinds of keys, edges, conditions, servers, options, themes. Cases elsewhere,
 such as the pages of the docs, have nothing in common."""
 PROCESSES = ("tests/e2e/", "tests/shop/")
 """Rooms of tests that start processes."""
-MANY = 4
-"""A test with no more cases keeps all of them: without a third of three, one of them would be tested rarely."""
+MANY = 2
+"""A test with no more cases keeps all of them."""
 SHARE = os.environ.get("DELAYQ_TEST_SAMPLE", "")
 """Of how many tests one is kept, `3`, or which of so many parts, `0/3`; empty: all are."""
 CASES = os.environ.get("DELAYQ_TEST_CASES", "")
-"""Of how many cases of a test with many one is kept; empty: all are."""
+"""As `SHARE`, for the cases of a test with many."""
 SEED = os.environ.get("DELAYQ_TEST_SEED") or datetime.now(UTC).date().isoformat()
 """Other tests each day."""
 
@@ -69,26 +70,40 @@ def sample(
     `only_threads`: of the guarantees only tests without processes; another database has all.
     """
     names = list(names)
-    part, _, size = share.rpartition("/")
     guaranteed = {test for test in _guaranteed() if not (only_threads and test.startswith(PROCESSES))}
-    kept = {name for name in names if _number(name, seed) % int(size) == int(part or 0)}
+    kept = {name for name in names if _is_in(name, share, seed)}
     return kept | {name for name in names if name.startswith(tuple(always)) or name.partition("[")[0] in guaranteed}
 
 
-def sample_cases(names: Iterable[str], size: int, seed: str = SEED) -> set[str]:
-    """Return those of `names` that are kept: of each test with many cases about one in `size`, and one at least."""
+def sample_cases(names: Iterable[str], share: str, seed: str = SEED) -> set[str]:
+    """Return those of `names` that are kept: of each test with many cases its part, and one case at least."""
     cases = defaultdict[str, list[str]](list)
     for name in names:
         cases[name.partition("[")[0]].append(name)
-    guaranteed = _guaranteed()
+    guaranteed = {test for test in _guaranteed() if not test.startswith(PROCESSES)}
     kept = set[str]()
     for test, found in cases.items():
         if len(found) <= MANY or not test.startswith(MATRICES) or test in guaranteed:
             kept.update(found)
             continue
         kept.add(min(found, key=lambda name: _number(name, seed)))
-        kept.update(name for name in found if _number(name, seed) % size == 0)
+        kept.update(name for name in found if _is_in(name, share, seed))
     return kept
+
+
+def number_of_the_run() -> int:
+    """Return where numbered examples begin: with a sample elsewhere each day, otherwise at 0."""
+    return zlib.crc32(SEED.encode()) if SHARE or CASES else 0
+
+
+def _is_in(name: str, share: str, seed: str) -> bool:
+    part, _, size = share.rpartition("/")
+    return _number(name, seed) % int(size) == int(part or 0)
+
+
+def drawn(number: int, part: int = 4) -> int:
+    """Return how many of `number` things that are drawn at random a run has: with a sample one in `part`."""
+    return number // part if SHARE or CASES else number
 
 
 def _number(name: str, seed: str) -> int:

@@ -31,7 +31,7 @@ from tools.newest import find_python
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
-IN_THREADS = str(3 * int(WORKERS))
+IN_THREADS = str(2 * int(WORKERS))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
@@ -86,11 +86,9 @@ NO_SECOND_RUN = (
 Command = Sequence[str]
 WHOLE = bool(os.environ.get("WHOLE"))
 """Whether no test is left to another day, as in `make test-all`: see `tests/sampling.py`."""
-SAMPLED = {} if WHOLE else {"DELAYQ_TEST_SAMPLE": "3"}
-"""Of what a stage repeats, one test in three, and all that depend on the database."""
-CASES: Command = () if WHOLE else ("DELAYQ_TEST_CASES=3",)
-TURN: Command = () if WHOLE else ("DELAYQ_TEST_SAMPLE=0/3",)
-"""Tests with processes that SQLite's stage has; the other parts run on the other databases, see `_on_server`."""
+PARTS = {"sqlite": 0, "postgresql": 1, "mariadb": 2, "connections": 3, "routers": 4, "newest": 5}
+"""Which tests a stage repeats, of six parts; and of three parts which tests with processes a database has."""
+CASES: Command = () if WHOLE else ("DELAYQ_TEST_CASES=0/3",)
 FAST = {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_SAMPLE": "8"}
 """Of `make check`: what two cores run in less than five minutes."""
 LINT: Sequence[Command] = (
@@ -105,7 +103,7 @@ LINT: Sequence[Command] = (
 LINT_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.settings"}
 NO_BROWSER: Command = ("-m", "not browser")
 """Pages are the same on each database."""
-MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "6", "--workers", "1")
+MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "12", "--workers", "1")
 REAL_ORDERS: Command = ("pytest", "-m", "real_orders", "tests/shop")
 
 
@@ -218,7 +216,7 @@ def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Com
 def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
     """Return the commands for workers in threads, and for what starts and kills processes of its own.
 
-    The workers in threads mostly wait, so three times as many run at a time. More than three files of the other kind at
+    The workers in threads mostly wait, so twice as many run at a time. More than three files of the other kind at
     a time would fill the machine with workers, servers and browsers.
     """
     marks = "not real_orders" if browser else "not real_orders and not browser"
@@ -240,6 +238,20 @@ def _ignore(paths: Sequence[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
+def _repeated(stage: str) -> dict[str, str]:
+    """Return the environment of a stage that repeats SQLite's: one test in six, and all that depend on the database.
+
+    Of tests with many cases, it has other ones than SQLite's stage; there they are a third, too.
+    """
+    part = PARTS[stage]
+    return {} if WHOLE else {"DELAYQ_TEST_SAMPLE": f"{part}/6", "DELAYQ_TEST_CASES": f"{part % 3}/3"}
+
+
+def _turn(database: str) -> Command:
+    """Return the option of a command for tests with processes: each runs on one of the three databases in a run."""
+    return () if WHOLE else (f"DELAYQ_TEST_SAMPLE={PARTS[database]}/3",)
+
+
 def _stages() -> list[Stage]:
     """Return all stages. Their order is that within each lane; the two stages of one server are far from each other."""
     ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
@@ -252,7 +264,7 @@ def _stages() -> list[Stage]:
             "sqlite",
             "all tests, on SQLite, and a sample of both mutation gates",
             [[*CASES, *_computing("tests")]],
-            [[*CASES, *in_threads], [*CASES, *TURN, *in_processes], MUTANTS],
+            [[*CASES, *in_threads], [*CASES, *_turn("sqlite"), *in_processes], MUTANTS],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_MUTANTS_STEP": "5"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
@@ -262,7 +274,7 @@ def _stages() -> list[Stage]:
             "unit tests and most of integration on the newest Python and Django, on SQLite",
             (),
             [["newest", *newest]],  # it computes, but the other lane has room for it
-            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single", **SAMPLED},
+            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single", **_repeated("newest")},
             is_optional=True,
         ),
         _on_server("mariadb", "what touches the database, on MariaDB (server at +08:00)", "MySQLdb", alone=True),
@@ -283,15 +295,15 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
     """Return the stage of the tests that touch the database, on a server."""
     ignored = [f"tests/integration/{name}.py" for name in (NOT_OF_MARIADB if name == "mariadb" else WORDS)]
     processes = _processes(*WORKERS_OF_ONE_DATABASE) if name == "mariadb" else []
+    in_threads, in_processes = _waiting(browser=False, ignored=processes)
     # Made-up orders are replayed on each database. Recorded ones need minutes: once, with prepared statements.
     real_orders = [["DELAYQ_TEST_BINDING=server", *REAL_ORDERS]] if name == "postgresql" else []
-    part = "1" if name == "postgresql" else "2"  # of tests with processes: SQLite has part 0
     return Stage(
         name,
         words,
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [*_waiting(browser=False, ignored=processes), *real_orders],
-        {"DELAYQ_TEST_DB": name, **({} if WHOLE else {"DELAYQ_TEST_SAMPLE": f"{part}/3"})},
+        [in_threads, [*_turn(name), *in_processes], *real_orders],
+        {"DELAYQ_TEST_DB": name, **_repeated(name)},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
         alone=alone,
@@ -329,7 +341,7 @@ def _routers() -> Stage:
         "decisions and answers behind a replica that is always stale, on SQLite",
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
         [["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), *_ignore(_threads(*NOT_OF_THREADS)), THREADS]],
-        {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica", **SAMPLED},
+        {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica", **_repeated("routers")},
     )
 
 
@@ -348,7 +360,7 @@ def _connections() -> Stage:
             ["DELAYQ_TEST_POOLER=pgbouncer", *most],
             ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
         ],
-        {"DELAYQ_TEST_DB": "postgresql", **SAMPLED},
+        {"DELAYQ_TEST_DB": "postgresql", **_repeated("connections")},
         needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
         needs_module="psycopg_pool",
     )

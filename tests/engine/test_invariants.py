@@ -11,7 +11,7 @@ import threading
 
 import pytest
 import redis
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_delayq.engine.engine import Engine
@@ -20,6 +20,7 @@ from django_delayq.engine.scripts import Client
 from tests.engine.lines import LINE, Entry, OneLine, lease_of, one_line, token_of
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
+from tests.support.examples import examples
 from tests.support.waiting import wait_until
 
 TOP_MS = 2**42 - 1
@@ -191,7 +192,7 @@ def test_i12_whatever_is_sent_twice_is_done_once(any_queue: OneLine) -> None:
     assert any_queue.remove([1]) == 0
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(id=st.integers(1, 2**63 - 1), ms=st.integers(0, TOP_MS - 86_400_000), deliveries=st.integers(1, 17))
 @example(id=2**63 - 1, ms=TOP_MS - 86_400_000, deliveries=17)
 @example(id=1, ms=0, deliveries=1)

@@ -12,11 +12,12 @@ from zoneinfo import ZoneInfo
 import holidays
 import pytest
 from dateutil import tz
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_delayq.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of, is_calendar
 from django_delayq.exceptions import InvalidDelay
+from tests.support.examples import examples
 from tests.unit.minutes import DAY, MIDDLES, MINUTE, Case, Count, around, cases
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -24,7 +25,7 @@ HOUR = 3600
 GERMANY = holidays.country_holidays("DE")
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays=GERMANY)
 NIGHT = WorkingHours("Europe/Berlin", {"mon-fri": "22:00-06:00"})
-many = settings(deadline=None, max_examples=1000, suppress_health_check=list(HealthCheck), print_blob=True)
+many = examples(1000)
 
 
 def berlin(*parts: int, fold: int = 0) -> datetime:
@@ -172,7 +173,7 @@ HAVANA = ("America/Havana", ((30, 360), (1320, 30)), datetime(2026, 11, 1, 5, tz
 ST_JOHNS = ("America/St_Johns", ((0, 1), (1400, 1430)), datetime(2010, 11, 7, 2, 31, tzinfo=UTC))
 
 
-@settings(many, max_examples=1500)
+@examples(1500)
 @example(case=after_midnight(*HAVANA, -90), seconds=7200, unit=1)
 @example(case=after_midnight(*HAVANA, 90), seconds=-7200, unit=1)
 @example(case=after_midnight(*ST_JOHNS, -90), seconds=3600, unit=1)
@@ -202,7 +203,7 @@ def test_adding_is_the_inverse_of_counting(case: Case, seconds: int) -> None:
         assert calendar.add(end, -seconds) == case.start
 
 
-@settings(many, max_examples=300)
+@examples(300)
 @given(case=cases(), n=st.integers(-4, 4), offset=st.integers(-3, 3))
 def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, offset: int) -> None:
     day = case.middle.date() + offset * DAY
@@ -214,7 +215,7 @@ def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, off
         assert case.calendar.nth_day(day, n) == chosen[index]
 
 
-@settings(many, max_examples=500)
+@examples(500)
 @given(middle=st.sampled_from(MIDDLES), seconds=st.integers(-200_000, 200_000))
 def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
     middle: tuple[str, datetime], seconds: int

@@ -42,12 +42,19 @@ def test_a_test_keeps_one_case_at_least_and_another_one_each_day() -> None:
     names = [f"tests/integration/matrix/test_keys.py::test_it[{number}]" for number in range(30)]
     few = [f"tests/integration/matrix/test_keys.py::test_that[{number}]" for number in range(sampling.MANY)]
     pages = [f"tests/docs/test_python.py::test_a_page[{number}]" for number in range(30)]
-    kept = sampling.sample_cases([*names, *few, *pages], 3)
+    kept = sampling.sample_cases([*names, *few, *pages], "3")
     assert {*few, *pages} <= kept
     assert 0 < len(kept & set(names)) < 20
-    assert len(sampling.sample_cases(names, 10**9)) == 1
-    days = [sampling.sample_cases(names, 3, f"2026-11-{day:02}") for day in range(1, 31)]
+    assert len(sampling.sample_cases(names, str(10**9))) == 1
+    days = [sampling.sample_cases(names, "3", f"2026-11-{day:02}") for day in range(1, 31)]
     assert set().union(*days) == set(names)
+
+
+def test_each_case_of_many_runs_on_one_of_three_databases() -> None:
+    names = [f"tests/integration/matrix/test_keys.py::test_it[{number}]" for number in range(300)]
+    parts = [sampling.sample_cases(names, f"{part}/3") for part in range(3)]
+    assert set().union(*parts) == set(names)
+    assert len(names) <= sum(map(len, parts)) <= len(names) + 3
 
 
 def test_the_modules_of_the_list_exist() -> None:
@@ -56,7 +63,7 @@ def test_the_modules_of_the_list_exist() -> None:
 
 
 def test_a_run_with_a_sample_names_what_is_left_out(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--collect-only", "tests/unit"]
-    environment = {"DELAYQ_TEST_SAMPLE": "4", "PYTHONPATH": str(sampling.ROOT), "HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--collect-only", "tests/unit/test_sampling.py"]
+    environment = {"DELAYQ_TEST_SAMPLE": "2", "PYTHONPATH": str(sampling.ROOT), "HOME": str(tmp_path)}
     found = subprocess.run(command, cwd=sampling.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert "deselected" in found.stdout.splitlines()[-1], found.stdout + found.stderr

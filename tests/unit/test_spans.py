@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from dateutil.relativedelta import FR, relativedelta
 from django.core.exceptions import ObjectDoesNotExist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
@@ -22,13 +22,14 @@ from django_delayq.calendars import WorkingHours, instant_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.lengths import as_length, elapsed, end_of, forward, resized
 from django_delayq.spans import Length, Wall, Working
+from tests.support.examples import examples
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
 
 BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")  # the latter is TIME_ZONE of the tests
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
-many = settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck), print_blob=True)
+many = examples(400)
 
 
 def read(moment: datetime | None) -> str:

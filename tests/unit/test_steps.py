@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 from dateutil.relativedelta import relativedelta
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.lengths import wrapped
 from django_delayq.spans import Wall
 from django_delayq.steps import HANDLER, Planned, Step, begun, left_of, newest_due, next_of, plan_of, step_of, with_over
+from tests.support.examples import examples
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-many = settings(deadline=None, max_examples=300)
+many = examples(300)
 
 
 def nothing(_obj: Any, _timeout: Any) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from django.db.models import Q
 from django.utils import timezone
-from hypothesis import HealthCheck, event, example, given
-from hypothesis import settings as examples
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 import django_delayq as dq
@@ -23,6 +22,7 @@ from django_delayq import clock, testing
 from django_delayq.arming.row_state import CLOSING
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
+from tests.support.examples import examples
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_an_update_that_the_sync_finds_ends_as_a_save(declare: Any, settings: An
     after: Any = AFTER if kind == "columns" else lambda order: AFTER
     policy = declare(Order, end, name="twins", since=since, after=after, when=Q(status="twin"))
 
-    @examples(max_examples=50, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @examples(50)
     @example([("wait", 20), ("ends", 0), ("sync", 0), ("wait", 31), ("fire", 0), ("holds", 0)])
     @given(st.lists(PLAIN if is_delayed else EVENTS, min_size=3, max_size=9))
     def follow(events: list[tuple[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from django.conf import settings as django_settings
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, transaction
 from django.db.models import Model, Q
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import django_delayq as dq
@@ -21,6 +21,7 @@ from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from tests.integration.data.conftest import MINUTE, at
+from tests.support.examples import examples
 from tests.testapp.market import Channel, Label, Merchant, Payment, Purchase, Remark
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -229,7 +230,7 @@ def differences() -> dict[Any, Any]:
     return wrong | found
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25))
 def test_after_a_sync_each_pending_row_is_what_the_tables_say(seed: int, steps: int) -> None:
     dice = Random(seed)
@@ -245,7 +246,7 @@ def test_after_a_sync_each_pending_row_is_what_the_tables_say(seed: int, steps: 
         transaction.set_rollback(True)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25))
 def test_what_is_written_so_that_the_library_learns_of_it_needs_no_sync(seed: int, steps: int) -> None:
     dice = Random(seed)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 from django.db.models import Q
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import django_delayq as dq
@@ -20,6 +20,7 @@ from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policies import registry
+from tests.support.examples import examples
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,7 +122,7 @@ THINGS = [
 
 
 @pytest.mark.parametrize("span", SPANS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40)
 @given(history=st.lists(st.sampled_from(THINGS), max_size=22))
 def test_the_deadline_is_that_of_an_accountant(span: str, history: list[str]) -> None:
     after, counts = SPANS[span]
