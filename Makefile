@@ -32,7 +32,7 @@ test-matrix: ## Unit tests and most integration tests on the newest Python and D
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/suite.py newest
 
-matrix: ## The built wheel on each supported Python and Django, installed and used (ONLY="3.12 lowest", a few minutes)
+matrix: ## The built wheel on each supported Python and Django, installed and used (ONLY="3.12 6.0" or ONLY=lowest, a few minutes)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/matrix.py $(ONLY)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.docs.pages import ROOT, Page, pages, read
 
 PAGES = pages()
+OTHERS = [read(ROOT / name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 
 
 def broken(page: Page) -> list[str]:
@@ -25,7 +26,7 @@ def broken(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=str)
 def test_links_lead_to_a_page_and_to_a_heading(page: Page) -> None:
     assert broken(page) == []
 

@@ -6,8 +6,10 @@ import importlib
 import os
 import subprocess
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import django
 from django.conf import settings
@@ -26,7 +28,10 @@ def main() -> None:
     call_command("check", fail_level="WARNING", databases=["default"])
     call_command("migrate", run_syncdb=True, verbosity=0)
     call_command("makemigrations", "django_delayq", check=True, dry_run=True, verbosity=0)
+    run("delayq_doctor", "--help", stdout=subprocess.DEVNULL)
     use()
+    if settings.EXTRAS:
+        use_calendars()
     rest = ["/delayq/timeouts/"] if settings.EXTRAS else []
     for page in ("/admin/django_delayq/timeout/", "/admin/django_delayq/policycontrol/", *rest):
         open_page(page)
@@ -47,7 +52,7 @@ def use() -> None:
     assert (engine is None) is not bool(settings.REDIS)
     if engine is not None:
         assert engine.queue("default", 0).stats().total == 2
-    subprocess.run([sys.executable, "-m", "django", "delayq_worker", "--burst"], check=True)
+    run("delayq_worker", "--burst")
     states = [list(ticket.timeouts.values_list("state", "cause")) for ticket in (due, ahead, paid)]
     assert states == [[("fired", "due")], [("pending", "")], [("cancelled", "hand")]], states
     assert Ticket.objects.get(pk=due.pk).status == "closed"
@@ -60,6 +65,26 @@ def use() -> None:
         ahead.status = "used"
         ahead.save()
     assert ahead.timeouts.get().cause == "condition"
+
+
+def use_calendars() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the lowest release announces its next major version
+        import holidays
+
+    from django_delayq import Wall, Working, WorkingHours, schedule_timeout
+
+    from .models import Ticket
+
+    office = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, holidays=holidays.Germany())
+    ticket = Ticket.objects.create()
+    month = schedule_timeout(ticket, "close_unused", after=Wall(months=1))
+    assert timedelta(days=27) < month.due_at - timezone.now() < timedelta(days=32)
+    assert schedule_timeout(ticket, "close_unused", after=Working(hours=4, calendar=office)).due_at > timezone.now()
+
+
+def run(*command: str, **options: Any) -> None:
+    subprocess.run([sys.executable, "-m", "django", *command], check=True, **options)
 
 
 def open_page(page: str) -> None:

@@ -26,14 +26,17 @@ DATABASES = {
 CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 if REDIS:
     CACHES["default"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS}
-DELAYQ = {"PREFIX": os.environ.get("ACCEPTANCE_PREFIX", "acceptance")}
+DELAYQ = {
+    "PREFIX": os.environ.get("ACCEPTANCE_PREFIX", "acceptance"),
+    "AROUND": [f"django_delayq.contrib.{name}.around_handler" for name in {"opentelemetry", "sentry"} & {*EXTRAS}],
+}
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
-    *(["rest_framework"] if EXTRAS else []),
+    *(["rest_framework", "django_delayq.contrib.prometheus"] if EXTRAS else []),
     "django_delayq",
     APP,
 ]
