@@ -63,7 +63,7 @@ def test_the_modules_of_the_list_exist() -> None:
 
 
 def test_a_run_with_a_sample_names_what_is_left_out(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--collect-only", "tests/unit/test_sampling.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--collect-only", str(Path(__file__))]
     environment = {"DELAYQ_TEST_SAMPLE": "2", "PYTHONPATH": str(sampling.ROOT), "HOME": str(tmp_path)}
     found = subprocess.run(command, cwd=sampling.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert "deselected" in found.stdout.splitlines()[-1], found.stdout + found.stderr
