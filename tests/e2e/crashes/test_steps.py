@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import django_delayq as dq
+from django_delayq.firing.failures import DIED
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from tests.support.processes import StartWorker, settled
@@ -36,13 +37,15 @@ def policy() -> Iterator[Any]:
 
 def check(row: Timeout) -> None:
     """Each step has one effect, or was passed; outside a transaction it may be there twice, under one key."""
-    row.refresh_from_db()
     found = list(Effect.objects.filter(timeout_id=row.pk).order_by("id").values_list("what", "idempotency_key"))
     ran = [what for what, _ in found]
     assert len(set(found)) == len(set(ran)), "one key for each step"
     assert all(ran.count(what) == 1 for what in ran if what != "collect outside")
     once = list(dict.fromkeys(ran))
     assert once == [what for what in IN_ORDER if what in once], "never out of order"
+    if row.state == "dead":  # by chance three workers were killed while it was alone with them
+        assert row.reason == DIED
+        return
     assert (row.state, once[-1]) == ("fired", "collect")
     assert set(row.steps_over.split()) == ALL_OVER
     passed = {name for event in row.history if event["what"] == "steps_passed" for name in event["step"].split(", ")}
@@ -84,4 +87,6 @@ def test_whatever_worker_is_killed_the_steps_run_in_order(
     heir.kill()
     heir.wait(30)
     for row in rows:
+        row.refresh_from_db()
         check(row)
+    assert "fired" in {row.state for row in rows}

@@ -20,11 +20,14 @@ SECOND = timedelta(seconds=1)
 
 
 def held_orders(count: int, seconds: float) -> list[Timeout]:
-    """Return timeouts that had two seconds left, and are held for so many seconds."""
-    rows = [schedule_timeout(Order.objects.create(status="new"), "remind", seconds=2) for _ in range(count)]
-    until = database_now("default") + seconds * SECOND
-    held = [hold_timeout(row, until=until) for row in rows]
-    return [row for row in held if row is not None]
+    """Return timeouts that had some of two seconds left, and are held for so many seconds."""
+    rows = list[Timeout]()
+    for _ in range(count):  # one after the other: on a busy machine the first would be due before the last is there
+        row = schedule_timeout(Order.objects.create(status="new"), "remind", seconds=2)
+        held = hold_timeout(row, until=database_now("default") + seconds * SECOND)
+        assert held is not None
+        rows.append(held)
+    return rows
 
 
 def all_fired(rows: list[Timeout]) -> bool:
