@@ -17,6 +17,7 @@ from django_delayq.policies import registry
 from tests.e2e.crashes.test_steps import check
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
+from tests.sampling import drawn
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.market import Channel, Purchase
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]
-DUE = int(os.environ.get("DELAYQ_TEST_DUE", "400"))
+DUE = int(os.environ.get("DELAYQ_TEST_DUE", drawn(400, 2)))
 WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
