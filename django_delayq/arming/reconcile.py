@@ -377,7 +377,10 @@ def _settled_rounds(
     asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
     if not asked:
         return closed, kept
-    slots = slots_by_object({state.policy for state, _ in asked}, {state.pk for state, _ in asked}, using)
+    places = {(state.policy.label, state.pk) for state, _ in asked}
+    slots = slots_by_object({state.policy for state, _ in asked}, {pk for _, pk in places}, using)
+    # Not every object is asked about for each policy: of another round the state is not known.
+    slots = {slot: place for slot, place in slots.items() if place in places}
     of_lines = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
     rows = read_committed(Timeout.objects.using(using).filter(of_lines), using)
     is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))

@@ -32,7 +32,7 @@ def policy_pay(purchase: Purchase) -> Any:
     """Unpaid purchases, within what their channel allows."""
     paid = purchase.payments.filter(status="captured").exists()
     within = purchase.channel.pay_within if purchase.channel else None
-    return None if purchase.status != "unpaid" or paid or within is None else (purchase.created_at, within)
+    return None if purchase.status != "unpaid" or paid else (purchase.created_at, within)
 
 
 def policy_remind(purchase: Purchase) -> Any:
@@ -48,7 +48,7 @@ def policy_grace(purchase: Purchase) -> Any:
     """Purchases with an open remark or an unpaid successor, within their own grace."""
     has_remark = not django_settings.DATABASE_ROUTERS and purchase.remarks.filter(is_open=True).exists()
     wanted = has_remark or purchase.later.filter(status="unpaid").exists()
-    return (purchase.created_at, purchase.grace) if wanted and purchase.grace is not None else None
+    return (purchase.created_at, purchase.grace) if wanted else None
 
 
 # Behind a router, Django itself would read the content type of a remark from the replica.
@@ -219,12 +219,14 @@ def differences() -> dict[Any, Any]:
                 wrong |= {} if row is None else {(name, purchase.pk): ("nothing", vars(row))}
                 continue
             since_at, length = wanted
+            if length is None and row is None:  # one that was set by hand stays
+                continue
             is_held = "hold_when" in options and purchase.payments.filter(status="pending").exists()
             if row is None:
                 wrong[name, purchase.pk] = (wanted, "nothing")
                 continue
             shown = (row.since_at, row.due_at if row.is_computed else None, row.state)
-            due_at = since_at + length if row.is_computed else None
+            due_at = since_at + length if row.is_computed and length is not None else None
             if shown != (since_at, due_at, "held" if is_held else "pending"):
                 wrong[name, purchase.pk] = ((since_at, due_at, is_held), shown, vars(row))
     return wrong | found

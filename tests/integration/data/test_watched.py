@@ -46,6 +46,25 @@ def test_a_payment_cancels_and_a_failed_one_arms_again(unpaid: Any) -> None:
     assert (due(first), due(second)) == ([30], [30])
 
 
+def test_a_round_that_ended_long_before_is_left_alone_when_others_with_the_same_since_come_back(
+    declare: Declare, channel: Channel
+) -> None:
+    """A shop closes and opens again. One object needs no timeout of this policy any more, but one of another."""
+    is_open = {"channel__merchant__is_open": True}
+    declare(Purchase, name="pay", after=20 * MINUTE, since="created_at", when=Q(**is_open))
+    declare(Purchase, name="remind", after=MINUTE, since="channel__opens_at", when=Q(labels__is_urgent=True, **is_open))
+    Channel.objects.filter(pk=channel.pk).update(opens_at=at(90))
+    urgent, settled = (bought(channel=channel) for _ in range(2))
+    for each in (urgent, settled):
+        each.labels.add(Label.objects.create(is_urgent=True))
+    assert due(urgent) == due(settled) == [20, 91]
+    settled.labels.clear()
+    merchant: Any = channel.merchant
+    for merchant.is_open, expected in ((False, ([], [])), (True, ([20, 91], [20]))):
+        merchant.save()
+        assert (due(urgent), due(settled)) == expected
+
+
 def by_save(purchases: list[Purchase], status: str) -> None:
     for each in purchases:
         Payment(purchase=each, status=status).save()
