@@ -16,4 +16,4 @@ def examples(number: int, **options: Any) -> settings:
     the decorator that repeats its example.
     """
     common = {"deadline": None, "print_blob": True, "database": None, "suppress_health_check": list(HealthCheck)}
-    return settings(**{**common, "derandomize": False, "max_examples": drawn(number), **options})  # type: ignore[arg-type]
+    return settings(**{**common, "derandomize": False, "max_examples": drawn(number), **options})

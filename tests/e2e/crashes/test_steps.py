@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import django_delayq as dq
-from django_delayq.firing.failures import DIED
+from django_delayq.ledger.history import DIED
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from tests.support.processes import StartWorker, settled
