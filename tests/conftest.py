@@ -36,9 +36,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if sampling.SHARE:
         database = os.environ.get("DELAYQ_TEST_DB", "sqlite")
         always = sampling.SQLITE if database == "sqlite" else sampling.DIALECT
-        marked = {item.nodeid for item in items for mark in ("browser", "real_orders") if item.get_closest_marker(mark)}
+        browser, real_orders = (
+            {item.nodeid for item in items if item.get_closest_marker(mark)} for mark in ("browser", "real_orders")
+        )
         only_threads = database != "postgresql"
-        kept = sampling.sample(kept, sampling.SHARE, always=always, only_threads=only_threads) | marked
+        kept = sampling.sample(kept - browser, sampling.SHARE, always=always, only_threads=only_threads)
+        kept |= real_orders | sampling.sample(browser, "2")
     if sampling.CASES:
         kept &= sampling.sample_cases([item.nodeid for item in items], sampling.CASES)
     if len(kept) < len(items):

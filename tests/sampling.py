@@ -4,8 +4,9 @@
 | --- | --- |
 | of a guarantee | all, on each database; those that start processes on PostgreSQL, with some of many cases |
 | of the dialect (`DIALECT`) | all, on PostgreSQL and MariaDB; those without processes on SQLite, too |
-| that start processes | each on one of the three databases |
-| in a browser, or with recorded orders | all |
+| that start processes | half of them, each on one of the three databases |
+| in a browser | half of them |
+| with recorded orders | all |
 | others | each on SQLite, and one in six again on each other database |
 | with many cases (`MANY`), in `MATRICES` | each case on one of the three databases |
 | that draw examples, orders or races at random | a quarter of them, see `drawn` |

@@ -86,9 +86,11 @@ NO_SECOND_RUN = (
 Command = Sequence[str]
 WHOLE = bool(os.environ.get("WHOLE"))
 """Whether no test is left to another day, as in `make test-all`: see `tests/sampling.py`."""
-PARTS = {"sqlite": 0, "postgresql": 1, "mariadb": 2, "connections": 3, "routers": 4, "newest": 5}
-"""Which tests a stage repeats, of six parts; and of three parts which tests with processes a database has."""
+PARTS = {"postgresql": 1, "mariadb": 2, "connections": 3, "routers": 4, "newest": 5}
+"""Which tests a stage has, of six parts, beside those that depend on the database."""
 CASES: Command = () if WHOLE else ("DELAYQ_TEST_CASES=0/3",)
+TURN: Command = () if WHOLE else ("DELAYQ_TEST_SAMPLE=0/6",)
+"""Tests with processes that SQLite's stage has; other databases have other parts."""
 FAST = {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_SAMPLE": "8"}
 """Of `make check`: what two cores run in less than five minutes."""
 LINT: Sequence[Command] = (
@@ -239,17 +241,12 @@ def _ignore(paths: Sequence[str]) -> list[str]:
 
 
 def _repeated(stage: str) -> dict[str, str]:
-    """Return the environment of a stage that repeats SQLite's: one test in six, and all that depend on the database.
+    """Return the environment of a stage beside SQLite's: one test in six, and all that depend on the database.
 
     Of tests with many cases, it has other ones than SQLite's stage; there they are a third, too.
     """
     part = PARTS[stage]
     return {} if WHOLE else {"DELAYQ_TEST_SAMPLE": f"{part}/6", "DELAYQ_TEST_CASES": f"{part % 3}/3"}
-
-
-def _turn(database: str) -> Command:
-    """Return the option of a command for tests with processes: each runs on one of the three databases in a run."""
-    return () if WHOLE else (f"DELAYQ_TEST_SAMPLE={PARTS[database]}/3",)
 
 
 def _stages() -> list[Stage]:
@@ -264,7 +261,7 @@ def _stages() -> list[Stage]:
             "sqlite",
             "all tests, on SQLite, and a sample of both mutation gates",
             [[*CASES, *_computing("tests")]],
-            [[*CASES, *in_threads], [*CASES, *_turn("sqlite"), *in_processes], MUTANTS],
+            [[*CASES, *in_threads], [*CASES, *TURN, *in_processes], MUTANTS],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_MUTANTS_STEP": "5"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
@@ -295,14 +292,13 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
     """Return the stage of the tests that touch the database, on a server."""
     ignored = [f"tests/integration/{name}.py" for name in (NOT_OF_MARIADB if name == "mariadb" else WORDS)]
     processes = _processes(*WORKERS_OF_ONE_DATABASE) if name == "mariadb" else []
-    in_threads, in_processes = _waiting(browser=False, ignored=processes)
     # Made-up orders are replayed on each database. Recorded ones need minutes: once, with prepared statements.
     real_orders = [["DELAYQ_TEST_BINDING=server", *REAL_ORDERS]] if name == "postgresql" else []
     return Stage(
         name,
         words,
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [in_threads, [*_turn(name), *in_processes], *real_orders],
+        [*_waiting(browser=False, ignored=processes), *real_orders],
         {"DELAYQ_TEST_DB": name, **_repeated(name)},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
