@@ -2,7 +2,7 @@
 
     python3 tests/servers.py run -- .venv/bin/python tools/mutants.py                all of them
     ... tools/mutants.py --only ledger                                              those whose name contains a word
-    ... tools/mutants.py --sample 24                                                every n-th, for CI
+    ... tools/mutants.py --sample 6                                                 every n-th, for CI
 
 The faults are listed in `tests/faults.toml`. Each runs in a copy of the checkout, on SQLite, with `pytest -x`. A
 fault that no test notices makes the command fail, and so does one whose text does not occur exactly once.

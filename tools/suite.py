@@ -105,7 +105,7 @@ LINT: Sequence[Command] = (
 LINT_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.settings"}
 NO_BROWSER: Command = ("-m", "not browser")
 """Pages are the same on each database."""
-MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "24", "--workers", "1")
+MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "6", "--workers", "1")
 REAL_ORDERS: Command = ("pytest", "-m", "real_orders", "tests/shop")
 
 

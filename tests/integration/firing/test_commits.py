@@ -22,7 +22,7 @@ def raw(sql: str) -> None:
         cursor.execute(sql)
 
 
-COMMITS = ["COMMIT", "begin", " START  TRANSACTION", "/* the\nend */ COMMIT", "-- the end\nCOMMIT"]
+COMMITS = ["COMMIT", "commit", "begin", " START  TRANSACTION", "/* the\nend */ COMMIT", "-- the end\nCOMMIT"]
 DDL = ["CREATE TABLE delayq_new (id int)", "truncate table testapp_effect", "ANALYZE TABLE testapp_effect"]
 DDL += ["SET autocommit = 1", "set @@session.autocommit = ON", "CHECK TABLE testapp_effect", "FLUSH STATUS"]
 DDL += ["RESET QUERY CACHE", "CACHE INDEX testapp_effect IN hot", "LOAD INDEX INTO CACHE testapp_effect"]
