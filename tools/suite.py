@@ -4,7 +4,8 @@
     python3 tests/servers.py run -- .venv/bin/python tools/suite.py lint       one stage; more may be named
 
 Two lanes run side by side. Tests that compute run in one of them, at a lower priority; tests that start processes, and
-mostly wait, run in the other one. So neither core is idle, and no process waits long for a core.
+mostly wait, run in the other one. So neither core is idle, and no process waits long for a core. When the second lane
+is empty, it takes what is last in the first one.
 
 A failed stage does not stop the next one: a formatting slip should not hide a failing test.
 """
@@ -18,8 +19,8 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -379,14 +380,21 @@ def _run_lanes(jobs: Sequence[Job]) -> None:
     printing = threading.Lock()
     alone: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def run_lane(*, computes: bool) -> None:
-        for job in (job for job in jobs if job.computes == computes):
+    computing, waiting = (deque(job for job in jobs if job.computes is computes) for computes in (True, False))
+
+    def run_lane(next_job: Callable[[], Job]) -> None:
+        while True:
+            try:
+                job = next_job()
+            except IndexError:  # none is left
+                return
             with alone[job.stage.name if job.stage.alone else job.results.name]:
                 job.run(printing)
 
-    other = threading.Thread(target=run_lane, kwargs={"computes": True}, daemon=True)
+    other = threading.Thread(target=run_lane, args=(computing.popleft,), daemon=True)
     other.start()
-    run_lane(computes=False)
+    run_lane(waiting.popleft)
+    run_lane(computing.pop)  # the last ones of the other lane, which is longer
     other.join()
     for job in jobs:
         if job.is_test_run and job.code == TESTS_FAILED:
