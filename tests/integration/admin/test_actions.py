@@ -82,6 +82,10 @@ def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, 
     assert len(told(answer)) == 1 and told(answer)[0].startswith("1 timeout ")
 
 
+def is_offered(client: Client, operation: str) -> bool:
+    return f'value="{operation}_timeouts"' in client.get(reverse(LIST)).content.decode()
+
+
 def test_the_list_does_nothing_without_the_permission_of_the_operation(staff: Staff) -> None:
     (row,) = make("dead")
     before = stored(row.pk)
@@ -94,6 +98,8 @@ def test_the_list_does_nothing_without_the_permission_of_the_operation(staff: St
             answer = client.post(reverse(LIST), {"action": f"{name}_timeouts", "_selected_action": [row.pk]})
             assert "confirmed" not in answer.content.decode()
             assert client.post(address(name), {"ids": row.pk}).status_code in (302, 403)
+            assert not is_offered(client, name)
+        assert is_offered(staff("view_timeout", operation.permission), name)
     assert stored(row.pk) == before
     assert not LogEntry.objects.exists()
 
