@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pwd
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.models import WorkerSeen
+
+CLI = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
 class Said(NamedTuple):

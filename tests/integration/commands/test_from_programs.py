@@ -15,8 +15,8 @@ from django.utils import timezone
 from django_delayq import get_policy
 from django_delayq.ledger import controls
 from django_delayq.models import Timeout
-from tests.integration.commands.conftest import Do
-from tests.integration.commands.test_verbs import CLI, LINGER, REMIND
+from tests.integration.commands.conftest import CLI, Do
+from tests.integration.commands.test_verbs import LINGER, REMIND
 from tests.integration.operations.conftest import as_if, dead, pending, said
 from tests.testapp.models import Order
 

@@ -25,9 +25,16 @@ from django_delayq.admin.forms import OperationForm
 from django_delayq.contrib.rest_framework import inputs
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.parameters import Flag, Length, Moment, Parameter
-from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
-from tests.integration.operations.conftest import BY, dead, pending
+from django_delayq.operations.parameters import Flag, Length, Moment, Number, Parameter
+from django_delayq.operations.registry import (
+    NOT_MOVING,
+    OPERATIONS,
+    POLICY_OPERATIONS,
+    TIMEOUT_OPERATIONS,
+    Operation,
+)
+from tests.integration.commands.conftest import CLI
+from tests.integration.operations.conftest import BY, as_if, dead, pending, said
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
@@ -37,6 +44,10 @@ REMIND, UNPAID = "testapp.order.remind", "testapp.order.cancel_unpaid"
 HOUR, CENTURIES = timedelta(hours=1), timedelta(days=1_000_000)
 NOW = timezone.now().replace(second=0, microsecond=0)
 TOMORROW, YESTERDAY, TOO_FAR = NOW + 24 * HOUR, NOW - 24 * HOUR, datetime(9999, 12, 31, tzinfo=NOW.tzinfo)
+SOONER = NOW + HOUR / 2
+"""Before the deadline of the row, which is due after an hour."""
+DECLARED, CHANGED = HOUR / 2, 3 * HOUR / 4
+"""The delay of the policy, and the one that is in force when another one is tried."""
 Values = dict[str, Any]
 GOOD: dict[str, list[Values]] = {
     **{name: [{}] for name in ("cancel", "fire", "retry", "erase")},
@@ -65,10 +76,10 @@ BAD: dict[str, list[Values]] = {
     **{name: [] for name in ("cancel", "fire", "retry", "resume", "erase")},
     "postpone": [
         *({}, {"after": 2 * HOUR, "at": TOMORROW}, {"after": timedelta(0)}, {"after": -HOUR}, {"after": "soon"}),
-        *({"after": CENTURIES}, {"at": YESTERDAY}, {"at": TOO_FAR}, {"at": "soon"}),
+        *({"after": "nan"}, {"after": CENTURIES}, {"at": SOONER}, {"at": YESTERDAY}, {"at": TOO_FAR}, {"at": "soon"}),
     ],
     "reschedule": [
-        *({}, {"shift": HOUR, "at": TOMORROW}, {"shift": "soon"}, {"shift": CENTURIES}),
+        *({}, {"shift": HOUR, "at": TOMORROW}, {"shift": "soon"}, {"shift": "nan"}, {"shift": CENTURIES}),
         *({"at": TOO_FAR}, {"at": "soon"}),
     ],
     "replan": [],
@@ -79,32 +90,41 @@ BAD: dict[str, list[Values]] = {
     "pause": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
     "hold": [{"until": YESTERDAY}, {"until": TOO_FAR}, {"until": "soon"}],
     "delay": [
-        *({"after": "soon", "mode": "keep"}, {"after": CENTURIES, "mode": "keep"}),
+        *({"after": value, "mode": "keep"} for value in ("soon", "nan", "inf", CENTURIES, -CENTURIES)),
         *({"after": HOUR, "mode": "guess"}, {"mode": "keep"}),
     ],
     "late": [
-        *({"after": value} for value in (-HOUR, timedelta(days=400), "soon")),
-        {"after": HOUR, "then": "explode"},
+        *({"after": value} for value in (-HOUR, timedelta(days=400), CENTURIES, "soon", "nan", "inf")),
+        *({}, {"then": "dead"}, {"after": HOUR, "then": "explode"}),
     ],
     "brake": [
-        *({"most": 5}, {"per": HOUR}, {"most": 5, "per": timedelta(0)}, {"most": 5, "per": "soon"}),
-        *({"most": value, "per": HOUR} for value in (0, 1_000_001, "many")),
+        *({}, {"most": 5}, {"per": HOUR}),
+        *({"most": 5, "per": value} for value in (timedelta(0), timedelta(seconds=0.5), CENTURIES, "soon", "nan")),
+        *({"most": value, "per": HOUR} for value in (0, 1.5, 1_000_001, "many")),
     ],
-    "shadow": [{"share": value} for value in (-1, 101, "all")],
+    "shadow": [{}, *({"share": value} for value in (-1, 0.5, 101, "all"))],
 }
 """What each operation refuses."""
 
 
-def of(table: dict[str, list[Values]]) -> pytest.MarkDecorator:
-    cases = [pytest.param(OPERATIONS[name], values, id=f"{name}-{values}") for name in table for values in table[name]]
-    return pytest.mark.parametrize(("operation", "values"), cases)
-
-
+SETTINGS: dict[str, Values] = {
+    **{name: {"off": {"off": True}, "declared": {}} for name in ("late", "brake")},
+    "shadow": {"off": {"share": 0}, "declared": {"share": None}},
+}
+"""What switches a guard rail off, and back to what is declared, in a call of the function."""
+each_example = pytest.mark.parametrize(
+    ("operation", "values"),
+    [pytest.param(OPERATIONS[name], values, id=f"{name}-{values}") for name in GOOD for values in GOOD[name]],
+)
 COMMANDS = {"delay": "replan", "replan": "replan_timeout"}
 """The commands that are not named as their operation: operators know the first of them by this name."""
-each_operation = pytest.mark.parametrize(
-    "operation", [pytest.param(each, id=each.name) for each in OPERATIONS.values()]
-)
+
+
+def each_of(*operations: Operation) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("operation", [pytest.param(each, id=each.name) for each in operations])
+
+
+each_operation = each_of(*OPERATIONS.values())
 
 
 def kind_of(operation: Operation, name: str) -> Parameter:
@@ -120,6 +140,7 @@ def target_of(operation: Operation) -> Any:
 
 
 def by_function(operation: Operation, values: Values, reason: str = "x") -> bool:
+    values = SETTINGS[operation.name][values["setting"]] if "setting" in values else values
     try:
         done = operation.call(target_of(operation), by=BY, reason=reason, **values)
     except (DelayqError, TypeError, ValueError):
@@ -153,15 +174,23 @@ def address_in_admin(operation: Operation) -> str:
     return reverse("admin:django_delayq_policycontrol_operate", args=[UNPAID, operation.name])
 
 
-def post_in_admin(user: User, operation: Operation, values: Values, reason: str = "x") -> Any:
+def post_in_admin(
+    user: User | None, operation: Operation, values: Values, reason: str = "x", method: str = "post"
+) -> Any:
     client = Client()
-    client.force_login(user)
+    if user is not None:
+        client.force_login(user)
     entered: dict[str, Any] = {"reason": reason, "confirmed": "yes", "setting": "on", "mode": ""}
+    for parameter in operation.parameters:  # browsers also send the fields that are empty
+        if isinstance(parameter, Length):
+            entered |= {"amount": "", "unit": "hours", "direction": "later"}
+        elif isinstance(parameter, (Moment, Number)):
+            entered[parameter.name] = ""
     if operation.name in TIMEOUT_OPERATIONS:
         entered["ids"] = target_of(operation).pk
     for name, value in values.items():
-        entered |= in_form(kind_of(operation, name), value)
-    return client.post(address_in_admin(operation), entered)
+        entered |= {name: value} if name == "setting" else in_form(kind_of(operation, name), value)
+    return getattr(client, method)(address_in_admin(operation), entered)
 
 
 def in_admin(operation: Operation, values: Values, reason: str = "x") -> bool:
@@ -171,10 +200,14 @@ def in_admin(operation: Operation, values: Values, reason: str = "x") -> bool:
     return bool(answer.status_code == 302 and stored() != before)
 
 
-def post_by_rest(user: User, operation: Operation, values: Values, reason: str = "x") -> Any:
+def post_by_rest(user: User | None, operation: Operation, values: Values, reason: str = "x") -> Any:
     client = APIClient()
-    client.force_login(user)
+    if user is not None:
+        client.force_login(user)
     body: dict[str, Any] = {"reason": reason}
+    if "setting" in values:
+        values = SETTINGS[operation.name][values["setting"]] or {"declared": True}
+        body, values = (body, values) if operation.name == "shadow" else (body | values, {})
     for name, value in values.items():
         parameter = kind_of(operation, name)
         field = "seconds" if isinstance(parameter, Length) and parameter.in_units else inputs.name_of(parameter)
@@ -193,6 +226,7 @@ def by_command(operation: Operation, values: Values, reason: str = "x") -> bool:
     name = COMMANDS.get(operation.name, operation.name)
     before = stored()
     given = [f"--id={target_of(operation).pk}"] if operation.name in TIMEOUT_OPERATIONS else [UNPAID]
+    given += [values["setting"]] if "setting" in values else []
     for parameter in operation.parameters:
         value = values.get(parameter.name)
         if parameter.name not in values or (isinstance(parameter, Flag) and value == parameter.default):
@@ -221,7 +255,7 @@ each_edge = pytest.mark.parametrize("edge", EDGES)
 
 def stored() -> Any:
     """Return what an operation changes, without its actor."""
-    rows = Timeout.objects.order_by("pk").values("state", "due_at", "run_at", "attempts")
+    rows = Timeout.objects.order_by("pk").values("state", "cause", "due_at", "run_at", "attempts")
     erased = [row.erased_at is not None for row in Timeout.objects.order_by("pk")]
     controls = PolicyControl.objects.order_by("policy").values("policy", "stop", "until", "after", "guards", "reason")
     for each in controls:
@@ -234,15 +268,44 @@ def stored() -> Any:
 @pytest.fixture
 def ready(operation: Operation, controls_are_read_again: None) -> None:
     """One row to which the operation can be done, and a policy in the state that it needs."""
-    dead(Order.objects.create()) if operation.name in {"retry", "refire", "erase"} else pending(Order.objects.create())
+    now = timezone.now()
+    if operation.name in {"retry", "refire", "erase"}:
+        dead(Order.objects.create())
+    elif operation.name in POLICY_OPERATIONS or operation.name == "replan":
+        Order.objects.create(status="unpaid", created_at=now)
+    else:
+        pending(Order.objects.create())
     if operation.name == "replan":
-        Timeout.objects.all().delete()
-        Order.objects.create(status="unpaid", created_at=timezone.now())
         Timeout.objects.update(due_at=TOMORROW, run_at=TOMORROW, computed_due_at=TOMORROW)
     if operation.name == "resume_timeout":
         operations.hold_timeout(Timeout.objects.all(), by=BY, reason="before")
+    if operation.name == "delay":
+        operations.change_delay(UNPAID, CHANGED, by=BY, reason="before", mode="recompute")
     if operation.name == "resume":
         operations.hold(UNPAID, by=BY, reason="before")
+        PolicyControl.objects.update(stopped_at=now - HOUR)
+        Timeout.objects.update(created_at=now - 2 * HOUR)
+
+
+def moved_by(operation: Operation, values: Values) -> timedelta:
+    """Return by how much an operation that moves rows, after its commit, moves that of `ready`."""
+    if operation.name == "resume":
+        return HOUR if values["shift"] else timedelta(0)
+    return timedelta(0) if values["mode"] == "keep" else (values["after"] or DECLARED) - CHANGED
+
+
+def told_of(operation: Operation) -> tuple[str, str]:
+    """Return who did the last operation, and why, as it is stored."""
+    if operation.name in POLICY_OPERATIONS:
+        change = PolicyChange.objects.latest("id")
+        return change.by, change.reason
+    _what, *actor_and_reason = said(target_of(operation))[-1]
+    return actor_and_reason[0], actor_and_reason[1]
+
+
+def actor_of(edge: str) -> str:
+    names = {"function": BY, "command": CLI}
+    return names.get(edge) or f"{edge}:{User.objects.latest('id').get_username()}"
 
 
 def skip_what_rest_does_not_have(edge: str, operation: Operation) -> None:
@@ -268,31 +331,88 @@ def test_each_edge_asks_for_what_the_registry_declares(operation: Operation) -> 
 
 
 @each_edge
-@of(GOOD)
+@each_example
 @pytest.mark.usefixtures("ready")
 def test_each_edge_accepts_it_and_does_the_same(operation: Operation, values: Values, edge: str) -> None:
     skip_what_rest_does_not_have(edge, operation)
     with transaction.atomic():
-        assert by_function(operation, values)
+        assert by_function(operation, values, reason="a storm")
         rows, *others = stored()
         transaction.set_rollback(True)
     stop_cache.forget()
-    assert EDGES[edge](operation, values)
+    due_at = Timeout.objects.get().due_at
+    assert EDGES[edge](operation, values, reason="a storm")
+    assert told_of(operation) == (actor_of(edge), "a storm")
     now = stored()
     assert now[1:] == others
-    if operation.name != "resume":  # which moves the rows after the commit
-        assert [(row["state"], row["attempts"]) for row in now[0]] == [(row["state"], row["attempts"]) for row in rows]
-        assert all(abs(one["due_at"] - other["due_at"]) < HOUR / 6 for one, other in zip(now[0], rows, strict=True))
+    if operation.moves_rows:
+        assert abs(Timeout.objects.get().due_at - due_at - moved_by(operation, values)) < HOUR / 6
+    else:
+        for one, other in zip(now[0], rows, strict=True):
+            assert all(one[name] == other[name] for name in ("state", "cause", "attempts"))
+            assert all(abs(one[name] - other[name]) < HOUR / 6 for name in ("due_at", "run_at"))
+    assert "at" not in values or now[0][-1]["due_at"] == values["at"], "to the minute, whatever the time zone"
 
 
 @each_edge
-@of(BAD)
+@each_of(*(OPERATIONS[name] for name in BAD if BAD[name]))
 @pytest.mark.usefixtures("ready")
-def test_each_edge_refuses_it_and_changes_nothing(operation: Operation, values: Values, edge: str) -> None:
+def test_each_edge_refuses_it_and_changes_nothing(operation: Operation, edge: str) -> None:
     skip_what_rest_does_not_have(edge, operation)
     before = stored()
-    assert not EDGES[edge](operation, values)
-    assert stored() == before
+    for values in BAD[operation.name]:
+        assert not EDGES[edge](operation, values), values
+        assert stored() == before, values
+
+
+def in_state(state: str) -> None:
+    """One row, or the policy, in this state."""
+    if state in PolicyControl.Stop:
+        stops = {PolicyControl.Stop.PAUSED: operations.pause, PolicyControl.Stop.HELD: operations.hold}
+        stops.get(PolicyControl.Stop(state), operations.resume)(UNPAID, by=BY)
+        return
+    Timeout.objects.all().delete()
+    order = Order.objects.create()
+    row = dead(order) if state == Timeout.State.DEAD else pending(order)
+    if state == Timeout.State.HELD:
+        operations.hold_timeout(row, by=BY)
+    elif state not in {Timeout.State.PENDING, Timeout.State.DEAD}:
+        as_if(row, state, "" if state == Timeout.State.FIRING else "due")
+
+
+STATES: dict[str, list[str]] = {
+    **{name: sorted({*Timeout.State} - each.states) for name, each in TIMEOUT_OPERATIONS.items()},
+    **{name: sorted(NOT_MOVING - each.states) for name, each in POLICY_OPERATIONS.items()},
+}
+"""In which states each operation cannot succeed."""
+
+
+@each_edge
+@each_of(*(OPERATIONS[name] for name in STATES if STATES[name]))
+@pytest.mark.usefixtures("controls_are_read_again")
+def test_each_edge_refuses_it_in_another_state(operation: Operation, edge: str) -> None:
+    for state in STATES[operation.name]:
+        in_state(state)
+        before = stored()
+        for values in GOOD[operation.name]:
+            assert not EDGES[edge](operation, values), state
+            assert stored() == before, state
+
+
+@each_edge
+@each_of(*(OPERATIONS[name] for name in SETTINGS))
+@pytest.mark.usefixtures("ready")
+def test_each_edge_switches_a_guard_rail_off_and_back(operation: Operation, edge: str) -> None:
+    for setting in ("off", "declared"):
+        with transaction.atomic():
+            assert by_function(operation, {"setting": setting})
+            expected = stored()
+            transaction.set_rollback(True)
+        stop_cache.forget()
+        for is_new in (True, False):
+            assert EDGES[edge](operation, {"setting": setting}) is is_new
+            assert stored() == expected
+    assert PolicyControl.objects.get().guards == {}
 
 
 @each_operation
@@ -308,20 +428,35 @@ def test_a_reason_is_required_in_the_admin_and_may_be_empty_elsewhere(operation:
             stop_cache.forget()
 
 
+def is_refused(answer: Any) -> bool:
+    """Return whether a visitor was refused, or sent to log in."""
+    is_sent_away = answer.status_code == 302 and answer.url.startswith(reverse("admin:login"))
+    return is_sent_away or answer.status_code in (401, 403)
+
+
 @each_operation
 @pytest.mark.usefixtures("ready")
 def test_admin_and_rest_need_the_permission_of_the_operation(operation: Operation) -> None:
     values, before = GOOD[operation.name][0], stored()
     views = ("view_timeout", "view_policycontrol")
     others = {each.permission for each in OPERATIONS.values()} - {operation.permission}
+    outsiders = [None, admin_user(*views, operation.permission, *others, is_staff=False)]
+    staff = [admin_user(), admin_user(*views), admin_user(*views, *others)]
+    # The admin shows what is about to change, so its pages need the permission to view that, too.
     post: Any
-    for post in (post_in_admin, post_by_rest):
+    for post, needed in ((post_in_admin, views), (post_by_rest, ())):
         if (post, operation.name) == (post_by_rest, "delay"):
             continue
-        assert post(admin_user(*views, *others), operation, values).status_code == 403
-        assert stored() == before
+        for user in (*outsiders, *staff):
+            answer = post(user, operation, values)
+            assert is_refused(answer) and (user not in staff or answer.status_code == 403)
+            assert stored() == before
         with transaction.atomic():
-            assert post(admin_user(*views, operation.permission), operation, values).status_code in (200, 302)
+            assert post(admin_user(*needed, operation.permission), operation, values).status_code in (200, 302)
             assert stored() != before
             transaction.set_rollback(True)
         stop_cache.forget()
+    for user in (*outsiders, *staff, admin_user(operation.permission)):
+        assert is_refused(post_in_admin(user, operation, values, method="get"))
+    assert post_in_admin(user, operation, values).status_code == 403
+    assert stored() == before

@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.testing import fire_due
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
 Schedule = Callable[..., Timeout]
@@ -32,11 +32,11 @@ VERBS = {
     "refire": ("refire_timeout", {}),
     "erase": ("erase_timeout", {}),
 }
-POLICY_VERBS: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys(("pause", "hold", "resume"), ("pause_policy", {})),
-    "late": ("change_policy_guards", {"after_seconds": 3600, "then": "dead"}),
-    "brake": ("change_policy_guards", {"most": 50, "per_seconds": 600}),
-    "shadow": ("change_policy_guards", {"share": 10}),
+POLICY_VERBS: dict[str, dict[str, Any]] = {
+    **{verb: {} for verb in ("pause", "hold", "resume")},
+    "late": {"after_seconds": 3600, "then": "dead"},
+    "brake": {"most": 50, "per_seconds": 600},
+    "shadow": {"share": 10},
 }
 ALL = [codename for codename, _ in VERBS.values()]
 
@@ -62,42 +62,13 @@ def ready_for(verb: str, row: Timeout) -> Timeout:
     return kill(row) if verb in {"retry", "refire", "erase"} else row
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_needs_its_own_permission(verb: str, client_with: ClientWith, schedule: Schedule) -> None:
-    codename, body = VERBS[verb]
-    row = ready_for(verb, schedule())
-    before = stored()
-    others = [name for name in ALL if name != codename]
-    assert APIClient().post(url(row, verb), body).status_code in (401, 403)
-    for refused in (client_with(), client_with("view_timeout", *others), client_with(codename, staff=False)):
-        assert refused.post(url(row, verb), body, format="json").status_code == 403
-    assert stored() == before
-    assert client_with(codename).post(url(row, verb), body, format="json").status_code == 200
-    assert stored() != before
-
-
-@pytest.mark.parametrize("verb", POLICY_VERBS)
-def test_a_verb_for_policies_needs_its_own_permission(verb: str, client_with: ClientWith) -> None:
-    codename, body = POLICY_VERBS[verb]
-    if verb == "resume":
-        assert client_with("pause_policy").post(f"{POLICY}pause/").status_code == 200
-    changes = PolicyChange.objects.count()
-    assert APIClient().post(f"{POLICY}{verb}/", body).status_code in (401, 403)
-    others = {"view_timeout", "view_policycontrol", "change_policy_delay", "pause_policy", "change_policy_guards", *ALL}
-    for refused in (client_with(), client_with(*others - {codename}), client_with(codename, staff=False)):
-        assert refused.post(f"{POLICY}{verb}/", body, format="json").status_code == 403
-    assert PolicyChange.objects.count() == changes
-    assert client_with(codename).post(f"{POLICY}{verb}/", body, format="json").status_code == 200
-    assert PolicyChange.objects.count() == changes + 1
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_only_post_does_anything(verb: str, client_with: ClientWith, schedule: Schedule) -> None:
-    row = ready_for(verb, schedule())
-    client = client_with(*ALL)
-    for method in ("put", "patch", "delete"):
-        assert getattr(client, method)(url(row, verb)).status_code in (403, 405)
-    assert client_with("view_timeout", *ALL).get(url(row, verb)).status_code == 405
+def test_only_post_does_anything(client_with: ClientWith, schedule: Schedule) -> None:
+    row, client, without_view = schedule(), client_with("view_timeout", *ALL), client_with(*ALL)
+    for verb in VERBS:
+        for method in ("get", "put", "patch", "delete"):
+            assert getattr(client, method)(url(row, verb)).status_code == 405
+            assert getattr(without_view, method)(url(row, verb)).status_code in (403, 405)
+    assert not stored()["history"]
 
 
 @pytest.fixture
@@ -119,15 +90,6 @@ def test_cancelled_it_tells_by_whom_and_why(operator: APIClient, schedule: Sched
     assert any("the customer called" in event["text"] for event in story["events"])
 
 
-def test_fired_it_is_due_and_a_worker_does_the_rest(operator: APIClient, schedule: Schedule) -> None:
-    row = schedule(minutes=60)
-    answer = act(operator, row, "fire")
-    assert answer.data["timeout"]["state"] == "pending"
-    assert not Effect.objects.exists()
-    assert fire_due() == 1
-    assert Effect.objects.count() == 1
-
-
 @pytest.mark.parametrize("body", [{"minutes": 10}, {"hours": 0.1, "minutes": 4}, {"at": True}])
 def test_postponed_it_is_due_later(operator: APIClient, schedule: Schedule, body: dict[str, Any]) -> None:
     row = schedule(minutes=5)
@@ -139,21 +101,11 @@ def test_postponed_it_is_due_later(operator: APIClient, schedule: Schedule, body
     assert answer.json()["timeout"]["due_at"] == timezone.localtime(later).isoformat()
 
 
-def test_retried_what_was_dead_is_attempted_again(operator: APIClient, schedule: Schedule) -> None:
+def test_fired_again_it_gets_a_new_round_that_its_story_names(operator: APIClient, schedule: Schedule) -> None:
     row = kill(schedule(minutes=0))
-    assert act(operator, row, "retry").data["timeout"]["state"] == "pending"
-    assert fire_due() == 1
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_fired_again_it_gets_a_new_round_that_its_story_names(
-    operator: APIClient, schedule: Schedule, later: bool
-) -> None:
-    row, at = kill(schedule(minutes=0)), timezone.now() + timedelta(hours=1)
-    answer = act(operator, row, "refire", reason="lost", **({"at": at.isoformat()} if later else {}))
+    answer = act(operator, row, "refire", reason="lost")
     assert (answer.status_code, answer.data["timeout"]["state"]) == (200, "dead")
     new = Timeout.objects.get(state="pending")
-    assert new.due_at == at if later else new.due_at <= timezone.now()
     story = operator.get(f"/api/timeouts/{row.pk}/").json()["story"]
     assert any(f"fired again by the new round {new.pk}" in event["text"] for event in story["events"])
     assert act(operator, row, "refire").data["refusal"]["code"] == "slot_taken"
@@ -173,10 +125,8 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(
 @pytest.mark.parametrize(
     ("verb", "state", "code"),
     [
-        *(("cancel", "fired", "settled"), ("cancel", "firing", "no_retry"), ("fire", "cancelled", "settled")),
-        *(("fire", "dead", "dead"), ("postpone", "fired", "settled"), ("retry", "pending", "not_dead")),
-        ("refire", "pending", "not_settled"),
-        ("erase", "pending", "not_settled"),
+        *(("cancel", "fired", "settled"), ("cancel", "firing", "no_retry")),
+        *(("fire", "dead", "dead"), ("retry", "pending", "not_dead"), ("refire", "pending", "not_settled")),
     ],
 )
 def test_who_comes_too_late_gets_409_and_learns_how_it_stands(
@@ -216,14 +166,7 @@ def test_a_deadline_is_changed_to_an_earlier_one_and_the_answer_says_that_it_is_
         assert (answer.status_code, answer.data["changed"], answer.data["due_at_once"]) == (200, True, True)
         row.refresh_from_db()
         assert (row.due_at <= timezone.now()) is not dry_run
-    for body in ({}, {"shift_seconds": 60, "at": timezone.now().isoformat()}, {"shift_seconds": "soon"}, {"hours": 1}):
-        assert act(operator, row, "reschedule", **body).status_code == 400
-
-
-def test_a_deadline_is_not_postponed_to_an_earlier_moment(operator: APIClient, schedule: Schedule) -> None:
-    row = schedule(minutes=90)
-    answer = act(operator, row, "postpone", at=(timezone.now() + timedelta(minutes=30)).isoformat())
-    assert (answer.status_code, answer.data["refusal"]["code"]) == (409, "not_later")
+    assert act(operator, row, "reschedule", hours=1).status_code == 400, "a unit is of `postpone`"
 
 
 WRONG_DELAYS: list[Any] = [
@@ -246,12 +189,11 @@ def test_bad_input_is_400_and_changes_nothing(operator: APIClient, schedule: Sch
     assert stored() == before
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_what_is_not_there_is_404(operator: APIClient, verb: str) -> None:
-    assert operator.post(f"/api/timeouts/999/{verb}/", VERBS[verb][1], format="json").status_code == 404
-    for name in POLICY_VERBS:
-        body = POLICY_VERBS[name][1]
-        assert operator.post(f"/api/policies/testapp.order.nothing/{name}/", body, format="json").status_code == 404
+def test_what_is_not_there_is_404(operator: APIClient) -> None:
+    for verb, (_, body) in VERBS.items():
+        assert operator.post(f"/api/timeouts/999/{verb}/", body, format="json").status_code == 404
+    for verb, body in POLICY_VERBS.items():
+        assert operator.post(f"/api/policies/testapp.order.nothing/{verb}/", body, format="json").status_code == 404
 
 
 def test_a_policy_is_paused_and_resumed(operator: APIClient, schedule: Schedule) -> None:
@@ -317,11 +259,8 @@ def test_a_guard_is_set_switched_off_and_declared_again(operator: APIClient, gua
 @pytest.mark.parametrize(
     ("guard", "body"),
     [
-        *(("late", body) for body in ({}, {"off": False}, {"off": True, "declared": True}, {"then": "dead"})),
-        *(("late", {"after_seconds": value}) for value in ("nan", "inf", None)),
-        *(("late", {"after_seconds": 60, "off": True}), ("brake", {}), ("brake", {"most": 5, "declared": True})),
-        *(("brake", {"most": 1.5, "per_seconds": 60}), ("brake", {"most": 5, "per_seconds": "nan"})),
-        *(("shadow", {}), ("shadow", {"share": 0.5})),
+        *(("late", body) for body in ({"off": False}, {"off": True, "declared": True}, {"after_seconds": None})),
+        *(("late", {"after_seconds": 60, "off": True}), ("brake", {"most": 5, "declared": True})),
     ],
     ids=str,
 )
@@ -336,19 +275,6 @@ def test_a_policy_that_its_brake_has_paused_is_marked(operator: APIClient) -> No
     shown = operator.get(POLICY).json()
     assert (shown["braked"], shown["by"], shown["reason"]) == (True, "brake", "51 fired in 10 minutes")
     assert operator.post(f"{POLICY}resume/").json()["policy"]["braked"] is False
-
-
-@pytest.mark.django_db(transaction=True)  # rows are moved once the hold's end is committed
-def test_after_a_hold_deadlines_move_by_its_length_unless_told_not_to(operator: APIClient, schedule: Schedule) -> None:
-    row = schedule(minutes=30)
-    for shift in (False, True):
-        operator.post(f"{POLICY}hold/")
-        PolicyControl.objects.update(stopped_at=timezone.now() - timedelta(minutes=10))
-        Timeout.objects.update(created_at=timezone.now() - timedelta(hours=1))
-        before = Timeout.objects.get().due_at
-        assert operator.post(f"{POLICY}resume/", {"shift": shift}, format="json").status_code == 200
-        row.refresh_from_db()
-        assert (row.due_at > before) is shift
 
 
 @pytest.mark.django_db(transaction=True)

@@ -65,7 +65,7 @@ def test_the_form_of_an_action_on_a_policy_has_its_fields_and_data_that_it_accep
         assert operator.post(f"{POLICY}pause/").status_code == 200
     shown = page(operator, f"{POLICY}{verb}/")
     assert 'name="reason"' in shown
-    for name in POLICY_VERBS[verb][1]:
+    for name in POLICY_VERBS[verb]:
         assert f'name="{name}"' in shown
     answer = operator.post(f"{POLICY}{verb}/", raw_data(shown), format="json")
     # `shadow` offers null, as declared, which is in force.

@@ -47,7 +47,7 @@ def test_an_action_on_a_policy_refuses_an_unknown_field(operator: APIClient, ver
     if verb == "resume":
         assert operator.post(f"{POLICY}pause/").status_code == 200
     before = [*PolicyControl.objects.values()], [*PolicyChange.objects.values()]
-    body = json.dumps({**POLICY_VERBS[verb][1], **unknown})
+    body = json.dumps({**POLICY_VERBS[verb], **unknown})
     answer = operator.post(f"{POLICY}{verb}/", body, content_type="application/json")
     assert (answer.status_code, len(answer.json())) == (400, 1)
     assert '"reason"' in next(iter(answer.json().values()))[0]
@@ -86,7 +86,7 @@ def test_an_action_on_a_policy_refuses_what_its_address_has(operator: APIClient)
 )
 def test_lone_surrogates_are_refused_by_the_name_of_their_field(operator: APIClient, verb: str, name: str) -> None:
     """JSON may contain them, and an answer that quoted one could not be encoded."""
-    body = json.dumps({**POLICY_VERBS[verb][1], name: "\ud800"})
+    body = json.dumps({**POLICY_VERBS[verb], name: "\ud800"})
     answer = operator.post(f"{POLICY}{verb}/", body, content_type="application/json")
     assert (answer.status_code, answer.json()) == (400, {name: ["Surrogate characters are not allowed: U+D800."]})
     listed = operator.post(
