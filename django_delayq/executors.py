@@ -19,7 +19,7 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing.running import run
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.time_limits import SLOW_SECONDS, log_long_runs
-from django_delayq.firing.work import Report, Work
+from django_delayq.firing.works import Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit

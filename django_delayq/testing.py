@@ -26,7 +26,7 @@ from django_delayq.firing.failures import TransientFailure, WorkerDied, settle_e
 from django_delayq.firing.planning import rows_of, works_of
 from django_delayq.firing.running import run
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Report, Work
+from django_delayq.firing.works import Report, Work
 from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of

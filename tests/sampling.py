@@ -1,4 +1,4 @@
-"""Which tests a run leaves to other days, so that it ends in a quarter of an hour; `make test-all` leaves out none.
+"""Which tests a run leaves to other days, so that CI takes less than twenty minutes; `make test-all` leaves out none.
 
 | tests | a run has |
 | --- | --- |
@@ -8,7 +8,7 @@
 | in a browser | half of them |
 | with recorded orders | all |
 | others | each on SQLite, and one in six again on each other database |
-| with many cases (`MANY`), in `MATRICES` | each case on one of the three databases |
+| with many cases (`MANY`), in `MATRICES` | on each database another third of their cases |
 | that draw examples, orders or races at random | a quarter of them, see `drawn` |
 
 Which ones is decided by the name of the test and the date: within weeks all have run everywhere.

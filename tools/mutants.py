@@ -182,7 +182,7 @@ def _pytest(copy: Path, arguments: Sequence[str]) -> tuple[int, str]:
             command, cwd=copy, env=environment, check=False, timeout=SECONDS, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired:
-        return 1, ""
+        return 1, f"The tests did not end within {SECONDS} s."
     output = f"{done.stdout}{done.stderr}"  # all of it: a long assertion must not push out the line with FAILED
     if done.returncode == 1 and " passed" in output and not FAILED.search(output):
         return 0, output  # only the end of pytest complains, for example of a socket that a test has left open

@@ -26,7 +26,7 @@ from django_delayq.executors import Done, Executor
 from django_delayq.firing.planning import plan
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import MAX_IDS, VERSION, Report, Work
+from django_delayq.firing.works import MAX_IDS, VERSION, Report, Work
 from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of

@@ -14,7 +14,7 @@ In reading order:
     handler      the call of a handler, what this thread runs meanwhile, and checkpoints for tests
     failures     the second transaction, after a handler raised
 
-Beside them: `work` is what these steps pass to each other, `time_limits` logs slow handlers, and abandons those that
+Beside them: `works` is what these steps pass to each other, `time_limits` logs slow handlers, and abandons those that
 take too long, `monitor` watches their statements, `leftovers` closes connections that they leave in a wrong state,
 `state` is what the process remembers, `report` collects the outcomes, and `log_lines` writes them to the log.
 """
@@ -25,6 +25,6 @@ from django_delayq.firing.failures import settle_expired
 from django_delayq.firing.planning import plan
 from django_delayq.firing.running import extend_firing, run
 from django_delayq.firing.time_limits import log_long_runs
-from django_delayq.firing.work import Report, Work
+from django_delayq.firing.works import Report, Work
 
 __all__ = ["Report", "Work", "extend_firing", "log_long_runs", "plan", "run", "settle_expired"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from django_delayq.conf import ConfigError
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Call
+from django_delayq.firing.works import Call
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.traces import Around, get_around
 from django_delayq.models import Timeout

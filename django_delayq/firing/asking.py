@@ -21,7 +21,7 @@ from django_delayq.firing.handler import call_handler, checkpoint, raised_by
 from django_delayq.firing.members import Member, matching_of, readable_pk
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import ANSWER_SECONDS, firing_state
-from django_delayq.firing.work import Call, Candidate
+from django_delayq.firing.works import Call, Candidate
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy

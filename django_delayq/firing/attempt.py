@@ -23,7 +23,7 @@ from django_delayq.firing.members import Member
 from django_delayq.firing.monitor import StatementMonitor
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Call, Candidate
+from django_delayq.firing.works import Call, Candidate
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout

@@ -23,7 +23,7 @@ from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.members import Member
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Call, Report
+from django_delayq.firing.works import Call, Report
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import DIED, clipped, error_details, message_of, with_event

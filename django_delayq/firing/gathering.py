@@ -22,7 +22,7 @@ from django_delayq.firing.judge import ROW_LOCKED, LostRace
 from django_delayq.firing.log_lines import log_suspect
 from django_delayq.firing.planning import plan
 from django_delayq.firing.report import ReportBuilder
-from django_delayq.firing.work import Candidate, Work
+from django_delayq.firing.works import Candidate, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.shares import due_of_share, lock_share, provide_lock

@@ -25,7 +25,7 @@ from django_delayq.firing.log_lines import log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, firing_state
-from django_delayq.firing.work import Candidate
+from django_delayq.firing.works import Candidate
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db.models import Model, Q
 
 from django_delayq.clock import in_own_zone
-from django_delayq.firing.work import Candidate
+from django_delayq.firing.works import Candidate
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of

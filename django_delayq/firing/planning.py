@@ -20,7 +20,7 @@ from django_delayq.firing.handler import checkpoint
 from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_waiting
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Report, Work
+from django_delayq.firing.works import Report, Work
 from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.controls import stop_cache

@@ -18,7 +18,7 @@ from django_delayq import signals
 from django_delayq.firing.handler import raised_by
 from django_delayq.firing.log_lines import STOPPED, log_settled, log_step, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
-from django_delayq.firing.work import Call, Report
+from django_delayq.firing.works import Call, Report
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import CACHE_SECONDS
 from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missing, transient_reason

@@ -44,7 +44,7 @@ from django_delayq.firing.log_lines import (
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
-from django_delayq.firing.work import Call, Candidate, Report, RunningWork, Work
+from django_delayq.firing.works import Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.history import clipped

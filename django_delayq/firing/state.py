@@ -19,7 +19,7 @@ from django_delayq import clock
 from django_delayq.backoff import LogInterval
 
 if TYPE_CHECKING:
-    from django_delayq.firing.work import RunningWork
+    from django_delayq.firing.works import RunningWork
     from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")

@@ -41,7 +41,7 @@ from django_delayq.firing.failures import persistently, record_error
 from django_delayq.firing.handler import raised_by, run_callbacks, tracked
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Call, RunningWork
+from django_delayq.firing.works import Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, revoke, share_with_thread, unshare
 from django_delayq.ledger.history import PACKAGE, is_user_code

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import HealthCheck, settings
 
 from tests.sampling import drawn
 
 
-def examples(number: int, **options: Any) -> settings:
+def examples(number: int) -> settings:
     """Return the settings of a test with `number` examples; a run with a sample has fewer.
 
     They differ from run to run, also where Hypothesis would repeat the same ones, as it does in CI. A failure prints
     the decorator that repeats its example.
     """
-    common = {"deadline": None, "print_blob": True, "database": None, "suppress_health_check": list(HealthCheck)}
-    return settings(**{**common, "derandomize": False, "max_examples": drawn(number), **options})
+    return settings(
+        max_examples=drawn(number),
+        derandomize=False,
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )

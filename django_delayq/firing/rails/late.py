@@ -18,7 +18,7 @@ from django_delayq.steps import LATE
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
     from django_delayq.firing.report import ReportBuilder
-    from django_delayq.firing.work import Candidate
+    from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
     from django_delayq.policies import TimeoutPolicy
 

@@ -12,7 +12,7 @@ from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
-    from django_delayq.firing.work import Candidate
+    from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
     from django_delayq.firing.report import ReportBuilder
-    from django_delayq.firing.work import Candidate
+    from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
     from django_delayq.models import Timeout
     from django_delayq.policies import TimeoutPolicy

@@ -15,7 +15,7 @@ from django_delayq.steps import SHADOWED
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
-    from django_delayq.firing.work import Candidate
+    from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
 
 

@@ -18,7 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.conf import get_settings
-from django_delayq.firing.work import Work
+from django_delayq.firing.works import Work
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.ledger.controls import stop_cache

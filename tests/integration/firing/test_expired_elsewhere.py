@@ -13,7 +13,7 @@ from django_delayq import get_policy, timeout_dead
 from django_delayq.firing import settle_expired
 from django_delayq.firing.failures import WorkerDied, record_error
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.work import Call
+from django_delayq.firing.works import Call
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order

@@ -136,7 +136,7 @@ TRACED = """
 import socket, sys, threading, django
 
 django.setup()
-from django_delayq.firing.work import RunningWork
+from django_delayq.firing.works import RunningWork
 from django_delayq.firing.time_limits import _interrupt
 
 ours, theirs = socket.socketpair()

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq.firing import plan, run
-from django_delayq.firing.work import Work
+from django_delayq.firing.works import Work
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due

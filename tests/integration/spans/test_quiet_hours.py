@@ -12,7 +12,7 @@ import django_delayq as dq
 from django_delayq import Late, Retry, Working, clock
 from django_delayq.arming.sync import sync_policy
 from django_delayq.firing import rails
-from django_delayq.firing.work import Candidate
+from django_delayq.firing.works import Candidate
 from django_delayq.ledger.controls import Guards
 from django_delayq.models import Timeout
 from django_delayq.operations import fire_now

@@ -14,7 +14,7 @@ from django_delayq import TimeoutPolicy
 from django_delayq.firing import plan, run
 from django_delayq.firing.log_lines import UNKNOWN_PAUSE
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.work import Work
+from django_delayq.firing.works import Work
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.redis_clients import get_worker_engine
