@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +12,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection, connections, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_delayq import (
     InvalidDelay,
@@ -35,7 +36,9 @@ at_once = dialect_of(connection).locks_and_writes_at_once
 
 @pytest.fixture
 def order(transactional_db: None) -> Order:
-    return Order.objects.create(status="new", created_at=datetime(2026, 11, 21, 12, tzinfo=UTC))
+    """An order of yesterday: saving arms a deadline that passed `CATCH_UP` ago at most, so a fixed date expires."""
+    yesterday = timezone.now() - timedelta(days=1)
+    return Order.objects.create(status="new", created_at=yesterday.replace(microsecond=0))
 
 
 def statements(call: Callable[[], object]) -> list[str]:
