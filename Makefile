@@ -21,8 +21,8 @@ test: ## Set up, then run all tests on SQLite, and what depends on it, with a sa
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py $(STAGES)
 
-test-all: ## As test, with all tests on each database
-	@WHOLE=1 $(MAKE) --no-print-directory test
+test-all: ## As test, with all tests on each database, and on another day: in a month, on a 29 February, ... (DAY=leap)
+	@WHOLE=1 DELAYQ_TEST_DAY=$(or $(DAY),drawn) $(MAKE) --no-print-directory test
 
 oracle: ## The tests that a change of the structure must leave as they are, on every database this machine has
 	@$(PYTHON) tools/environment.py test

@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tools import processes
+from tools import moved_clock, processes
 from tools.servers import MariadbServer, PostgresServer, RedisServer, Server, ServerFailed
 
 LEFT_OUT = "DELAYQ_TEST_LEFT_OUT"
@@ -86,13 +86,22 @@ def run(command: Sequence[str], wanted: Sequence[str]) -> int:
         _say("CI=true: nothing may be left out")
         return 2
     try:
-        with serving([name for name in wanted if name not in left_out]) as addresses:
+        with _on_another_day(), serving([name for name in wanted if name not in left_out]) as addresses:
             for variable, value in addresses.items():
                 _say(f"{variable}={value}")
             return _run(command, {**os.environ, **addresses, LEFT_OUT: _joined(left_out)})
-    except ServerFailed as failure:
+    except (ServerFailed, moved_clock.NotMoved) as failure:
         _say(str(failure))
         return 2
+
+
+@contextlib.contextmanager
+def _on_another_day() -> Iterator[None]:
+    """Let what is started in the block run on the day that `DELAYQ_TEST_DAY` names, if it does."""
+    with tempfile.TemporaryDirectory(prefix="delayq-clock-") as directory:
+        Path(directory).chmod(0o755)  # PostgreSQL runs as another account
+        os.environ.update(moved_clock.environment_of(os.environ.get(moved_clock.DAY, ""), Path(directory)))
+        yield
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
