@@ -184,9 +184,13 @@ class Granted(NamedTuple):
     """Rows are due that wait for a slot of their value. Known if the rate counts by one."""
 
 
-def claimable(using: str, queues: Sequence[str] | None, label: str) -> TimeoutQuerySet:
-    """Return the due rows of a label that are not claimed, longest due first; `queues` None: of all queues."""
-    rows = Timeout.objects.using(using).due().filter(_unclaimed(_longest_claim()), policy=label)
+def claimable(using: str, queues: Sequence[str] | None, label: str, ahead: timedelta = timedelta(0)) -> TimeoutQuerySet:
+    """Return the rows of a label that are not claimed and due, or due within `ahead`, longest due first.
+
+    `queues` None: of all queues.
+    """
+    rows = Timeout.objects.using(using).pending().filter(_unclaimed(_longest_claim()), policy=label)
+    rows = rows.filter(run_at__lte=DatabaseNow() + ahead if ahead else DatabaseNow())
     return (rows if queues is None else rows.filter(queue__in=queues)).order_by("run_at", "id")
 
 
@@ -199,18 +203,22 @@ def _unclaimed(longest: timedelta) -> Q:
     return free | Q(claimed_until__gt=DatabaseNow() + longest)
 
 
-def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequence[str]) -> list[str]:
-    """Return those of `labels` for which `claim_each` would find a row, and under which no stop is in force.
+def labels_with_claimable(
+    using: str, queues: Sequence[str] | None, labels: Sequence[str], ahead: timedelta = timedelta(0)
+) -> dict[str, bool]:
+    """Return those of `labels` for which `claim_each` would find a row, and whether it is due already.
 
-    One query with one index lookup for each label, whatever the rows of the others.
+    Not those under which a stop is in force. One query with one index lookup for each label, whatever the rows of the
+    others.
     """
     asked = json.dumps([{"label": label} for label in labels])
-    shape = None if queues is None else tuple(queues), _longest_claim()
-    return [label for (label,) in _claimable_labels.rows(using, *shape, asked=asked)] if labels else []
+    shape = None if queues is None else tuple(queues), _longest_claim(), ahead
+    found = _claimable_labels.rows(using, *shape, asked=asked) if labels else ()
+    return {label: bool(is_due) for label, is_due in found}
 
 
 @compiled
-def _claimable_labels(using: str, queues: tuple[str, ...] | None, longest: timedelta) -> Raw:
+def _claimable_labels(using: str, queues: tuple[str, ...] | None, longest: timedelta, ahead: timedelta) -> Raw:
     """Compare the first unclaimed row of each label with the clock.
 
     Not a search for due rows: MariaDB would look for them by their time alone, and read all due rows of the ledger for
@@ -226,20 +234,30 @@ def _claimable_labels(using: str, queues: tuple[str, ...] | None, longest: timed
     compiler = rows.query.get_compiler(using)
     with evaluated_at_execution():
         now, of_now = compiler.compile(DatabaseNow())
+        end, of_end = compiler.compile((DatabaseNow() + ahead).resolve_expression(rows.query))
     source = dialect.rows_of_json({"label": f"varchar({field.max_length})"}, "asked")
     asked = f"SELECT asked.label, ({first}) AS first, EXISTS ({stops}) AS is_stopped FROM {source}"
-    sql = f"SELECT label FROM ({asked}) found WHERE first <= {now} AND NOT is_stopped"
-    return Raw(sql, [*of_first, *of_stops, Param(TextField(), "asked"), *of_now])
+    sql = f"SELECT label, first <= {now} FROM ({asked}) found WHERE first <= {end} AND NOT is_stopped"
+    return Raw(sql, [*of_now, *of_first, *of_stops, Param(TextField(), "asked"), *of_end])
 
 
-def claim_each(using: str, queues: Sequence[str] | None, limits: Mapping[str, int], seconds: timedelta) -> Claimed:
-    """Claim at most so many due rows of each label for `seconds`. Rows that other transactions have locked are left."""
+def claim_each(
+    using: str,
+    queues: Sequence[str] | None,
+    limits: Mapping[str, int],
+    seconds: timedelta,
+    ahead: timedelta = timedelta(0),
+) -> Claimed:
+    """Claim at most so many rows of each label for `seconds`, which are due or will be within `ahead`.
+
+    Rows that other transactions have locked are left.
+    """
     found: dict[int, int] = {}
     labels: dict[int, str] = {}
     with transaction_of(using):
         now = database_now(using)
         for label, limit in limits.items():
-            rows = for_update(claimable(using, queues, label), using, wait=False)
+            rows = for_update(claimable(using, queues, label, ahead), using, wait=False)
             of_label = dict(rows.values_list("id", "claims")[:limit])
             found |= of_label
             labels |= dict.fromkeys(of_label, label)

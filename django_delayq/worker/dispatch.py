@@ -26,8 +26,7 @@ from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.parts import WorkerParts
-from django_delayq.worker.sources.ledger import Batch, SlotQueue
-from django_delayq.worker.sources.redis import AHEAD_MS
+from django_delayq.worker.sources.ledger import CLAIMED_AHEAD, Batch, SlotQueue
 
 logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
@@ -36,7 +35,6 @@ RETRY_SECONDS: Final = 1.0
 """After an error of the database: at once would be a loop while it restarts."""
 MAX_LOST: Final = 10_000
 """Ids that are remembered: an executor that loses everything for days must not fill the memory."""
-PLANNED_AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
 RELEASE_SHARE: Final = 0.1
 """The part of the time after which works are released that passes between two checks."""
 
@@ -115,7 +113,7 @@ class Dispatch:
         if not fresh:
             return
         try:
-            works, report = plan(fresh, self._worker.using, PLANNED_AHEAD, batch.slots)
+            works, report = plan(fresh, self._worker.using, CLAIMED_AHEAD, batch.slots)
         except Exception:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
@@ -129,7 +127,7 @@ class Dispatch:
         for work in works:
             if due_at := report.early.get(work.ids[-1]):
                 # A clock that jumps cannot make the wait longer.
-                wait = min(due_at - now, PLANNED_AHEAD).total_seconds()
+                wait = min(due_at - now, CLAIMED_AHEAD).total_seconds()
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at))))
             self.lines.in_flight[work.policy] += len(work.ids)

@@ -40,8 +40,7 @@ from django_delayq.worker.background import Background, PeriodicThread, third_of
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.servers import DatabaseHealth
-from django_delayq.worker.sources.ledger import slot_seconds
-from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
+from django_delayq.worker.sources.ledger import POLL_SECONDS, slot_seconds
 from django_delayq.worker.watchdog import Progress, Watchdog
 
 logger = logging.getLogger("django_delayq.worker")
@@ -232,7 +231,7 @@ class Worker(WorkerParts):
             self._stopping = True
         left = self._max_timeouts - dispatch.worked_on - dispatch.in_flight
         if left <= 0:
-            return MAX_WAIT_SECONDS
+            return POLL_SECONDS
         self._database.check()
         batch, before = self.sources.take(dispatch.lines, left), dispatch.in_flight
         dispatch.add(batch)
@@ -319,7 +318,7 @@ class Worker(WorkerParts):
             running, facts = plural(dispatch.in_flight, "running timeout"), {"running": dispatch.in_flight}
             logger.info("The worker completes %s, then stops", running, extra={"event": "worker_stopping", **facts})
         while dispatch.in_flight and not self._hard:
-            self._wakeup.wait(MAX_WAIT_SECONDS)
+            self._wakeup.wait(POLL_SECONDS)
             if dispatch.collect():
                 released += dispatch.release()  # a work that has missed its slot would wait for another one
                 self._try(self.sources.flush)

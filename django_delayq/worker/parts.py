@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -50,6 +51,8 @@ class WorkerParts:
         """Take due timeouts from this engine, too. It needs the ledger, whose identity is part of the keys in Redis."""
         self.redis.engine = engine
         self.sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
+        if self.is_burst:  # it ends when nothing is due
+            self.sources.ledger.ahead = timedelta(0)
         self._wakeup = self._new_wakeup()
 
     def wake(self) -> None:

@@ -1,8 +1,9 @@
 """Claim due rows in the ledger, each for one worker.
 
-Without Redis, `LedgerSource` asks once a second which lines have some. `PacedSource` always claims those of policies
-with a rate, as many as may begin soon, and `SlotQueue` keeps their works until their slots come. Redis only shows that
-their line is due: until it is claimed shortly before its slot, a timeout is neither leased nor claimed.
+Without Redis, `LedgerSource` asks once a second which lines have some, or will have before it asks again: the worker
+waits for each deadline. `PacedSource` always claims those of policies with a rate, as many as may begin soon, and
+`SlotQueue` keeps their works until their slots come. Redis only shows that their line is due: until it is claimed
+shortly before its slot, a timeout is neither leased nor claimed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
     from django_delayq.worker.lines import Lines, MayRun
 
 POLL_SECONDS: Final = 1.0
-"""Without Redis, how late a timeout may be."""
+"""How often a worker asks each source: the delay that a lost wake-up message of Redis costs at most, and without Redis
+that of a timeout that was scheduled shortly before its deadline."""
 BUSY_SECONDS: Final = 0.1
 """When to ask again while this worker has enough timeouts of the policy, or another worker is claiming some."""
+CLAIMED_AHEAD: Final = timedelta(seconds=POLL_SECONDS + BUSY_SECONDS)
+"""Rows are claimed this long before they are due: they would be due before the next poll has claimed them."""
 PREPARATION_SECONDS: Final = 0.02
 """What a worker needs from the end of a claim until its threads can begin, on a machine that is not busy."""
 
@@ -60,6 +64,8 @@ class LedgerSource:
         self._using = using
         self.queues = queues
         self._skew = skew
+        self.ahead = CLAIMED_AHEAD
+        """How long before their deadline rows are claimed."""
         self._lock = threading.Lock()
         self._poll_at = 0.0
         self._with_more: Collection[str] = ()
@@ -81,13 +87,15 @@ class LedgerSource:
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
         # Also the lines whose next slot comes before the next poll.
         declared = lines.declared(POLL_SECONDS)
-        self._with_more = claiming.labels_with_claimable(self._using, self.queues, list(declared))
+        found = claiming.labels_with_claimable(self._using, self.queues, list(declared), self.ahead)
+        # Slots are assigned to due rows only.
+        self._with_more = [line for line, is_due in found.items() if is_due or declared[line].rate is None]
         if not stop_cache.last(self._using).stopped.keys().isdisjoint(declared[line].label for line in self._with_more):
             stop_cache.forget()  # they are not stopped any more
         return self._with_more
 
     def take(self, limits: Mapping[str, int]) -> Mapping[str, Mapping[int, int]]:
-        claimed = claiming.claim_each(self._using, self.queues, limits, get_settings().lease)
+        claimed = claiming.claim_each(self._using, self.queues, limits, get_settings().lease, self.ahead)
         self._note(claimed)
         found: dict[str, dict[int, int]] = {line: {} for line in limits}
         for id, line in claimed.labels.items():

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 
-MAX_WAIT_SECONDS: Final = 1.0
-"""The delay that a lost wake-up message costs at most."""
 LEAD_MS: Final = 20
 """The worker leases an entry and reads its row this long before it is due: only the firing is left at its deadline."""
 AHEAD_MS: Final = 50
@@ -144,7 +142,7 @@ class RedisSource:
         now = time.monotonic()
         self._heads[queue] = {line: now + (ms - reserved.now_ms) / 1000 for line, ms in reserved.heads.items()}
         # Not a second later: what is then due would be found too late to be prepared.
-        self._check_at[queue] = now + MAX_WAIT_SECONDS - AHEAD_MS / 1000 - random.uniform(0, JITTER_SECONDS)
+        self._check_at[queue] = now + POLL_SECONDS - AHEAD_MS / 1000 - random.uniform(0, JITTER_SECONDS)
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:

@@ -73,7 +73,7 @@ def test_a_released_claim_does_not_count_as_a_delivery(row: Timeout, seconds: in
 
 def test_the_lines_of_stopped_policies_are_not_asked(row: Timeout) -> None:
     def asked() -> list[str]:
-        return claiming.labels_with_claimable("default", None, ["testapp.order.remind", "testapp.order.linger"])
+        return list(claiming.labels_with_claimable("default", None, ["testapp.order.remind", "testapp.order.linger"]))
 
     assert asked() == ["testapp.order.remind"]
     operations.pause("testapp.order.remind", by="script:test")
@@ -85,15 +85,15 @@ def test_the_lines_of_stopped_policies_are_not_asked(row: Timeout) -> None:
 def test_a_line_whose_first_rows_are_claimed_is_asked_for_the_next_one(row: Timeout) -> None:
     later = schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
     assert claiming.claim_each("default", None, {row.policy: 1}, LEASE).claims == {row.pk: 1}
-    assert claiming.labels_with_claimable("default", None, [row.policy]) == [row.policy]
+    assert claiming.labels_with_claimable("default", None, [row.policy]) == {row.policy: True}
     claimed = claiming.claim_each("default", None, {row.policy: 5}, LEASE)
     assert (claimed.claims, claimed.labels) == ({later.pk: 1}, {later.pk: row.policy})
-    assert claiming.labels_with_claimable("default", None, [row.policy]) == []
+    assert claiming.labels_with_claimable("default", None, [row.policy]) == {}
 
 
 def test_only_the_given_queues_are_asked(row: Timeout) -> None:
-    assert claiming.labels_with_claimable("default", ["mail"], [row.policy]) == []
-    assert claiming.labels_with_claimable("default", ["mail", "default"], [row.policy]) == [row.policy]
+    assert claiming.labels_with_claimable("default", ["mail"], [row.policy]) == {}
+    assert claiming.labels_with_claimable("default", ["mail", "default"], [row.policy]) == {row.policy: True}
 
 
 def test_a_row_that_is_moved_loses_its_claim(row: Timeout) -> None:

@@ -186,8 +186,8 @@ def test_an_idle_worker_is_woken_by_what_is_scheduled(
 ) -> None:
     """Without the message it would check again after ten minutes, as the sweep would."""
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(minutes=10)}
-    monkeypatch.setattr("django_delayq.worker.sources.redis.MAX_WAIT_SECONDS", 600.0)
-    monkeypatch.setattr("django_delayq.worker.loop.MAX_WAIT_SECONDS", 600.0)
+    monkeypatch.setattr("django_delayq.worker.sources.redis.POLL_SECONDS", 600.0)
+    monkeypatch.setattr("django_delayq.worker.loop.POLL_SECONDS", 600.0)
     start_worker()
     due_orders("remind")
     wait_until(all_are("fired"))

@@ -12,13 +12,15 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import TimeoutPolicy, clock, operations, reschedule_timeout
+from django_delayq import Limits, Rate, TimeoutPolicy, clock, operations, reschedule_timeout
+from django_delayq.firing.planning import plan
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
+from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.ledger import POLL_SECONDS, LedgerSource
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders
@@ -67,6 +69,24 @@ def test_a_claim_that_lapsed_is_claimed_again_as_a_second_delivery() -> None:
     poll().taken(10)
     lapse_claims()
     assert poll().taken(10) == {row.pk: 2}
+
+
+def test_what_is_due_before_the_next_poll_is_claimed_and_waited_for(declare: Declare) -> None:
+    """Otherwise each timeout would be late by half a second on average. Slots of a rate are for due rows alone."""
+    (soon,), (later,) = due_orders("remind", 1, minutes=30), due_orders("remind", 1, hours=2)
+    paced = declare(Order, name="paced", limits=Limits(rate=Rate(20, per=timedelta(seconds=1))))
+    due_orders(paced, 1, minutes=30)
+    source = poll()
+    assert source.ahead.total_seconds() > POLL_SECONDS
+    source.ahead = timedelta(hours=1)  # as if the polls were so far apart
+    assert source.taken(10) == {soon.pk: 1}
+    works, report = plan({soon.pk: 1, later.pk: 1}, "default", source.ahead)
+    assert ([work.ids for work in works], report.early) == ([(soon.pk,)], {soon.pk: soon.run_at})
+    assert report.again == {later.pk: later.run_at}
+
+
+def test_a_burst_claims_only_what_is_due() -> None:
+    assert Worker(burst=True).sources.ledger.ahead == timedelta(0)
 
 
 def test_the_longest_due_come_first_and_the_room_holds() -> None:

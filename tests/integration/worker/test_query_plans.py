@@ -179,7 +179,7 @@ def test_the_look_for_each_policy_and_its_claim() -> None:
     """Also where one policy has nothing and all that is due is the other's."""
     crowded, empty = "testapp.order.remind", "testapp.order.linger"
     labels = [crowded, empty, "testapp.parcel.chase"]
-    assert claiming.labels_with_claimable("default", None, labels) == [crowded]
+    assert claiming.labels_with_claimable("default", None, labels) == {crowded: True}
     look = plans_of(lambda: claiming.labels_with_claimable("default", None, labels), of_stop_changes=True)
     check(without_controls(look), "delayq_policy")
     limits = {crowded: 100, empty: 100}

@@ -14,7 +14,8 @@ from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource
+from django_delayq.worker.sources.ledger import POLL_SECONDS
+from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, RedisSource
 from tests.engine.redis_process import RedisProcess
 from tests.testapp.models import Order
 
@@ -76,14 +77,14 @@ def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
     assert {line: len(ids) for line, ids in found.items()} == {REMIND: 30, LINGER: 5, UNPAID: 2}
     assert sorted(one.due(one.lines)) == sorted([REMIND, UNPAID])
     assert one.wait == 0
-    assert 0 < one.seconds_left(one.lines.declared(), {REMIND, UNPAID}) <= MAX_WAIT_SECONDS
+    assert 0 < one.seconds_left(one.lines.declared(), {REMIND, UNPAID}) <= POLL_SECONDS
 
 
 def test_lines_that_are_not_asked_are_not_touched_and_not_waited_for(engine: Engine) -> None:
     fill(engine, "a", range(1, 10), line="testapp.order.of_another_release")
     one = transfer(engine, "a")
     assert list(one.due(one.lines)) == []
-    assert MAX_WAIT_SECONDS * 0.5 < one.wait <= MAX_WAIT_SECONDS
+    assert POLL_SECONDS * 0.5 < one.wait <= POLL_SECONDS
     assert engine.queue("a", 0).stats().leased == 0
 
 
@@ -120,7 +121,7 @@ def test_more_lines_than_one_call_may_ask_are_asked_in_several(engine: Engine, d
 def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
     one = transfer(engine, "a", "b")
     assert one.taken(10) == {}
-    assert MAX_WAIT_SECONDS * 0.5 < one.wait <= MAX_WAIT_SECONDS - LEAD_MS / 1000, "so it knows each deadline before it"
+    assert POLL_SECONDS * 0.5 < one.wait <= POLL_SECONDS - LEAD_MS / 1000, "so it knows each deadline before it"
     fill(engine, "b", range(1, 2), now_ms(engine) + 900)
     assert one.taken(10) == {}, "it checks again only after `check_now`"
     one.check_now()
