@@ -77,7 +77,7 @@ class Settings:
     redis: str | Callable[[], Any] | None = field(default=None, repr=False)  # a URL may contain a password
     prefix: str = "delayq"
     shards: int = 1
-    horizon: timedelta = timedelta(hours=1)
+    horizon: timedelta = timedelta(minutes=5)
     lease: timedelta = timedelta(seconds=60)
     concurrency: int = 4
     sweep_interval: timedelta = timedelta(seconds=5)

@@ -29,7 +29,7 @@ from django_delayq.redis_clients import get_engine
 from django_delayq.signals import timeouts_settling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -89,7 +89,7 @@ def push_due(due: Iterable[tuple[str, str, int, datetime]], using: str, *, earli
     """
     if get_settings().redis is None:  # `push` checks this, too, but then all rows have been read
         return
-    changes, end = [], clock.now() + max(get_settings().horizon, 2 * get_settings().sweep_interval)
+    changes, end = [], _end_of_redis()
     for queue, label, row_id, at in due:
         if at <= end:
             changes.append(Change(queue, label, row_id, due_ms_of(at), earlier_only))
@@ -98,9 +98,21 @@ def push_due(due: Iterable[tuple[str, str, int, datetime]], using: str, *, earli
     push(using, changes)
 
 
-def remove_entries(rows: Iterable[tuple[Line, int]], using: str) -> None:
-    """Remove these ids from Redis. This only saves a worker a check."""
-    push(using, [Change(*line, row_id, None) for line, row_id in rows])
+def _end_of_redis() -> datetime:
+    """Return until when Redis has the pending rows."""
+    return clock.now() + max(get_settings().horizon, 2 * get_settings().sweep_interval)
+
+
+def remove_entries(rows: Iterable[Timeout], using: str) -> None:
+    """Remove the cancelled `rows` from Redis. This only saves a worker a check, so not those that were due later."""
+    if get_settings().redis is not None:
+        end = _end_of_redis()
+        remove_ids({row.pk: line_of(row) for row in rows if row.run_at <= end}, using)
+
+
+def remove_ids(entries: Mapping[int, Line], using: str) -> None:
+    """Remove these ids, with their lines, from Redis."""
+    push(using, [Change(*line, row_id, None) for row_id, line in entries.items()])
 
 
 def push(using: str, changes: Iterable[Change]) -> None:

@@ -26,7 +26,7 @@ from django_delayq.ledger.columns import (
 )
 from django_delayq.ledger.history import BY_APPLICATION, ERASED_KEY, SINCE_CHANGED, clipped, record, without_data
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
-from django_delayq.ledger.outbox import Line, announce, line_of, push_rows, remove_entries
+from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
 from django_delayq.ledger.rollups import uncount
@@ -330,7 +330,7 @@ def cancel_ids(entries: Mapping[int, Line], using: str, cause: Timeout.Cause, re
     ids, settled_at = padded(entries), clock.now()
     values = {"id": ids, "cause": cause, "reason": clipped(reason), "settled_at": settled_at}
     cancelled = _cancelled_ids.execute(using, len(ids), **values)
-    remove_entries(((line, row_id) for row_id, line in entries.items()), using)
+    remove_ids(entries, using)
     return cancelled
 
 
@@ -364,11 +364,11 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
     policy, using = cast("TimeoutPolicy[Any]", subject.policy), subject.using
     since = cast("str | None", policy.since) if lock and subject.automatic_policy else None
     values = {"slot": subject.slot, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
-    columns = () if not lock or timeout_cancelled.receivers else ("id", "queue", "policy")
+    columns = () if not lock or timeout_cancelled.receivers else ("id", "queue", "policy", "run_at")
     shape = (policy.model if lock else None, since), columns, in_time
     rows: list[Timeout] = _cancelled.objects(using, *shape, **values)
+    remove_entries(rows, using)
     for row in rows:
-        remove_entries([(line_of(row), row.pk)], using)
         announce(timeout_cancelled, row, using)
     return rows
 
@@ -410,7 +410,7 @@ def cancel_rows(
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
     uncount(rows, using)
     _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
-    remove_entries([(line_of(row), row.pk) for row in rows], using)
+    remove_entries(rows, using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:

@@ -23,7 +23,7 @@ def test_every_key_is_optional(settings: Any) -> None:
     settings.CACHES = LOCMEM
     found = get_settings()
     assert (found.redis, found.prefix, found.shards, found.concurrency) == (None, "delayq", 1, 4)
-    assert (found.horizon, found.lease) == (timedelta(hours=1), timedelta(seconds=60))
+    assert (found.horizon, found.lease) == (timedelta(minutes=5), timedelta(seconds=60))
     assert (found.sweep_interval, found.sync_interval) == (timedelta(seconds=5), timedelta(seconds=60))
     assert (found.catch_up, found.retention) == (timedelta(days=7), timedelta(days=30))
     assert [round(step) for step in found.retry.delays] == [0, 0, 120, 600, 600, 3600, 7200, 21600, 54000]

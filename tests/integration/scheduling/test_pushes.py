@@ -29,6 +29,8 @@ from django_delayq import (
     schedule_timeouts,
     sync_timeouts,
 )
+from django_delayq.engine.records import Change
+from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 from tests.testapp.models import Order
@@ -208,6 +210,21 @@ def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone(order: Order, se
     assert in_redis() == in_ledger()
     extend_timeout(order, "remind", minutes=9)
     assert in_redis() == {}
+
+
+def test_cancelling_what_lies_beyond_the_horizon_does_not_call_redis(
+    order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(minutes=3)}
+    sent: list[Change] = []
+    monkeypatch.setattr(outbox, "push", lambda using, changes: sent.extend(changes))
+    for cancel in (cancel_timeout, lambda order, policy: operations.cancel(pending_timeouts(order, policy), by=BY)):
+        schedule_timeout(order, "remind", minutes=4)
+        cancel(order, "remind")
+    assert sent == []
+    row = schedule_timeout(order, "remind", minutes=2)
+    cancel_timeout(order, "remind")
+    assert [(change.id, change.due_ms is None) for change in sent] == [(row.pk, False), (row.pk, True)]
 
 
 def test_what_is_due_before_the_sweep_adds_it_is_pushed_whatever_the_horizon(order: Order, settings: Settings) -> None:
