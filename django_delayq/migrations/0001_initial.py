@@ -28,7 +28,7 @@ def put_settled_rows_last(apps: Any, schema_editor: Any) -> None:
 
 
 def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
-    """Make MySQL and MariaDB compare the ids of objects and the keys of timeouts as the other databases do.
+    """Make MySQL and MariaDB compare the ids of objects, and keys and shares of timeouts, as the other databases do.
 
     Their default collations ignore case, accents and trailing spaces. With them "a" finds the timeouts of "A", where
     the table of the objects distinguishes the two.
@@ -41,8 +41,10 @@ def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
         exact = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if connection.mysql_is_mariadb else 'utf8mb4_0900_bin'}"
         schema_editor.execute(
             f"ALTER TABLE {TABLE} MODIFY object_id varchar(255) {exact} NOT NULL, MODIFY `key` varchar(200) {exact} NOT NULL"
-            ", MODIFY reason varchar(255) CHARACTER SET utf8mb4 NOT NULL"
+            f", MODIFY share varchar(64) {exact} NOT NULL, MODIFY reason varchar(255) CHARACTER SET utf8mb4 NOT NULL"
         )
+        schema_editor.execute(f"ALTER TABLE django_delayq_rateshare MODIFY share varchar(64) {exact} NOT NULL")
+        schema_editor.execute(f"ALTER TABLE django_delayq_policyday MODIFY policy varchar(200) {exact} NOT NULL")
 
 
 class Migration(migrations.Migration):
@@ -89,11 +91,68 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='RateShare',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('policy', models.CharField(max_length=200)),
+                ('share', models.CharField(max_length=64)),
+                ('free_at', models.DateTimeField()),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('policy', 'share'), name='delayq_one_share')],
+            },
+        ),
+        migrations.CreateModel(
+            name='StoredAnswer',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('digest', models.CharField(max_length=32, unique=True)),
+                ('request', models.CharField(max_length=32)),
+                ('status', models.PositiveSmallIntegerField(default=None, null=True)),
+                ('body', models.TextField(blank=True, default='')),
+                ('at', models.DateTimeField(db_index=True)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
+            name='UnfinishedRun',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('verb', models.CharField(max_length=20)),
+                ('digest', models.CharField(max_length=64, unique=True)),
+                ('by', models.CharField(max_length=150)),
+                ('at', models.DateTimeField()),
+                ('touched_at', models.DateTimeField()),
+                ('cursor', models.BigIntegerField()),
+                ('newest_id', models.BigIntegerField()),
+                ('changed', models.PositiveBigIntegerField(default=0)),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='Installation',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
                 ('name', models.CharField(max_length=100)),
                 ('since_at', models.DateTimeField()),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
+            name='ClockAdvance',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('at', models.DateTimeField()),
+                ('length', models.DurationField()),
+                ('by', models.CharField(max_length=150)),
+                ('reason', models.CharField(blank=True, default='', max_length=255)),
             ],
             options={
                 'default_permissions': (),
@@ -134,9 +193,14 @@ class Migration(migrations.Migration):
                 ('moved', models.PositiveIntegerField(default=0, verbose_name='rows moved')),
                 ('unmoved', models.PositiveIntegerField(default=0, verbose_name='rows left as they were')),
                 ('finished_at', models.DateTimeField(blank=True, null=True, verbose_name='finished at')),
-                ('place', models.BigIntegerField(default=0, editable=False)),
-                ('last_place', models.BigIntegerField(default=0, editable=False)),
+                ('cursor', models.BigIntegerField(default=0, editable=False)),
+                ('last_id', models.BigIntegerField(default=0, editable=False)),
                 ('touched_at', models.DateTimeField(editable=False)),
+                ('held_from', models.DateTimeField(default=None, editable=False, null=True)),
+                ('held_until', models.DateTimeField(default=None, editable=False, null=True)),
+                ('shift', models.DurationField(default=None, editable=False, null=True)),
+                ('former_delay', models.DurationField(default=None, editable=False, null=True)),
+                ('hand_set', models.BooleanField(default=False, editable=False)),
             ],
             options={
                 'verbose_name': 'policy change',
@@ -146,10 +210,39 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='PolicyDay',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('policy', models.CharField(max_length=200)),
+                ('day', models.DateField()),
+                ('zone', models.CharField(max_length=64)),
+                ('begins_at', models.DateTimeField()),
+                ('ends_at', models.DateTimeField()),
+                ('counted_at', models.DateTimeField()),
+                ('is_final', models.BooleanField(default=False)),
+                ('changes', models.PositiveIntegerField(default=0)),
+                ('in_time', models.BigIntegerField(default=0)),
+                ('ended_late', models.BigIntegerField(default=0)),
+                ('fired', models.BigIntegerField(default=0)),
+                ('shadow', models.BigIntegerField(default=0)),
+                ('skipped', models.BigIntegerField(default=0)),
+                ('cancelled', models.BigIntegerField(default=0)),
+                ('dead', models.BigIntegerField(default=0)),
+                ('lateness', models.JSONField(default=dict)),
+                ('waits', models.JSONField(default=dict)),
+            ],
+            options={
+                'default_permissions': (),
+                'indexes': [models.Index(fields=['policy', 'ends_at'], name='delayq_days')],
+                'constraints': [models.UniqueConstraint(fields=('policy', 'begins_at'), name='delayq_one_part_of_a_day')],
+            },
+        ),
+        migrations.CreateModel(
             name='PolicySync',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('policy', models.CharField(max_length=200, unique=True)),
+                ('oldest_label', models.CharField(max_length=200)),
                 ('place', models.CharField(blank=True, default='', max_length=255)),
                 ('checked', models.PositiveBigIntegerField(default=0)),
                 ('total', models.PositiveBigIntegerField(default=None, null=True)),
@@ -159,6 +252,9 @@ class Migration(migrations.Migration):
                 ('began_at', models.DateTimeField(default=None, null=True)),
                 ('finished_at', models.DateTimeField(default=None, null=True)),
                 ('claimed_until', models.DateTimeField(default=None, null=True)),
+                ('asked_at', models.DateTimeField(default=None, null=True)),
+                ('declarations', models.JSONField(default=list)),
+                ('confirmed_at', models.DateTimeField(default=None, null=True)),
             ],
             options={
                 'default_permissions': (),
@@ -175,20 +271,45 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(verbose_name='created at')),
                 ('since_at', models.DateTimeField(blank=True, null=True, verbose_name='counts from')),
                 ('settled_at', models.DateTimeField(blank=True, null=True, verbose_name='settled at')),
+                ('ready_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('claimed_until', models.DateTimeField(default=None, editable=False, null=True)),
+                ('retried_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('restarted_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('asked_due_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('hold_ended_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('suspected_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('erased_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('first_failed_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('last_failed_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('held_at', models.DateTimeField(blank=True, default=None, null=True, verbose_name='on hold since')),
+                ('held_until', models.DateTimeField(blank=True, default=None, null=True, verbose_name='on hold until')),
+                ('remaining', models.DurationField(blank=True, default=None, null=True, verbose_name='rest of its time')),
                 ('content_type', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='contenttypes.contenttype', verbose_name='kind of object')),
+                ('terms', models.CharField(default=None, editable=False, max_length=200, null=True)),
+                ('computed_due_at', models.DateTimeField(default=None, editable=False, null=True)),
+                ('step', models.CharField(blank=True, default='', max_length=60, verbose_name='next step')),
+                ('steps_over', models.CharField(default='', editable=False, max_length=1200)),
                 ('extensions', models.PositiveSmallIntegerField(default=0, verbose_name='extensions')),
                 ('attempts', models.PositiveSmallIntegerField(default=0, verbose_name='attempts')),
                 ('claims', models.PositiveSmallIntegerField(default=0, editable=False)),
                 ('slot_taken', models.PositiveSmallIntegerField(default=1, editable=False, null=True)),
+                ('snoozes', models.PositiveSmallIntegerField(default=0, editable=False)),
+                ('deaths', models.PositiveSmallIntegerField(default=0, editable=False)),
                 ('final_attempt', models.BooleanField(default=False, editable=False)),
+                ('is_requested', models.BooleanField(default=False, editable=False)),
+                ('is_guarded', models.BooleanField(default=False, editable=False)),
+                ('is_due_by_request', models.BooleanField(default=False, editable=False)),
+                ('held_by_hand', models.BooleanField(default=False, verbose_name='on hold by hand')),
+                ('keeps_deadline', models.BooleanField(default=False, editable=False)),
                 ('slot', django_delayq.key_types.HexField(editable=False, max_length=32)),
                 ('idempotency_key', django_delayq.key_types.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),
                 ('policy', models.CharField(max_length=200, verbose_name='policy')),
                 ('object_id', models.CharField(max_length=255, verbose_name='object id')),
                 ('queue', models.CharField(default='default', max_length=100, verbose_name='queue')),
-                ('state', models.CharField(choices=[('pending', 'pending'), ('firing', 'firing'), ('fired', 'fired'), ('skipped', 'skipped'), ('cancelled', 'cancelled'), ('dead', 'dead')], default='pending', max_length=10, verbose_name='state')),
+                ('state', models.CharField(choices=[('pending', 'pending'), ('held', 'on hold'), ('firing', 'firing'), ('fired', 'fired'), ('skipped', 'skipped'), ('cancelled', 'cancelled'), ('dead', 'dead')], default='pending', max_length=10, verbose_name='state')),
                 ('key', models.CharField(blank=True, default='', max_length=200, verbose_name='key')),
+                ('share', models.CharField(default='', editable=False, max_length=64)),
+                ('trace', models.CharField(default='', editable=False, max_length=55)),
                 ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'decided by the handler'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place'), ('limit', 'a limit of its policy'), ('shadow', 'its policy is in shadow mode'), ('retired', 'its policy was retired')], default='', max_length=12, verbose_name='cause')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
                 ('payload', models.JSONField(blank=True, default=None, null=True, verbose_name='payload')),
@@ -197,10 +318,10 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'timeout',
                 'verbose_name_plural': 'timeouts',
-                'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again')),
+                'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('hold_timeout', 'Can stop and resume the clocks of timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again'), ('schedule_timeout', 'Can schedule timeouts for objects'), ('erase_timeout', 'Can erase the personal data of settled timeouts')),
                 'default_permissions': ('view',),
-                'indexes': [django_delayq.key_types.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.key_types.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.key_types.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.key_types.HAS_KEY), django_delayq.key_types.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.key_types.HAS_OWN_QUEUE)],
-                'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'pending')), models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],
+                'indexes': [django_delayq.key_types.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.key_types.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.key_types.PartialIndex(fields=['policy', 'state', 'attempts', 'id'], name='delayq_failing', rows=models.Q(django_delayq.key_types.HAS_FAILED, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.key_types.HAS_KEY), django_delayq.key_types.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.key_types.HAS_OWN_QUEUE), django_delayq.key_types.PartialIndex(fields=['share', 'state', 'run_at', 'id'], name='delayq_share', rows=models.Q(django_delayq.key_types.HAS_SHARE, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['held_until', 'id'], name='delayq_held_until', rows=django_delayq.key_types.HAS_END_OF_HOLD)],
+                'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('remaining__isnull', True), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'pending')), models.Q(('cause', ''), ('remaining__isnull', False), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'held')), models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],
             },
         ),
         migrations.RunPython(put_settled_rows_last, migrations.RunPython.noop, atomic=False),

@@ -115,7 +115,7 @@ def indexes(using: str) -> Iterator[CheckMessage]:
             existing = connection.introspection.get_constraints(cursor, model._meta.db_table)
         missing += [each.name for each in (*model._meta.indexes, *model._meta.constraints) if each.name not in existing]
     if missing:
-        hint = "They were dropped. Create them again: manage.py sqlmigrate django_delayq 0001_squashed shows how."
+        hint = "They were dropped. Create them again: manage.py sqlmigrate django_delayq 0001_initial shows how."
         yield Error(f"Missing: {', '.join(missing)}.", hint=hint, id="indexes")
     else:
         yield Info("All indexes exist.", id="indexes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -237,6 +238,8 @@ def test_a_missing_index_and_a_missing_migration_are_found() -> None:
     try:
         assert "delayq_policy" in worst("indexes")[1]
         assert worst("indexes")[0] == ERROR
+        command = worst("indexes")[1].split("manage.py ")[1].split(" shows")[0].split()
+        call_command(*command, stdout=io.StringIO())
         assert worst("migrations")[0] == ERROR
         assert "Migrations of django_delayq are not applied" in worst("migrations")[1]
     finally:
