@@ -226,6 +226,8 @@ class StoredAnswer(models.Model):
     """Of the answer; None: no request with this key was completed."""
     body = models.TextField(default="", blank=True)
     """The answer as JSON, in ASCII, which each database can store."""
+    timeout_id = models.BigIntegerField(null=True, db_index=True)
+    """The row that `body` shows as `timeout`, so that it can be emptied there, too."""
     at = models.DateTimeField(db_index=True)
 
     class Meta:

@@ -65,6 +65,11 @@ policy_pausing = Signal()
 """
 timeouts_pruned = Signal()
 """Old timeouts were deleted. `sender` is `Timeout`, `using` the database, `before` when the others were settled."""
+timeouts_erasing = Signal()
+"""The personal data of timeouts is erased: sent in that transaction, before it.
+
+`sender` is `Timeout`, `timeouts` the rows, `using` the database. Receivers erase the copies that they have made.
+"""
 worker_started = Signal()
 """A worker is about to claim its first timeouts; sent once, in its main thread.
 

@@ -55,7 +55,7 @@ def answered_once(digest: str, request: str, using: str, act: Callable[[], Answe
         digest: of the user and the key.
         request: the digest of the content of the request.
         using: the database on which `act` has its effect.
-        act: what the request does.
+        act: what the request does. The body of its answer shows the row that it is about, or None, as `timeout`.
 
     Raises:
         InProgress: another request with this digest is running.
@@ -77,7 +77,7 @@ def answered_once(digest: str, request: str, using: str, act: Callable[[], Answe
             return Answer(row.status, json.loads(row.body), is_stored=True)
         answer = act()
         values = {"status": answer.status, "body": json.dumps(answer.body), "request": request, "at": now}
-        rows.filter(pk=row.pk).update(**values)
+        rows.filter(pk=row.pk).update(**values, timeout_id=(answer.body["timeout"] or {}).get("id"))
         return answer
 
 

@@ -7,11 +7,12 @@ the attempt is recorded without it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import asgiref
 import django
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -79,6 +81,15 @@ def without_data(row: Timeout) -> list[dict[str, Any]]:
     """
     kept = [{name: value for name, value in event.items() if name in KEPT} for event in row.history]
     return [event for event in kept if event.get("what") != "erased"]
+
+
+def empty_copies(copies: QuerySet[Any], name: str, rows: Sequence[Timeout]) -> None:
+    """Empty what `copies` of `rows` have of a person: their `body` is JSON, which shows the row as `name`."""
+    for copy in copies.filter(timeout_id__in=[row.pk for row in rows]):
+        body = json.loads(copy.body)
+        emptied = {"key": body[name]["key"] and ERASED_KEY, "reason": "", "payload": None}
+        body[name] |= {each: value for each, value in emptied.items() if each in body[name]}
+        copies.filter(pk=copy.pk).update(body=json.dumps(body))
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:

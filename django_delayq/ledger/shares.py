@@ -19,7 +19,7 @@ from django_delayq.key_types import HAS_SHARE, key_type, pk_of
 from django_delayq.ledger.locking import for_update, raising_instead_of_waiting, rows_of, with_keys
 from django_delayq.ledger.statements import chunks
 from django_delayq.models import RateShare, Timeout, TimeoutQuerySet
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policies import TimeoutPolicy, labels_of, registry
 
 MAX_SHARE: Final = 64
 """The length of the column. The digest of a longer value has as many characters."""
@@ -85,6 +85,18 @@ def lock_share(policy: TimeoutPolicy[Any], share: str, using: str) -> bool:
 
 def _locks_of(policy: TimeoutPolicy[Any], share: str, using: str) -> Any:
     return RateShare.objects.using(using).filter(policy=policy.label, share=share)
+
+
+def forget_shares(rows: Sequence[Timeout], using: str) -> None:
+    """Delete what is stored of the values of `rows`, except those that an unsettled timeout has.
+
+    The rate of such a value begins to count again.
+    """
+    shares = {row.share for row in rows} - {""}
+    labels = {label for policy in {row.policy for row in rows} for label in labels_of(policy)}
+    needed = Timeout.objects.using(using).unsettled().filter(HAS_SHARE, policy__in=labels, share__in=shares)
+    shares -= set(needed.values_list("share", flat=True))
+    RateShare.objects.using(using).filter(policy__in=labels, share__in=shares).delete()
 
 
 def due_of_share(policy: TimeoutPolicy[Any], share: str, using: str) -> TimeoutQuerySet:

@@ -111,6 +111,7 @@ class Migration(migrations.Migration):
                 ('request', models.CharField(max_length=32)),
                 ('status', models.PositiveSmallIntegerField(default=None, null=True)),
                 ('body', models.TextField(blank=True, default='')),
+                ('timeout_id', models.BigIntegerField(db_index=True, null=True)),
                 ('at', models.DateTimeField(db_index=True)),
             ],
             options={

@@ -15,10 +15,12 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 
 from django_delayq.ledger import writing
-from django_delayq.ledger.history import iso
+from django_delayq.ledger.history import empty_copies, iso
 from django_delayq.ledger.paging import Page, each_page
-from django_delayq.models import Timeout
+from django_delayq.ledger.shares import forget_shares
+from django_delayq.models import StoredAnswer, Timeout
 from django_delayq.operations.runner import Action, Context, Progress, Refusal, Result, Target
+from django_delayq.signals import timeouts_erasing
 
 _READ_OTHERWISE = frozenset(("id", "content_type_id", "payload"))
 
@@ -28,6 +30,8 @@ def erase(
 ) -> Result:
     """Empty what settled timeouts have of a person: payload, key, reasons, messages and tracebacks of errors.
 
+    Stored answers of REST and messages of webhooks, which show the row, are emptied, too. Receivers of
+    `timeouts_erasing` empty the copies of other apps.
     The row stays with its object id, states, times and causes. Its history keeps what happened, when, who did it and
     the types of errors. A key is replaced by `(erased)`. The slot, a digest of the key, stays, so that the round stays
     closed. A handler needs the payload, so an erased timeout cannot be retried or repeated, and those that are not
@@ -42,6 +46,9 @@ def erase(
         return None if row.is_settled else Refusal.NOT_SETTLED
 
     def write(rows: list[Timeout], context: Context) -> None:
+        forget_shares(rows, context.using)  # whose values the rows have until they are erased
+        empty_copies(StoredAnswer.objects.using(context.using), "timeout", rows)
+        timeouts_erasing.send(Timeout, timeouts=rows, using=context.using)
         writing.erase(rows, context.using, context.event)
 
     action = Action("erase", None, refuse, write)

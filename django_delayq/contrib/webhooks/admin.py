@@ -16,6 +16,10 @@ class DeliveryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at runtime i
     ordering = ("-pk",)
     show_full_result_count = False
 
+    def has_view_permission(self, request: HttpRequest, obj: Delivery | None = None) -> bool:
+        """Require `view_timeout`, too: a message has what the page of its timeout shows, such as the payload."""
+        return super().has_view_permission(request, obj) and request.user.has_perm("django_delayq.view_timeout")
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 

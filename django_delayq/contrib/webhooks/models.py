@@ -30,6 +30,8 @@ class Delivery(models.Model):
     policy: Field[str, str] = models.CharField(_("policy"), max_length=200)
     body: Field[str, str] = models.TextField(_("body"))
     """JSON in ASCII, which each database can store, and each attempt signs as it is."""
+    timeout_id: Field[int | None, int | None] = models.BigIntegerField(null=True, db_index=True, editable=False)
+    """The row that `body` shows as `data`; None: it is about a policy."""
     created_at: Field[datetime, datetime] = models.DateTimeField(_("created at"), db_index=True)
     delivered_at: Field[datetime | None, datetime | None] = models.DateTimeField(
         _("delivered at"), null=True, blank=True, default=None

@@ -13,11 +13,12 @@ from typing import Any, Final
 from django_delayq import clock
 from django_delayq.contrib.webhooks.endpoints import Endpoint, get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
+from django_delayq.ledger.history import empty_copies
 from django_delayq.ledger.subjects import about_objects, model_of_kind
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policies import TimeoutPolicy, labels_of
 from django_delayq.policy_options import Brake
-from django_delayq.signals import policy_pausing, timeouts_pruned, timeouts_settling
+from django_delayq.signals import policy_pausing, timeouts_erasing, timeouts_pruned, timeouts_settling
 
 State = Timeout.State
 PAGE: Final = 500
@@ -31,6 +32,7 @@ def connect() -> None:
     timeouts_settling.connect(write_settled, dispatch_uid="delayq_webhooks")
     policy_pausing.connect(write_braked, dispatch_uid="delayq_webhooks")
     timeouts_pruned.connect(forget_old, dispatch_uid="delayq_webhooks")
+    timeouts_erasing.connect(erase, dispatch_uid="delayq_webhooks")
 
 
 def write_settled(timeouts: Sequence[Timeout], using: str, **_: Any) -> None:
@@ -90,6 +92,11 @@ def forget_old(using: str, before: datetime, **_: Any) -> None:
         rows.filter(pk__in=[each.pk for each in page if str(each.pk) not in kept]).delete()
 
 
+def erase(timeouts: Sequence[Timeout], using: str, **_: Any) -> None:
+    """Empty the messages about these timeouts, also those that are not delivered yet. Receives `timeouts_erasing`."""
+    empty_copies(Delivery._base_manager.using(using), "data", timeouts)
+
+
 def _endpoints_for(kind: str, label: str) -> Collection[Endpoint]:
     """Return the endpoints that get this kind of event of the policy; none for the policy that sends messages."""
     labels = labels_of(label)
@@ -102,7 +109,8 @@ def _endpoints_for(kind: str, label: str) -> Collection[Endpoint]:
 def _write(endpoint: Endpoint, kind: str, data: dict[str, Any], using: str) -> None:
     now = clock.now()
     body = json.dumps({"type": kind, "timestamp": _iso(now), "data": data}, separators=(",", ":"))
-    message = Delivery(endpoint=endpoint.name, event=kind, policy=data["policy"], body=body, created_at=now)
+    about = {"policy": data["policy"], "timeout_id": data.get("id")}
+    message = Delivery(endpoint=endpoint.name, event=kind, **about, body=body, created_at=now)
     message.save(using=using, force_insert=True)
 
 

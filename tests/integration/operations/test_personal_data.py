@@ -9,19 +9,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core import serializers
 from django.core.management import CommandError, call_command
 from django.db.models import CharField, JSONField, Q, TextField
 from django.utils import timezone
+from rest_framework.test import APIClient
 
 import django_delayq as dq
-from django_delayq import Retry, operations
+from django_delayq import Limits, Rate, Retry, operations
 from django_delayq.admin import render
 from django_delayq.arming.sync import sync_policy
+from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import PolicyChange, Timeout, slot_of
 from django_delayq.operations import Refusal, related_timeouts
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker
 from tests.testapp.market import Channel, Merchant, Purchase
 from tests.testapp.models import Effect, Order
 
@@ -98,6 +103,55 @@ def test_every_column_of_text_is_emptied_or_known_to_be_impersonal() -> None:
     columns = {field.name for field in Timeout._meta.concrete_fields if isinstance(field, texts)}
     columns |= {"slot", "idempotency_key"}
     assert columns == PERSONAL | IMPERSONAL.keys()
+
+
+def everywhere() -> list[str]:
+    """Return each row of each table of our apps as text."""
+    models = (model for model in apps.get_models() if model.__module__.startswith("django_delayq."))
+    return [f"{model.__name__} {row}" for model in models for row in model._base_manager.values()]
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_no_table_has_the_person_afterwards_and_no_stored_answer(
+    declare: Declare, settings: Any, admin_user: Any, without_redis: None, is_needed: bool
+) -> None:
+    """Of a value that an unsettled timeout has, too, the rate still counts."""
+    settings.ROOT_URLCONF = "tests.integration.rest.urls"
+    endpoint = {"url": "http://127.0.0.1:1/", "secret": "whsec_" + "MfKQ" * 8, "events": ["dead"], "payload": True}
+    settings.DELAYQ_WEBHOOKS = {"billing": endpoint}
+    limits = Limits(rate=Rate(60, per=HOUR, by="note"))
+
+    def bounce(order: Order, timeout: Timeout) -> None:
+        raise ValueError(f"{timeout.key} bounced")
+
+    policy = declare(Order, bounce, name="bounce", retry=Retry.never(), limits=limits)
+    client = APIClient()
+    client.force_login(admin_user)
+
+    def ask(name: str) -> Any:
+        order, _ = Order.objects.get_or_create(status=name[:8], note=name)
+        body = {"policy": policy.label, "object": order.pk, "key": name, "reason": name, "payload": {"to": name}}
+        return client.post("/api/schedule/", {**body, "seconds": 0}, "json", headers={"Idempotency-Key": name})
+
+    others = "bob@example.com"
+    assert [ask(name).status_code for name in (SECRET, others)] == [200, 200]
+    worker = RunningWorker(concurrency=1)
+    wait_until(lambda: Timeout.objects.filter(policy=policy.label, state="dead").count() == 2)
+    worker.stop()
+    tables = {line.split()[0] for line in everywhere() if SECRET in line}
+    assert tables == {"Timeout", "StoredAnswer", "RateShare", "Delivery"}
+    kept = [line for line in everywhere() if others in line]
+    if is_needed:
+        dq.schedule_timeout(Order.objects.get(note=SECRET), policy, hours=1)
+    operations.erase(Timeout.objects.filter(policy=policy.label, key=SECRET), by=BY)
+    left = {line.split()[0] for line in everywhere() if SECRET in line}
+    assert left == ({"Timeout", "RateShare"} if is_needed else set())
+    assert [line for line in everywhere() if others in line] == kept
+    again = ask(SECRET)
+    assert again["Idempotent-Replayed"] == "true"
+    shown = again.json()["timeout"]
+    assert (shown["key"], shown["reason"], shown["state"]) == ("(erased)", "", "pending")
+    assert json.loads(Delivery.objects.order_by("pk")[0].body)["data"]["payload"] is None
 
 
 def test_only_settled_rows_are_erased_because_the_others_need_their_data() -> None:

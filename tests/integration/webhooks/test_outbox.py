@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.db import transaction
+from django.test import Client
 from django.utils import timezone
 
 import django_delayq as dq
@@ -68,6 +70,22 @@ def test_a_message_shows_a_timeout_as_the_rest_api_does(use: Callable[..., None]
         is_time = isinstance(value, str) and name.endswith("_at")
         expected = datetime.fromisoformat(row[name]) if is_time else row[name]
         assert (datetime.fromisoformat(value) if is_time else value) == expected, name
+
+
+@pytest.mark.parametrize(("permissions", "status"), [(["delivery"], 403), (["delivery", "timeout"], 200)])
+def test_a_message_is_shown_to_those_who_may_see_its_timeout(
+    use: Callable[..., None], client: Client, permissions: list[str], status: int
+) -> None:
+    use(payload=True)
+    due("testapp.order.remind", payload={"to": "jane"})
+    fire_due("testapp.order.remind")
+    user = User.objects.create_user("viewer", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=[f"view_{name}" for name in permissions]))
+    client.force_login(user)
+    message = f"{Delivery.objects.get().pk}/change/"
+    pages = [client.get(f"/admin/delayq_webhooks/delivery/{page}") for page in ("", message)]
+    assert [page.status_code for page in pages] == [status, status]
+    assert (b"jane" in pages[1].content) is (status == 200)
 
 
 def test_a_failed_attempt_sends_nothing_and_a_dead_timeout_one_message(declare: Declare) -> None:

@@ -21,6 +21,7 @@ class Migration(migrations.Migration):
                 ('event', models.CharField(max_length=20, verbose_name='event')),
                 ('policy', models.CharField(max_length=200, verbose_name='policy')),
                 ('body', models.TextField(verbose_name='body')),
+                ('timeout_id', models.BigIntegerField(db_index=True, editable=False, null=True)),
                 ('created_at', models.DateTimeField(db_index=True, verbose_name='created at')),
                 ('delivered_at', models.DateTimeField(blank=True, default=None, null=True, verbose_name='delivered at')),
             ],
