@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -53,6 +54,8 @@ class _Process:
     orders: int = -1
     """The writing end of the pipe by which the process is stopped."""
     began: float = 0.0
+    suspended: float = inf
+    """Since when it is suspended, as by SIGSTOP; if it is not, `inf`."""
     is_done: bool = False
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
 
@@ -174,10 +177,13 @@ class Supervisor:
     def _reap(self) -> None:
         """Note the processes that have ended, and when each is started again."""
         for process in [each for each in self._processes if each.pid]:
-            pid, status = os.waitpid(process.pid, os.WNOHANG)
-            if not pid:
+            pid, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if not pid or os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if pid:
+                    process.suspended = time.monotonic() if os.WIFSTOPPED(status) else inf
+                self._kill_suspended(process)
                 continue
-            code, process.pid = os.waitstatus_to_exitcode(status), 0
+            code, process.pid, process.suspended = os.waitstatus_to_exitcode(status), 0, inf
             os.close(process.orders)
             process.orders = -1
             if code == REFUSED:
@@ -202,6 +208,17 @@ class Supervisor:
                     duration_text(get_settings().lease),
                     extra={"event": "process_died", "pid": pid, "exit_code": code},
                 )
+
+    def _kill_suspended(self, process: _Process) -> None:
+        """Kill a process that is to stop, and has been suspended for a lease: other workers fire what it held.
+
+        After the second signal at once.
+        """
+        seconds = time.monotonic() - process.suspended
+        if process.is_done and seconds > (get_settings().lease.total_seconds() if self._sent < 2 else 0):
+            words = "Worker process %d (pid %d) is to stop, but has been suspended for %.0f s: it is killed"
+            logger.error(words, process.number, process.pid, seconds, extra={"event": "process_suspended"})
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

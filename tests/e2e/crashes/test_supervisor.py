@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -50,7 +51,7 @@ def are_ready(count: int) -> Callable[[], bool]:
     return lambda: WorkerSeen.objects.count() == count
 
 
-def start(start_worker: StartWorker, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+def start(start_worker: StartWorker, *arguments: str, **variables: Any) -> subprocess.Popen[bytes]:
     """Start a supervisor with two processes of one thread each, and wait until both have begun."""
     started = start_worker("--processes", "2", "--concurrency", "1", *arguments, **variables)
     wait_until(are_ready(2), "both processes have begun")
@@ -96,6 +97,24 @@ def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     assert supervisor.wait(20) == 1
     assert not any(map(is_alive, pids))
     assert states() == {"pending": 2}
+
+
+@pytest.mark.parametrize(("seconds", "signals"), [({"LEASE": 2}, 1), ({"LEASE": 600}, 2)])
+def test_a_suspended_process_is_killed_after_a_lease_or_a_second_signal(
+    start_worker: StartWorker, seconds: dict[str, float], signals: int
+) -> None:
+    supervisor = start(start_worker, seconds=seconds, stderr=subprocess.PIPE)
+    pids = children(supervisor)
+    for each, number in ((min(pids), signal.SIGSTOP), (max(pids), signal.SIGSTOP), (max(pids), signal.SIGCONT)):
+        os.kill(each, number)
+    supervisor.send_signal(signal.SIGTERM)
+    wait_until(lambda: children(supervisor) == {min(pids)}, "the other one has ended")
+    for _ in range(signals - 1):
+        supervisor.send_signal(signal.SIGTERM)
+    _, log = supervisor.communicate(timeout=30)
+    assert supervisor.returncode == 1
+    assert f"(pid {min(pids)}) is to stop, but has been suspended" in log.decode()
+    assert not any(map(is_alive, pids))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, 35])  # 35: a real-time signal, for which Python has no name
