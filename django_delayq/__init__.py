@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev1"
 
 if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingManager as ArmingManager

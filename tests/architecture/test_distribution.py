@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
+from packaging.version import Version
 
 import django_delayq
 from tools import matrix
@@ -111,7 +112,21 @@ def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> No
 
 def test_project_file_package_and_changelog_name_one_version() -> None:
     versions = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert PROJECT["version"] == django_delayq.__version__ == versions[0]
+    assert PROJECT["version"] == django_delayq.__version__
+    assert Version(django_delayq.__version__).base_version == versions[0]
+
+
+def test_a_state_between_releases_has_the_version_of_none() -> None:
+    """With the same version pip installs nothing, and reports success. A source distribution has no tags."""
+    version, has_tags = Version(django_delayq.__version__), (ROOT / ".git").exists()
+    assert not has_tags or version.is_devrelease is (f"v{version}" not in tags("--points-at", "HEAD"))
+    assert [tag for tag in tags("--merged", "HEAD") if Version(tag) > version] == []
+
+
+def tags(*which: str) -> list[str]:
+    """Return the tags of versions; none where there is no repository."""
+    command = ["git", "tag", *which, "--list", "v*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
 
 
 def test_the_classifiers_name_the_pythons_and_djangos_that_the_requirements_allow() -> None:

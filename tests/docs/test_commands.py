@@ -116,9 +116,9 @@ def complaint_about_management(arguments: list[str]) -> str | None:
 
 def complaint_about_requirement(requirement: str) -> str | None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wheel = f"dist/{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
     requirement = requirement.removesuffix(f" @ git+{project['urls']['Homepage']}")
-    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement.replace(wheel, project["name"]))
+    requirement = requirement.replace("dist/*.whl", project["name"])
+    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement)
     if requirement in OTHER_PACKAGES:
         return None
     if match is None or match["name"] not in {".", project["name"]}:

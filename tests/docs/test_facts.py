@@ -18,6 +18,7 @@ import pytest
 from django.apps import apps
 from django.core.management import get_commands
 from django.dispatch import Signal
+from packaging.version import Version
 
 import django_delayq
 from django_delayq import Retry, checks, conf, relations
@@ -222,7 +223,9 @@ def test_the_import_rules_are_shown_in_their_order() -> None:
 
 def test_versions_are_those_of_the_project() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert re.findall(r"Version (\d+\.\d+\.\d+)", readme) == [PROJECT["project"]["version"]]
+    released = re.findall(r"^## \[([\d.]+)\] - \d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    coming = Version(PROJECT["project"]["version"]).base_version
+    assert re.findall(r"Version (\d+\.\d+\.\d+)", readme) == [*released, coming][:1]
     assert PROJECT["project"]["version"] == django_delayq.__version__
     pythons = _classified("Programming Language :: Python :: 3.")
     djangos = _classified("Framework :: Django :: ")

@@ -33,7 +33,7 @@ ENVIRONMENT = {"python3 -m venv .venv", "source .venv/bin/activate", "pip instal
 SHELL, WORKER, SERVER = (f"python manage.py {name}" for name in ("shell", "delayq_worker", "runserver"))
 SITE = "http://127.0.0.1:8000"
 SECONDS = 60.0
-_VARIES = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\d*(\.\d+)+( s\b)?|\d+ m?s\b")  # 341 ms here, 1.2 s there
+_VARIES = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\d*(\.\d+)+(\.dev\d+)?( s\b)?|\d+ m?s\b")  # 1.2 s there
 _PROMPT = re.compile(rb"(>>>|\.\.\.) \Z")
 
 
