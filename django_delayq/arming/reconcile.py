@@ -16,7 +16,7 @@ a save that was missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
@@ -50,6 +50,7 @@ from django_delayq.arming.row_state import (
     row_state,
     row_states,
     slots_by_object,
+    terms_of,
 )
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
@@ -137,6 +138,22 @@ def arm_many(
         changes = diff(row_states(policies, locked, using), using, oldest, failures=failures)
         apply(changes, using, signals=False)
     return changes
+
+
+def arm_outdated(policy: TimeoutPolicy[Any], rows: Iterable[tuple[Any, Timeout]], using: str) -> list[int]:
+    """Compute again the deadlines of waiting, locked `rows` whose data has changed; return the ids of these rows.
+
+    `rows`: each with the key of its object, which is locked, too. The value may have been changed past Django, or the
+    sync has not come to its very many deadlines yet. A firing and the strict guard ask, so that they read the same.
+    """
+    computed = {pk: row for pk, row in rows if row.is_waiting and row.terms and not row.key}
+    if not computed or not has_column(policy):
+        return []
+    present = terms_of(policy, {pk: (row.since_at, None) for pk, row in computed.items()}, using)
+    outdated = [pk for pk, row in computed.items() if changed(policy, row.terms, present[pk])]
+    if outdated:
+        arm_many([policy], outdated, using, get_settings().catch_up)
+    return [computed[pk].pk for pk in outdated]
 
 
 def arm_readable(

@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Failures
+from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay
@@ -33,7 +34,7 @@ from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.lengths import end_of, length_text
 from django_delayq.models import WAITING, Timeout
-from django_delayq.policy_terms import CONSTANT
+from django_delayq.policy_terms import CONSTANT, has_column
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -261,7 +262,8 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
 
 def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
-    is_by_deadline = strict and subject.policy is not None and subject.policy.grace is not None
+    policy = subject.policy if strict else None
+    is_by_deadline = policy is not None and (policy.grace is not None or has_column(policy))
     if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
         cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
         if cancelled:
@@ -276,6 +278,8 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     and the cancelled ones. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
     """
     newest = lock_newest(subject)
+    if strict and newest and subject.policy and arm_outdated(subject.policy, [(subject.pk, newest)], subject.using):
+        newest = lock_newest(subject)
     if newest is None:
         return True, None, []
     rows = [newest]
