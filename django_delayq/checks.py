@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import DatabaseError, connections, router, transaction
-from django.db.models import Model
+from django.db.models import Model, Q
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
@@ -25,14 +26,14 @@ from django_delayq.clock import duration_text
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.declaring import check_id
 from django_delayq.dialects import UNSUPPORTED, dialect_of
-from django_delayq.ledger.db_connections import pool_limit
+from django_delayq.ledger.db_connections import is_missing, pool_limit
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows, times_in, unindexed
 from django_delayq.policy_watches import cannot_watch, watches_of
 
 
@@ -40,8 +41,8 @@ def register() -> None:
     """Register the checks below with Django."""
     for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_other_apps):
         register_check(check, "django_delayq")
-    register_check(check_databases, "django_delayq", Tags.database)
-    register_check(check_names, "django_delayq", Tags.database)
+    for of_database in (check_databases, check_names, check_conditions):
+        register_check(of_database, "django_delayq", Tags.database)
     for check in (check_redis, check_bulk_writes, check_installation, check_silence):
         register_check(check, "django_delayq", deploy=True)
 
@@ -145,10 +146,11 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
-    """Check that writes of the rows that `policy` reads can be noticed.
+    """Check that what changes the condition of `policy` can be noticed.
 
     Reports:
         W001: `when` or `hold_when` reads other rows in a way that cannot be watched: saving those schedules nothing.
+        W017: `when` or `hold_when` compares with a time that was computed at the start, or changes without a save.
     """
     reading = cannot_watch(policy) if reads_other_rows(policy) else []
     if not reading and reads_other_rows(policy) and not watches_of(policy):
@@ -162,6 +164,15 @@ def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             'post_save and post_delete of their model, and add silenced_checks="W001".',
             id="django_delayq.W001",
         )
+    for option, condition in (("when", policy.when), ("hold_when", policy.hold_when)):
+        for value in list(times_in(condition))[:1]:
+            how = "which stays as it is from the start on" if isinstance(value, date) else "which no save announces"
+            yield Warning(
+                f"{option} of {policy.label} compares with {value}, {how}.",
+                hint="Let since and after name the time, or compare with timezone.now() in the handler, which then "
+                'raises Skip. If you mean a fixed date, add silenced_checks="W017".',
+                id="django_delayq.W017",
+            )
 
 
 def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
@@ -410,6 +421,30 @@ def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
                 hint=f"Use {connection.display_name} {'.'.join(map(str, oldest))} or newer.",
                 id="django_delayq.E006",
             )
+
+
+def check_conditions(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
+    """Have each database explain the conditions of the policies, without executing them.
+
+    A warning, because `migrate` runs this check before the migration that may correct a column.
+
+    Reports:
+        W007: the database refuses `when` or `hold_when`, so each save of an object would fail.
+    """
+    for alias, policy, option in product(databases or [], get_policies(), ("when", "hold_when")):
+        try:
+            with transaction.atomic(alias):
+                policy.model._base_manager.using(alias).filter(getattr(policy, option) or Q()).explain()
+        except DatabaseError as error:
+            # Else it is down, not migrated, or not that of the model.
+            if connections[alias].connection is not None and not is_missing(error):
+                yield Warning(
+                    f"Database {alias!r} refuses {option} of {policy.label}: {error}".splitlines()[0],
+                    hint="Each save of such an object would fail. Compare values of one type: the object_id of a "
+                    "GenericRelation must have the type of the primary key; otherwise use Exists() with Cast().",
+                    obj=policy,
+                    id="django_delayq.W007",
+                )
 
 
 def check_names(databases: Any = None, **_: Any) -> list[CheckMessage]:

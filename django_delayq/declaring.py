@@ -10,20 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, overloa
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
-from django.db.models import (
-    BinaryField,
-    CharField,
-    DateField,
-    DecimalField,
-    DurationField,
-    FloatField,
-    IntegerField,
-    Model,
-    Q,
-    QuerySet,
-    TextField,
-    UUIDField,
-)
+from django.db import models
+from django.db.models import Model, Q, QuerySet
 from django.db.models.expressions import BaseExpression
 from django.db.models.sql import Query
 
@@ -38,6 +26,7 @@ from django_delayq.lengths import amount_paths_of, has_wall_time, is_negative, i
 from django_delayq.paths import field_at, is_reference, leads_to_attribute, stored_type
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
+from django_delayq.policy_rules import resolved
 from django_delayq.spans import Length
 
 if TYPE_CHECKING:
@@ -49,7 +38,7 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 NAME = re.compile(rf"{_NAME}\Z")
 ALIAS = re.compile(rf"{_NAME}(\.{_NAME}\.{_NAME})?\Z")
 MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
-SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "I004")
+SILENCED_BY_POLICY = ("W001", "W002", "W013", "W015", "W016", "W017", "I004")
 """The system checks that report a policy which works as it is declared, if that is what the developer means."""
 MAX_LABEL = 200
 """The columns of the ledger hold no more."""
@@ -231,7 +220,7 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     _check_time(policy)
     for option, condition in (("when", policy.when), ("hold_when", policy.hold_when)):
         try:
-            model._base_manager.filter(condition or Q())
+            resolved(model, condition or Q())
         except (FieldError, ValidationError, ValueError, TypeError) as error:
             # Without the value, whose text would evaluate a queryset in it.
             raise PolicyError(f"Timeout policy {policy.label}: its {option} does not fit: {error}") from error
@@ -283,24 +272,25 @@ def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, 
 
 
 def _is_searchable(field: Any) -> bool:
-    kinds = (CharField, TextField, IntegerField, UUIDField)
+    kinds = (models.CharField, models.TextField, models.IntegerField, models.UUIDField)
     return bool(field.concrete) and not field.is_relation and isinstance(stored_type(field), kinds)
 
 
 def _is_column(field: Any) -> bool:
-    return bool(field.concrete and not field.many_to_many and not isinstance(stored_type(field), BinaryField))
+    return bool(field.concrete and not field.many_to_many and not isinstance(stored_type(field), models.BinaryField))
 
 
 def _is_date(field: Any) -> bool:
-    return isinstance(stored_type(field), DateField)  # of which DateTimeField is a kind
+    return isinstance(stored_type(field), models.DateField)  # of which DateTimeField is a kind
 
 
 def _is_duration(field: Any) -> bool:
-    return isinstance(stored_type(field), DurationField)
+    return isinstance(stored_type(field), models.DurationField)
 
 
 def _is_number(field: Any) -> bool:
-    return bool(field.concrete) and isinstance(stored_type(field), IntegerField | FloatField | DecimalField)
+    kinds = (models.IntegerField, models.FloatField, models.DecimalField)
+    return bool(field.concrete) and isinstance(stored_type(field), kinds)
 
 
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:

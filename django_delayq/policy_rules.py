@@ -28,6 +28,7 @@ from django.db.models.expressions import BaseExpression, Col, CombinedExpression
 from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.where import WhereNode
 
 from django_delayq.dialects import dialect_of
 from django_delayq.paths import field_at, is_reference, named_in
@@ -207,8 +208,21 @@ def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
 
 
 def _condition(policy: TimeoutPolicy[Any]) -> Any:
-    """Return the query of the conditions, by the policy's base manager."""
-    return policy.model._base_manager.filter(policy.when or Q()).filter(policy.hold_when or Q()).query
+    """Return the query of the conditions: see `resolved`."""
+    return resolved(policy.model, Q(policy.when or Q(), policy.hold_when or Q()))
+
+
+def resolved(model: type[Model], condition: Q) -> Any:
+    """Return the query for `condition` without its negations, by the base manager. It has all that the condition reads.
+
+    Needs no database, which may be down or empty when a project starts. To negate a generic relation, Django asks for
+    its content type. Raises what Django raises for a wrong lookup or value.
+    """
+    return model._base_manager.filter(_without_negations(condition)).query
+
+
+def _without_negations(node: Any) -> Any:
+    return Q(*map(_without_negations, node.children), _connector=node.connector) if isinstance(node, Q) else node
 
 
 def _walk(node: Any) -> Iterator[Any]:
@@ -216,6 +230,19 @@ def _walk(node: Any) -> Iterator[Any]:
     for child in node.get_source_expressions():
         if hasattr(child, "get_source_expressions"):
             yield from _walk(child)
+
+
+def times_in(node: Any) -> Iterator[Any]:
+    """Yield the dates in a condition, as it was declared, and the functions that return the current time."""
+    parts = list(node) if isinstance(node, tuple | list | set) else []
+    of_django: Any = (Q, QuerySet, WhereNode, BaseExpression)
+    if isinstance(node, date) or type(node).__name__.endswith("Now"):
+        yield node
+    elif isinstance(node, of_django):
+        having = [name for name in ("children", "value", "lhs", "rhs", "query", "where") if hasattr(node, name)]
+        parts = [getattr(node, name) for name in having] or node.get_source_expressions()
+    for part in parts:
+        yield from times_in(part)
 
 
 def condition_text(when: Q) -> str:

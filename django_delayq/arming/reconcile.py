@@ -16,7 +16,7 @@ a save that was missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
@@ -47,6 +47,7 @@ from django_delayq.arming.row_state import (
     ledger_fits,
     objects_of_policy,
     of_since,
+    present_data,
     row_state,
     row_states,
     slots_by_object,
@@ -58,7 +59,7 @@ from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, tr
 from django_delayq.ledger.planned import acts_at
 from django_delayq.lengths import after_stop
 from django_delayq.models import Installation, Timeout
-from django_delayq.policy_terms import changed, has_column, terms_of_code, values_in
+from django_delayq.policy_terms import changed, has_column, has_since_path, reads_again, terms_of_code, values_in
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -137,6 +138,23 @@ def arm_many(
         changes = diff(row_states(policies, locked, using), using, oldest, failures=failures)
         apply(changes, using, signals=False)
     return changes
+
+
+def arm_outdated(policy: TimeoutPolicy[Any], rows: Iterable[tuple[Any, Timeout]], using: str) -> list[int]:
+    """Compute again the deadlines of waiting, locked `rows` whose data has changed; return the ids of these rows.
+
+    `rows`: each with the key of its object, which is locked, too. The value may have been changed past Django, or the
+    sync has not come to its very many deadlines yet. A firing and the strict guard ask, so that they read the same.
+    """
+    reads_since = has_since_path(policy)
+    waiting = {pk: row for pk, row in rows if row.is_waiting and (row.terms or reads_since) and not row.key}
+    present = present_data(policy, waiting, using) if waiting and reads_again(policy) else {}
+    outdated = [pk for pk, (since_at, _) in present.items() if reads_since and since_at != waiting[pk].since_at]
+    if has_column(policy):
+        outdated += [pk for pk, (_, terms) in present.items() if changed(policy, waiting[pk].terms, terms)]
+    if outdated:
+        arm_many([policy], outdated, using, get_settings().catch_up)
+    return [waiting[pk].pk for pk in set(outdated)]
 
 
 def arm_readable(

@@ -16,8 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 from django_delayq.arming.holding import rest_of
-from django_delayq.arming.reconcile import arm_many
-from django_delayq.arming.row_state import terms_of
+from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
 from django_delayq.firing.handler import checkpoint
@@ -33,7 +32,6 @@ from django_delayq.ledger.locking import has_own_manager
 from django_delayq.ledger.shares import correct_shares, shares_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_terms import changed, has_column
 
 State, Cause = Timeout.State, Timeout.Cause
 ROW_LOCKED = "another transaction has locked a row or an object of the same value"
@@ -189,24 +187,14 @@ def _due(
 
 
 def _with_present_data(case: Case, members: list[Member], report: ReportBuilder) -> list[Member]:
-    """Return the members whose deadline is that of their present data, and compute those of the others again.
-
-    The value may have been changed past Django, or the sync has not come to its very many deadlines yet.
-    """
-    policy, using = case.policy, case.using
-    computed = {member.obj.pk: member for member in members if member.row.terms and not member.row.key}
-    if not computed or not has_column(policy):
-        return members
-    present = terms_of(policy, {pk: (each.row.since_at, each.obj) for pk, each in computed.items()}, using)
-    moved = {pk: each for pk, each in computed.items() if changed(policy, each.row.terms, present[pk])}
-    if moved:
-        arm_many([policy], list(moved), using, get_settings().catch_up)
-        for row in Timeout.objects.using(using).filter(pk__in=[each.row.pk for each in moved.values()]):
-            if row.is_settled:
-                report.add_outcomes([row])
-            else:
-                report.again[row.pk] = row.run_at
-    return [member for member in members if member.obj.pk not in moved]
+    """Return the members whose deadline is that of their present data, and compute those of the others again."""
+    moved = arm_outdated(case.policy, ((each.obj.pk, each.row) for each in members), case.using)
+    for row in Timeout.objects.using(case.using).filter(pk__in=moved) if moved else ():
+        if row.is_settled:
+            report.add_outcomes([row])
+        else:
+            report.again[row.pk] = row.run_at
+    return [member for member in members if member.row.pk not in moved]
 
 
 def _confirmed(case: Case, members: list[Member], report: ReportBuilder) -> list[Member]:

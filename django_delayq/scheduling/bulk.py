@@ -62,7 +62,7 @@ def schedule_timeouts(
 
     One transaction for all. With `"keep"`, those that were pending already are not counted; with `"error"`,
     one of them is enough to refuse the whole call before anything is written, as is one whose deadline would move
-    beyond `Limits(total=...)`. With `"once"`, those that have fired for this deadline are not counted.
+    beyond `Limits(total=...)`. With `"once"`, those that have fired for this deadline, or `since`, are not counted.
 
     Raises:
         TypeError: the objects are of several models.
@@ -70,18 +70,18 @@ def schedule_timeouts(
             `schedule_timeout`.
     """
     given, body = parse_delay(dict(delay)), check_payload(payload)
-    single.check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)
     if found is None:
         return 0
     resolved, using, pks = found
+    single.check_conflict(on_conflict, given, resolved)
     once = on_conflict == "once"
     replace = once or on_conflict == "replace"
     with transaction_of(using):
         rounds = _lock_and_plan(resolved, pks, key, given, using, as_given=once)
         if once:
-            rounds = _without_fired(resolved, rounds, key, using, reason)
+            rounds = _without_fired(rounds, using, reason, is_by_since=given is None)
         # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
         is_limited = replace and resolved.total is not None
         taken: list[Any] = []
@@ -171,18 +171,14 @@ def _by_terms(
     return found
 
 
-def _without_fired(
-    policy: TimeoutPolicy[Any], rounds: list[paging.Round], key: str, using: str, reason: str
-) -> list[paging.Round]:
-    """Return those of `rounds` that have not fired for their deadline; cancel the pending rows of the others."""
-    due = {object_id: due_at for _, object_id, _, due_at in rounds}
-    pks = [pk_of(policy.concrete_model, object_id) for object_id in due]
-    slots = {slot: object_id for _, object_id, slot in slots_of(policy, pks, key, using)}
-    fired = {row.object_id for row in single.fired_rows({slot: due[each] for slot, each in slots.items()}, using)}
-    for chunk in chunks(sorted(slot for slot, object_id in slots.items() if object_id in fired)):
+def _without_fired(rounds: list[paging.Round], using: str, reason: str, *, is_by_since: bool) -> list[paging.Round]:
+    """Return those of `rounds` that have not fired: see `fired_rows`; cancel the pending rows of the others."""
+    times = {slot: since_at if is_by_since else due_at for slot, _, since_at, due_at in rounds}
+    fired = {row.slot for row in single.fired_rows(times, using, is_by_since=is_by_since)}
+    for chunk in chunks(sorted(fired)):
         pending = lock_in_slot_order(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1), using)
         writing.cancel_ids({row.pk: line_of(row) for row in pending}, using, Timeout.Cause.SUPERSEDED, reason)
-    return [each for each in rounds if each[1] not in fired]
+    return [each for each in rounds if each[0] not in fired]
 
 
 def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str) -> list[Any]:

@@ -45,10 +45,10 @@ def before_deadline(
 
     `obj` may be a `Timeout`: then its object is locked, the row itself is cancelled and refreshed.
 
-    `strict`: the deadline decides, and not whether a worker was in time. A pending or dead round whose deadline has
-    passed by the clock of the database when the block would begin is too late, too. It stays as it is: a worker fires
-    the pending one. Deadlines of a paused policy pass; those of a policy on hold that were ahead when the hold began do
-    not.
+    `strict`: the deadline decides, and not whether a worker was in time. As for a worker, a computed one is that of the
+    present data. A pending or dead round whose deadline has passed by the clock of the database when the block would
+    begin is too late, too. It stays as it is: a worker fires the pending one. Deadlines of a paused policy pass; those
+    of a policy on hold that were ahead when the hold began do not.
 
     `waiting`: the block runs only if `when` of the policy holds on the locked row. So it does not run for a second
     payment, nor for an order that a person has cancelled. A policy without `when` lets it run.

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from asgiref.sync import sync_to_async
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Failures
+from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
 from django_delayq.clock import database_now
 from django_delayq.delays import added, parse_delay
@@ -32,7 +34,7 @@ from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.lengths import end_of, length_text
 from django_delayq.models import WAITING, Timeout
-from django_delayq.policy_terms import CONSTANT
+from django_delayq.policy_terms import CONSTANT, reads_again
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -77,6 +79,7 @@ def schedule_timeout(
             deadline and payload, but keeps `first_due_at` and `extensions`; `"keep"` returns it unchanged; `"error"`
             raises `TimeoutConflict`; `"once"` is `"replace"`, unless the timeout has fired for this deadline already,
             or is firing for it: then that row is returned, and one that is pending for another deadline is cancelled.
+            It needs `at=`, or a policy with `since` and no delay: then a round of the same `since` counts.
         reason: kept with the row, for operators.
         **delay: units, summed, from now (`minutes=30`), or `after=`, a timedelta or span, or `at=datetime` (in the
             past: due now). By default the policy's own `since` and `after` decide.
@@ -90,7 +93,7 @@ def schedule_timeout(
     subject = subject_at(resolved, pk, key, using)
     given = parse_delay(dict(delay))
     values: dict[str, Any] = {"payload": None if payload is None else check_payload(payload), "reason": reason}
-    check_conflict(on_conflict)
+    check_conflict(on_conflict, given, resolved)
     # A deadline that depends neither on the object nor on a pending timeout needs one statement, or two.
     in_steps = on_conflict == "once" or resolved.hold_when is not None or not writing.writes_at_once(subject)
     due_at = None if in_steps else _due_at(subject, given)
@@ -128,7 +131,8 @@ def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict
         due_at = _due_at(subject, given, fresh, since_at, as_given=on_conflict == "once")
         if due_at is None:
             raise no_deadline(subject)
-        if on_conflict == "once" and (fired := fired_rows({subject.slot: due_at}, subject.using)):
+        times = {subject.slot: due_at if given else since_at}
+        if on_conflict == "once" and (fired := fired_rows(times, subject.using, is_by_since=given is None)):
             if obsolete := lock_newest(subject, pending=True):
                 cause = Timeout.Cause.SUPERSEDED
                 writing.cancel_rows([obsolete], subject.using, values["reason"], clock.now(), cause=cause)
@@ -144,17 +148,18 @@ def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict
         return _announced(row, new, subject.using)
 
 
-def fired_rows(deadlines: Mapping[str, datetime], using: str) -> list[Timeout]:
-    """Return the rows that have fired or are firing for the deadline that `deadlines` has for their slot.
+def fired_rows(times: Mapping[str, datetime | None], using: str, *, is_by_since: bool) -> list[Timeout]:
+    """Return the rows that have fired or are firing for the `since`, or the deadline, that `times` has for their slot.
 
-    The oldest first; also those that an operator moved to another deadline. The transaction has locked the objects.
+    The oldest first. By deadline, also those that an operator moved to another one. The transaction has locked the
+    objects.
     """
-    found = []
-    for slots in chunks(sorted(deadlines)):
-        dues = {deadlines[slot] for slot in slots}
+    found, columns = [], ("since_at",) if is_by_since else ("due_at", "asked_due_at")
+    for slots in chunks(sorted(times)):
         rows = Timeout.objects.using(using).filter(slot__in=slots, state__in=(State.FIRED, State.FIRING))
-        rows = rows.filter(Q(due_at__in=dues) | Q(asked_due_at__in=dues)).order_by("id")
-        found += [row for row in read_committed(rows, using) if deadlines[row.slot] in (row.due_at, row.asked_due_at)]
+        asked = [(f"{column}__in", {times[slot] for slot in slots}) for column in columns]
+        rows = rows.filter(Q(*asked, _connector=Q.OR)).order_by("id")
+        found += [row for row in read_committed(rows, using) if times[row.slot] in [getattr(row, c) for c in columns]]
     return found
 
 
@@ -179,10 +184,19 @@ def _due_at(
     return policy.due_of(obj, clock.now() if policy.since is None else since_at, read_delay(policy, subject.using))
 
 
-def check_conflict(on_conflict: str) -> None:
-    """Raise ValueError unless `on_conflict` is one of the four."""
+def check_conflict(on_conflict: str, given: Delay | None, policy: TimeoutPolicy[Any]) -> None:
+    """Raise ValueError unless `on_conflict` is one of the four; InvalidDelay for "once" with a delay from now.
+
+    Each call would have another deadline, for which nothing has fired.
+    """
     if on_conflict not in get_args(OnConflict):
         raise ValueError(f'on_conflict is "replace", "keep", "error" or "once", not {on_conflict!r}.')
+    counts_from_now = policy.since is None if given is None else given.at is None
+    if on_conflict == "once" and counts_from_now:
+        words = _(
+            'on_conflict="once" needs a deadline that does not count from now. Give at=, or no delay if it has since.'
+        )
+        raise InvalidDelay(words)
 
 
 def no_deadline(subject: Subject) -> InvalidDelay:
@@ -248,7 +262,8 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
 
 def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
-    is_by_deadline = strict and subject.policy is not None and subject.policy.grace is not None
+    policy = subject.policy if strict else None
+    is_by_deadline = policy is not None and (policy.grace is not None or reads_again(policy))
     if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
         cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
         if cancelled:
@@ -263,6 +278,8 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     and the cancelled ones. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
     """
     newest = lock_newest(subject)
+    if strict and newest and subject.policy and arm_outdated(subject.policy, [(subject.pk, newest)], subject.using):
+        newest = lock_newest(subject)
     if newest is None:
         return True, None, []
     rows = [newest]

@@ -9,6 +9,9 @@ Conventions of a page:
     <!-- not run: why -->    before a Python block that cannot run
     ```console           commands; if one has a leading `$ `, lines without it are output
 
+A page with an effect outside the database, which names an idempotency key, gives its inputs again in a hidden block
+with `repeat`, after they have fired: see `tests/docs/play.py`.
+
 A translation (`docs/zh-Hans`, `README.zh-Hans.md`) has the blocks of its original, so they run only there.
 """
 

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from copy import deepcopy
 from datetime import datetime
@@ -74,7 +74,8 @@ def _run(page: Page, until_the_end: ExitStack) -> None:
         until_the_end.enter_context(travel_to(datetime(*local, tzinfo=ZoneInfo(zone))))  # type: ignore[arg-type, misc]
 
     expectations = Expectations(page.name)
-    namespace: dict[str, Any] = {"__name__": "example", "fire_after": fire_after, "set_clock": set_clock}
+    namespace: dict[str, Any] = {"__name__": "example", "set_clock": set_clock}
+    namespace |= {function.__name__: function for function in (fire_after, repeat)}
     namespace |= expectations.names()
     for block, following in zip(page.blocks, (*page.blocks[1:], None), strict=True):
         if block.language != "python" or block.not_run or block.file not in ("", "settings.py"):
@@ -104,6 +105,19 @@ def fire_after(**span: Any) -> int:
 
     with travel(**(span or {"seconds": 0})):
         return int(fire_due(raises=False))
+
+
+def repeat(effects: Callable[[], object], *inputs: Callable[[], object], **span: Any) -> None:
+    """Give the inputs of a recipe twice again, after their timeouts have fired. For hidden blocks.
+
+    Webhooks, forms and saves are repeated, and what has left the project must not leave it again: `effects` shows it.
+    """
+    before = effects()
+    for give in inputs * 2:
+        give()
+        fire_after(**(span or {"seconds": 1}))
+        if (now := effects()) != before:
+            raise Wrong(f"an input that was repeated after it had fired has another effect: {before!r}, then {now!r}")
 
 
 def _check_settings(compiled: Any) -> None:

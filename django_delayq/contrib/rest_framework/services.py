@@ -48,7 +48,7 @@ from django_delayq.scheduling.errors import (
 )
 from django_delayq.scheduling.guards import before_deadline
 from django_delayq.scheduling.payloads import check_payload
-from django_delayq.scheduling.single import OnConflict, cancel_timeout, schedule_timeout
+from django_delayq.scheduling.single import OnConflict, cancel_timeout, check_conflict, schedule_timeout
 
 STATUSES: Final = (401, 403, 404, 422)
 """Of all three requests, for the schema."""
@@ -141,7 +141,7 @@ class ScheduleSerializer(ServiceSerializer):
         if "at" in attrs["delay"] and len(attrs["delay"]) > 1:
             raise ValidationError({"delay": [_("Give either a duration or a time.")]})
         try:
-            delays.parse_delay(attrs["delay"])
+            check_conflict(attrs["on_conflict"], delays.parse_delay(attrs["delay"]), attrs["policy"])
         except InvalidDelay as error:
             raise ValidationError({"delay": [str(error)]}) from error
         return attrs

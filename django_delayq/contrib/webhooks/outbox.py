@@ -40,7 +40,11 @@ def write_settled(timeouts: Sequence[Timeout], using: str, **_: Any) -> None:
     for row in timeouts if get_endpoints() else ():
         for event in events_of(row):
             for endpoint in _endpoints_for(event, row.policy):
-                data = shown(row, using) | ({"payload": row.payload} if endpoint.payload else {})
+                data = shown(row, using)
+                if endpoint.payload:
+                    data["payload"] = row.payload
+                elif row.cause == Timeout.Cause.RETRIES:  # the text of the error may contain what the payload does
+                    data["reason"] = row.reason.partition(":")[0]
                 _write(endpoint, f"timeout.{event}", data, using)
 
 

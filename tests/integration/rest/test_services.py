@@ -98,11 +98,21 @@ def test_a_pending_timeout_is_replaced_kept_or_reported(
     service: APIClient, order: Order, on_conflict: str, status: int
 ) -> None:
     first = dq.schedule_timeout(order, REMIND, hours=1)
-    answer = ask(service, "schedule", policy=REMIND, object=order.pk, hours=5, on_conflict=on_conflict)
+    at = (timezone.now() + timedelta(hours=5)).isoformat()
+    answer = ask(service, "schedule", policy=REMIND, object=order.pk, at=at, on_conflict=on_conflict)
     assert (answer.status_code, answer.data["timeout"]["id"]) == (status, first.pk)
     moved = Timeout.objects.get(pk=first.pk).due_at > first.due_at
     assert moved is (on_conflict in {"replace", "once"})
     assert (answer.data["refusal"] or {}).get("code") == ("pending" if status == 409 else None)
+
+
+@pytest.mark.parametrize("delay", [{"hours": 5}, {}], ids=str)
+def test_once_needs_a_deadline_that_does_not_count_from_now(
+    service: APIClient, order: Order, delay: dict[str, int]
+) -> None:
+    with nothing_changes():
+        answer = ask(service, "schedule", policy=REMIND, object=order.pk, on_conflict="once", **delay)
+    assert answer.status_code == 400 and "Give at=" in str(answer.data["delay"])
 
 
 def test_a_deadline_beyond_the_limit_of_the_policy_is_refused(

@@ -26,13 +26,13 @@ def at() -> datetime:
     return timezone.now().replace(microsecond=123456) + HOUR
 
 
-def once(order: Order, at: datetime, how: str = "one", **options: Any) -> Timeout | None:
+def once(order: Order, at: datetime | None, how: str = "one", policy: Any = "remind", **options: Any) -> Timeout | None:
     options = {"key": "a day before", "on_conflict": "once", "at": at, **options}
     if how == "many":
-        counted = dq.schedule_timeouts([order], "remind", **options)
-        return dq.pending_timeouts(order, "remind", key=options["key"]).get() if counted else None
+        counted = dq.schedule_timeouts([order], policy, **options)
+        return dq.pending_timeouts(order, policy, key=options["key"]).get() if counted else None
     schedule: Any = async_to_sync(dq.aschedule_timeout) if how == "async" else dq.schedule_timeout
-    row: Timeout = schedule(order, "remind", **options)
+    row: Timeout = schedule(order, policy, **options)
     return row if row.state == State.PENDING else None
 
 
@@ -133,6 +133,36 @@ def test_the_due_time_of_the_policy_itself_is_compared_too(order: Order, at: dat
     order.paid_at = at + HOUR
     order.save()
     assert dq.schedule_timeout(order, policy, on_conflict="once").state == State.PENDING
+
+
+@HOWS
+@pytest.mark.parametrize("delay", [{"seconds": 0}, {"minutes": 5}, {"after": HOUR}, {}], ids=str)
+def test_a_deadline_that_counts_from_now_is_refused_because_each_call_has_another(
+    order: Order, declare: Any, how: str, delay: dict[str, Any]
+) -> None:
+    """A refund that was scheduled so was sent again with each repeated webhook, under a new idempotency key."""
+    policy = declare(Order, name="refund", after=None if delay else HOUR)
+    with pytest.raises(dq.InvalidDelay, match="Give at="):
+        once(order, policy=policy, at=None, how=how, **delay)
+    assert states() == []
+
+
+@HOWS
+def test_the_round_of_a_since_value_has_fired_whatever_the_delay_of_the_policy_is_now(
+    order: Order, at: datetime, declare: Any, how: str
+) -> None:
+    given: dict[str, Any] = {"name": "own", "since": "paid_at"}
+    policy = declare(Order, after=HOUR, **given)
+    order.paid_at = at
+    order.save()
+    assert once(order, policy=policy, at=None, how=how)
+    with clock.set_to(at + 2 * HOUR):
+        assert fire_due() == 1
+        registry.remove(policy)
+        policy = declare(Order, after=3 * HOUR, **given)
+        assert once(order, policy=policy, at=None, how=how) is None
+    assert states() == ["fired"]
+    assert once(order, policy=policy, at=at + 3 * HOUR, how=how), "by hand: another due time"
 
 
 def test_a_row_under_a_former_name_counts(order: Order, at: datetime, declare: Any) -> None:

@@ -52,7 +52,7 @@ def by_hand(order: Order) -> None:
 
 
 def in_steps(order: Order) -> None:
-    schedule_timeout(order, "remind", minutes=5, on_conflict="once")
+    schedule_timeout(order, "remind", at=timezone.now() + timedelta(minutes=5), on_conflict="once")
 
 
 def in_bulk(order: Order) -> None:

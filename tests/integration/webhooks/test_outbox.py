@@ -57,6 +57,26 @@ def test_a_timeout_that_fires_sends_one_message_with_its_row(endpoint: EndpointS
     assert fire_due() == 0
 
 
+@pytest.mark.parametrize(("payload", "reason"), [(False, "RuntimeError"), (True, "RuntimeError: no number +49301")])
+def test_the_text_of_an_error_leaves_only_with_the_payload(
+    use: Callable[..., None],
+    endpoint: EndpointServer,
+    declare: Callable[..., TimeoutPolicy[Any]],
+    payload: bool,
+    reason: str,
+) -> None:
+    def handler(order: Order, timeout: Timeout) -> None:
+        raise RuntimeError("no number +49301")
+
+    use(payload=payload)
+    [row] = due(declare(Order, handler, name="failing", retry=dq.Retry.never()))
+    fire_due(row.policy, raises=False)
+    assert fire_due(DELIVER) == 1
+    [body] = endpoint.bodies
+    assert (body["type"], body["data"]["reason"]) == ("timeout.dead", reason)
+    assert ("+49301" in str(body)) is payload
+
+
 def test_a_message_shows_a_timeout_as_the_rest_api_does(use: Callable[..., None], endpoint: EndpointServer) -> None:
     use(payload=True)
     due("testapp.order.remind", payload={"a": [1]}, key="k")

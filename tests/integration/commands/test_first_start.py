@@ -1,0 +1,104 @@
+"""A project starts, and gets its tables, while its database is empty or down, whatever its conditions read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+SETTINGS = """
+SECRET_KEY = "only for this test"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+STATIC_URL, STATIC_ROOT = "static/", {home!r} + "/static"
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.staticfiles", "django_delayq", "shop"]
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": {database!r}}}}}
+DELAYQ = {{"REDIS": None}}
+"""
+MODELS = """
+from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
+from django.contrib.contenttypes.models import ContentType
+from django.db import models
+from django_delayq import TimeoutRelation
+
+
+class Remark(models.Model):
+    text = models.CharField(max_length=20)
+    content_type = models.ForeignKey(ContentType, on_delete=models.CASCADE)
+    object_id = models.BigIntegerField()
+    about = GenericForeignKey()
+
+
+class Tag(models.Model):
+    name = models.CharField(max_length=20)
+
+
+class Order(models.Model):
+    status = models.CharField(max_length=20)
+    created_at = models.DateTimeField()
+    parent = models.ForeignKey("self", null=True, on_delete=models.CASCADE, related_name="parts")
+    remarks, tags, timeouts = GenericRelation(Remark), models.ManyToManyField(Tag), TimeoutRelation()
+"""
+TIMEOUTS = """
+from datetime import timedelta
+from django.db.models import Case, Exists, OuterRef, Q, Value, When
+from django.db.models.functions import Lower, Now
+from django.db.models.lookups import Exact
+from django_delayq import timeout_policy
+from shop.models import Order, Tag
+
+BY_REMARK = Q(remarks__text="block")
+KINDS = {
+    "relation": BY_REMARK,
+    "negated": Q(status="unpaid") & ~BY_REMARK,
+    "nested": ~(Q(parent__remarks__text="x") | ~Q(Q(parts__remarks=None), ~Q(tags=3))),
+    "ledger": ~Q(timeouts__state="pending"),
+    "many": ~Q(tags__name="blocked"),
+    "subquery": ~Exists(Tag.objects.filter(order=OuterRef("pk"))) & ~Q(parent__in=Order.objects.filter(BY_REMARK)),
+    "case": Q(Exact(Case(When(~BY_REMARK, then=Value(1)), default=Value(0)), 1)),
+    "function": Q(Exact(Lower("status"), "unpaid"), created_at__lt=Now()),
+}
+for name, condition in KINDS.items():
+    given = {"after": timedelta(minutes=30), "since": "created_at"}
+    timeout_policy(Order, name=name, when=condition, **given)(lambda order, timeout: None)
+    timeout_policy(Order, name=f"{name}_hold", when=Q(), hold_when=condition, **given)(lambda order, timeout: None)
+"""
+START = {
+    "web process": ["-c", "from django.core.wsgi import get_wsgi_application; get_wsgi_application()"],
+    **{
+        name: ["-m", "django", *f"{name} {options}".split()]
+        for name, options in {
+            "check": "",
+            "check --database default": "",
+            "makemigrations": "shop --dry-run",
+            "collectstatic": "--noinput --dry-run",
+            "migrate": "--run-syncdb",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("database", ["empty", "down"])
+@pytest.mark.parametrize("command", START)
+def test_no_condition_needs_the_database_to_start(tmp_path: Path, command: str, database: str) -> None:
+    if database == "down" and command in {"migrate", "check --database default"}:
+        pytest.skip("it needs the database")
+    name = str(tmp_path / ("shop.sqlite3" if database == "empty" else "missing/shop.sqlite3"))
+    (tmp_path / "shop").mkdir()
+    files = {"__init__": "", "models": MODELS, "timeouts": TIMEOUTS}
+    files = {"settings_of_shop": SETTINGS.format(home=str(tmp_path), database=name)} | {
+        f"shop/{file}": text for file, text in files.items()
+    }
+    for file, text in files.items():
+        (tmp_path / f"{file}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", *START[command]],  # of makemigrations, without its database
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "DJANGO_SETTINGS_MODULE": "settings_of_shop"},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
