@@ -133,6 +133,7 @@ def test_a_line_of_the_log_names_a_policy_that_is_silent_in_redis(
 ) -> None:
     monkeypatch.setattr(firing_state, "_log_interval", LogInterval(60))
     rows = due_orders("remind", 5)
+    leases(with_redis, queue, 0)
     attacker = Attacker(lambda: leases(with_redis, queue, 0))
     attacker.start()
     start_worker()
