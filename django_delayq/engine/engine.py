@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -302,9 +302,13 @@ class DelayQueue:
             found: Any = client.execute_command(*ask, NEVER_DECODE=True)
             return [name for name in found if name not in known][:MAX_BATCH]
 
-    def remove_foreign(self, owned: Iterable[str]) -> int:
-        """Remove what `foreign_heads` returns, and these lines; return how many. Logged once for each queue."""
-        if names := self.foreign_heads(owned):
+    def remove_foreign(self, owned: Collection[str], between: Callable[[], object] = lambda: None) -> int:
+        """Remove the lines that are not `owned`, at most a million; return how many. Logged once for each queue.
+
+        Call `between` after each thousand.
+        """
+        removed = 0
+        while removed < MAX_BATCH**2 and (names := self.foreign_heads(owned)):
             with translated(self._caller.client), self._caller.client.pipeline(transaction=False) as pipeline:
                 pipeline.zrem(self.keys.heads, *names)
                 for name in names:
@@ -313,7 +317,9 @@ class DelayQueue:
             words = "Queue %r had lines of no policy, such as %r, which are removed, as are later ones: does another "
             words += "application write to this Redis?"
             self._caller.log_once("foreign_lines", self.name, words, self.name, names[0][:MAX_LINES])
-        return len(names)
+            removed += len(names)
+            between()
+        return removed
 
     def _names(self) -> tuple[list[str], int]:
         """Return the names of the lines with a head, at most 1,000, the earliest first, and the server's time."""

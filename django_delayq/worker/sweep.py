@@ -156,10 +156,7 @@ class Sweep:
                 owned = known_labels(self._using)
                 for queue in self._engine.queues({*declared_queues(), *self.queues}):
                     queue.correct_heads()
-                    for _ in range(PAGE_ROWS):  # an attacker who adds them faster does not keep it here
-                        if not queue.remove_foreign(owned):
-                            break
-                        self._between()
+                    queue.remove_foreign(owned, self._between)
             end = now + 2 * interval
             kind, start = ("full", None) if is_full else ("behind", now - OVERDUE_BY)
             page = page_of(self._using, start, None, end)

@@ -341,8 +341,7 @@ class Sources:
         for line in [line for line, id in self._unseen.items() if id in done]:
             id = self._unseen.pop(line)
             if firing_state.is_time_to_log(("silent", line)):
-                words = "Redis shows no worker what is due of %s, so it is read from the database: timeout %d was due "
-                words += "for half a lease. Another application may have written to Redis. See manage.py delayq_doctor"
+                words = "Redis hides due timeouts of %s, so these are read from the database: %d had waited for half a lease"
                 logger.warning(words, line, id, extra={"event": "redis_silent", "policy": line, "timeout_id": id})
 
     def flush(self) -> None:

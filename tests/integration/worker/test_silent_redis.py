@@ -1,4 +1,4 @@
-"""Whatever an attacker writes to Redis, once or all the time, workers still find what is due."""
+"""Whatever an attacker writes to Redis, once or all the time, workers still find the due timeouts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ ATTACKS = [heads, lines, junk_heads, wrong_heads, leases, strangers, nothing_lef
 
 @pytest.mark.parametrize("repeatedly", [False, True], ids=["once", "repeatedly"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_is_due_fires(
+def test_due_timeouts_fire(
     queue: DelayQueue,
     with_redis: redis.Redis,
     start_worker: StartWorker,
