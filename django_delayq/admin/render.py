@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_delayq import clock
+from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import is_user_code, moment
 from django_delayq.lengths import length_text
@@ -138,7 +139,7 @@ def deadline(row: Timeout) -> SafeString:
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif row.state == Timeout.State.FIRED and row.settled_at is not None:
-        late = (row.settled_at - row.due_at).total_seconds()  # negative if an operator fired it early
+        late = (row.settled_at - advances.passed_at(row)).total_seconds()  # negative if an operator fired it early
         words = _("fired {seconds} s after it") if late >= 0 else _("fired {seconds} s before it")
         more = words.format(seconds=precise(abs(late)))
     shown = '{}<br><bdi class="delayq-more">{}</bdi>' if more else "{}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 from zlib import crc32
@@ -71,8 +71,9 @@ class Reserved(NamedTuple):
     """The answer of one `reserve`.
 
     `heads` has each line of the queue, asked or not, whose next work (a due time, or the expiry of a lease) is at most
-    `HEADS_MS` later than `now_ms`, or earlier, as it is after this reserve. Of more than 1,000 it has the earliest. All
-    times are the server's, so their difference is the time to wait, whatever the clock of the worker.
+    `HEADS_MS` later than `now_ms`, or earlier, as it is after this reserve: of the lines that the caller names, or else
+    of all, and then of more than 1,000 the earliest. All times are the server's, so their difference is the time to
+    wait, whatever the clock of the worker.
     `lease` is None if and only if `entries` is empty.
     """
 
@@ -165,14 +166,17 @@ class DelayQueue:
         """Remove the ids from the line; return how many existed."""
         return self._count(self.calls("remove", line, ids))
 
-    def reserve(self, limits: Mapping[str, int], lease_ms: int, ahead_ms: int = 0) -> Reserved:
+    def reserve(
+        self, limits: Mapping[str, int], lease_ms: int, ahead_ms: int = 0, named: Sequence[str] = ()
+    ) -> Reserved:
         """Lease due entries of the lines in `limits` to the caller for `lease_ms`, at most so many of each.
 
         Of each line, expired leases come first, then pending entries, each kind earliest first, and then leases that
         end later than any may; with `ahead_ms` (at most 1,000) also those that fall due within that time, for a caller
         that prepares them. No other caller gets them before the lease ends. At most 1,000 members of each hundred lines
         are changed. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
-        once for each queue. Without lines it only reads the heads.
+        once for each queue. Without lines it only reads the heads: those of the lines `named`, which no number of
+        foreign ones hides, or the first ones of all.
         """
         if any(limit < 1 for limit in limits.values()):
             raise ValueError(f"the limit of a line is 1 or more, not {min(limits.values())}")
@@ -180,7 +184,7 @@ class DelayQueue:
             raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
         lines = {line: (quoted(line), min(int(limit), MAX_BATCH)) for line, limit in limits.items()}
         times = checked_lease_ms(lease_ms), int(ahead_ms)
-        replies = self._reserve(list(lines.values()), times, HEADS_MS)
+        replies = self._reserve(list(lines.values()), times, HEADS_MS, [quoted(line) for line in named])
         tokens: list[tuple[str, int]] = []
         entries: list[Entry] = []
         with understood("reserve"):
@@ -191,8 +195,13 @@ class DelayQueue:
                 for id, count in zip(ids, counts, strict=True):
                     entries.append(Entry(int(checked_id(int(id))), int(count), line))
             discarded = sum(int(junk) for _, junk, _, _ in replies)
-            soon = {unquoted(text_of(name)): int(ms) for name, ms in zip(heads[::2], heads[1::2], strict=True)}
             now_ms = int(now)
+            if named:
+                of_named = chain.from_iterable(reply[2] for reply in replies[-len(_parts(named, MAX_BATCH)) :])
+                known = {line: float(ms) for line, ms in zip(named, of_named, strict=True) if ms is not None}
+                soon = {line: int(max(0.0, ms)) for line, ms in known.items() if ms <= now_ms + HEADS_MS}
+            else:
+                soon = {unquoted(text_of(name)): int(ms) for name, ms in zip(heads[::2], heads[1::2], strict=True)}
         if discarded:
             self._caller.log_once(
                 "foreign_members",
@@ -284,19 +293,53 @@ class DelayQueue:
         names, _ = self._names()
         self._reserve([(name, 0) for name in names], (1, 0), HEADS_MS)
 
+    def foreign_heads(self, owned: Iterable[str]) -> list[bytes]:
+        """Return names among the heads, at most 1,000, which are not those of the lines `owned`."""
+        known, client = {quoted(line).encode() for line in owned}, self._caller.client
+        end = MAX_BATCH + len(known)  # so that some are found if there are any
+        with translated(client), understood("zrangebyscore"):
+            ask: Any = ("ZRANGEBYSCORE", self.keys.heads, "-inf", "+inf", "LIMIT", 0, end)
+            found: Any = client.execute_command(*ask, NEVER_DECODE=True)
+            return [name for name in found if name not in known][:MAX_BATCH]
+
+    def remove_foreign(self, owned: Collection[str], between: Callable[[], object] = lambda: None) -> int:
+        """Remove the lines that are not `owned`, at most a million; return how many. Logged once for each queue.
+
+        Call `between` after each thousand.
+        """
+        removed = 0
+        while removed < MAX_BATCH**2 and (names := self.foreign_heads(owned)):
+            with translated(self._caller.client), self._caller.client.pipeline(transaction=False) as pipeline:
+                pipeline.zrem(self.keys.heads, *names)
+                for name in names:
+                    pipeline.pexpire(self.keys.named("").encode() + name, 0)  # allowed to a user that may not delete
+                pipeline.execute()
+            words = "Queue %r had lines of no policy, such as %r, which are removed, as are later ones: does another "
+            words += "application write to this Redis?"
+            self._caller.log_once("foreign_lines", self.name, words, self.name, names[0][:MAX_LINES])
+            removed += len(names)
+            between()
+        return removed
+
     def _names(self) -> tuple[list[str], int]:
         """Return the names of the lines with a head, at most 1,000, the earliest first, and the server's time."""
         with understood("reserve"):
             ((now_ms, _, heads, _),) = self._reserve([], (1, 0), "inf")
             return [text_of(name) for name in heads[::2]], int(now_ms)
 
-    def _reserve(self, lines: Sequence[tuple[str, int]], times: tuple[int, int], heads_ms: int | str) -> list[Any]:
-        """Return the replies to a reserve of lines, given by their names among the heads and their limits."""
+    def _reserve(
+        self, lines: Sequence[tuple[str, int]], times: tuple[int, int], heads_ms: int | str, named: Sequence[str] = ()
+    ) -> list[Any]:
+        """Return the replies to a reserve of lines, given by their names among the heads and their limits.
+
+        The last of them have the heads of the lines `named`.
+        """
         args = (*times, self._longest_lease_ms, heads_ms)
+        parts = zip_longest(_parts(lines, MAX_LINES)[::-1] or [[]], _parts(named, MAX_BATCH)[::-1], fillvalue=())
         calls = []
-        for part in _parts(lines, MAX_LINES) or [[]]:
+        for part, names in [*parts][::-1]:
             keys = self.keys.heads, self.keys.counter, *(self.keys.named(name) for name, _ in part)
-            calls.append(Call("reserve", keys, (*args, *(limit for _, limit in part))))
+            calls.append(Call("reserve", keys, (*args, *(limit for _, limit in part), *names)))
         return self._caller.send(calls)
 
     def calls(self, command: str, line: str, items: Iterable[Any], token: int | None = None) -> list[Call]:

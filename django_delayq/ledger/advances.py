@@ -21,7 +21,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.installation import ledger_name
+from django_delayq.ledger.installation import check_name, ledger_name
 from django_delayq.ledger.locking import is_private, transaction_of
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.routing import database_of
@@ -48,16 +48,20 @@ def is_allowed() -> bool:
 
 
 def refusal(using: str) -> str:
-    """Return why this installation may not advance its clock; empty: it may. Raises the database's errors."""
+    """Return why this installation may not advance its clock; empty: it may. Raises the database's errors.
+
+    Raises:
+        WrongInstallation: the ledger belongs to another installation, so that no worker of this one would start.
+    """
     settings = get_settings()
     if not is_allowed():
         if settings.installation is not None and settings.installation == settings.production:
             return f"This is the installation {settings.installation!r}, which DELAYQ['PRODUCTION'] names."
         missing = " and ".join(name for name in ("INSTALLATION", "PRODUCTION") if not getattr(settings, name.lower()))
         return f"DELAYQ[{missing!r}] is not set: this may be production. Set it, or DEBUG, in staging."
-    known = ledger_name(using)
-    if known is not None and known == settings.production:
-        return f"The database belongs to {known!r}, which DELAYQ['PRODUCTION'] names. See manage.py delayq_adopt."
+    check_name(known := ledger_name(using))
+    if known is not None and settings.installation is None:
+        return f"The database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is not set here."
     return ""
 
 
@@ -75,6 +79,14 @@ def since(model: type[Model], start: datetime) -> timedelta:
         return timedelta(0)
     is_ahead = start > clock.now()
     return sum((length for at, length in _advances(database_of(model)) if is_ahead or at > start), timedelta(0))
+
+
+def passed_at(row: Timeout) -> datetime:
+    """Return when the deadline of `row` passed: at the end of a step of an advance, if it was within that step."""
+    if row.ready_at is None or not is_allowed():
+        return row.due_at
+    ends = [at for at, _ in _advances(row._state.db or database_of(Timeout))]
+    return row.ready_at if row.ready_at in ends else row.due_at
 
 
 def _advances(using: str) -> list[tuple[datetime, timedelta]]:

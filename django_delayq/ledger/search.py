@@ -24,7 +24,7 @@ from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.engine.records import MAX_ID
 from django_delayq.ledger.statements import Param, Statement, chunks
-from django_delayq.models import TimeoutQuerySet
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import registry
 
 MAX_LABELS: Final = 1_000
@@ -187,6 +187,12 @@ def labels_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
 def undeclared_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
     """Return those labels of `rows` that no policy has any more."""
     return [label for label in labels_in(rows, limit) if registry.get(label) is None]
+
+
+def known_labels(using: str) -> set[str]:
+    """Return the labels that a policy or a row has. What has another one in Redis is of nobody."""
+    declared = {label for policy in registry for label in policy.labels}
+    return declared.union(labels_in(Timeout.objects.using(using).all()))
 
 
 class Count(NamedTuple):

@@ -156,10 +156,11 @@ class AskingCommand(DelayqCommand):
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
-        if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
+        if options["yes"] or options.get("dry_run") or number.value <= MAX_UNASKED:
             return
         if not has_terminal():
-            raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
+            ways = "--yes or --dry-run" if "dry_run" in options else "--yes"
+            raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give {ways}.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

@@ -32,7 +32,7 @@ from django_delayq.ledger.db_connections import (
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, count_each, in_state
-from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
+from django_delayq.models import ClockAdvance, PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.rounds import delays, matching_again, moved_models
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
@@ -143,10 +143,16 @@ def machine_clock(using: str) -> Iterator[CheckMessage]:
 
 
 def advanced_clock(using: str) -> Iterator[CheckMessage]:
-    """Report that the clock of a staging installation was advanced."""
+    """Report that the clock of a staging installation was advanced, or that of a database of production."""
     if ahead := advances.total(using):
         text = f"The clock of this installation was advanced by {duration_text(ahead)}."
         yield Info(text, hint="manage.py delayq_clock --reset forgets that.", id="clock.advanced")
+    elif found := list(ClockAdvance.objects.using(using).order_by("at")):
+        ahead, last = sum((each.length for each in found), timedelta(0)), found[-1]
+        text = f"The clock of this database was advanced {plural(len(found), 'time')}, by {duration_text(ahead)}, "
+        text += f"last by {last.by} on {last.at:%Y-%m-%d %H:%M}: what waited then is due earlier by it."
+        hint = "See the settings with which delayq_clock was run. This remains until these rows of ClockAdvance go."
+        yield Warning(text, hint=hint, id="clock.advanced")
 
 
 def connection_limit(using: str) -> Iterator[CheckMessage]:

@@ -12,7 +12,9 @@ from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
+from django_delayq.ledger.search import known_labels
 from django_delayq.monitoring.snapshot import redis_status
+from django_delayq.policies import declared_queues
 from django_delayq.redis_clients import get_engine
 
 SKEW_WARNING_SECONDS: Final = 1.0
@@ -56,6 +58,10 @@ def redis(using: str) -> Iterator[CheckMessage]:
     if not status.compared:
         text = f"No timeout is {soon}: there is nothing to compare with Redis."
     advice = "If a worker is running, its sweep adds them within seconds." if status.missing else None
+    known = known_labels(using)
+    if foreign := [name for each in engine.queues(declared_queues()) for name in each.foreign_heads(known)]:
+        text += f" It has lines of no policy, such as {foreign[0][:100]!r}."
+        advice = "Does another application write to it? A sweep removes them within a minute."
     yield (Warning if advice else Info)(text, hint=advice, id="redis.in_step")
     try:
         with translated(engine.client):

@@ -13,7 +13,7 @@ from django.db import connections, router
 from django.utils import translation
 from django.utils.translation import gettext as _
 
-from django_delayq.clock import database_now
+from django_delayq.clock import database_now, to_ms
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger import advances
@@ -187,8 +187,7 @@ class RedisStatus:
         error: why not.
         queues: the entries of each queue.
         compared: how many of the rows that are due next were looked up in Redis, not those of policies with a rate.
-        missing: how many of them Redis should have, but has not. A sweep adds them, so missing rows are normal
-            right after Redis lost its data, and an error if they persist.
+        missing: how many of them Redis has not, or hides from workers: an error if it persists, as a sweep adds them.
     """
 
     is_configured: bool = False
@@ -463,22 +462,21 @@ def _settled_recently(columns: str, rows: Any, using: str) -> Raw:
 def redis_status(using: str, now: datetime) -> RedisStatus:
     """Compare Redis with the ledger at the database's time `now`. Raises the database's errors, but none of Redis."""
     try:
-        engine = get_engine(using)
-        if engine is None:
+        if (engine := get_engine(using)) is None:
             return RedisStatus()
         swept_until = now + get_settings().sweep_interval
         stopped = stop_cache.read(using).all_labels()
         # Workers claim due rows of policies with a rate from the ledger, and remove their entries.
         swept = {label for policy in get_policies() if not policy.rate for label in policy.labels}.difference(stopped)
-        pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
-        rows = list(pending.of_labels(swept).order_by("run_at", "id").values_list("id", "queue", "policy")[:COMPARED])
-        names = sorted({*declared_queues(), *(queue for _, queue, _ in rows)})
+        pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until).order_by("run_at", "id")
+        rows = list(pending.of_labels(swept).values_list("id", "queue", "policy", "run_at")[:COMPARED])
+        names = sorted({*declared_queues(), *(queue for _, queue, *_ in rows)})
         queues = []
         for name in names:
             shards = [engine.queue(name, shard).stats() for shard in range(engine.shards)]
             total, due, leased = (sum(getattr(each, field) for each in shards) for field in ("total", "due", "leased"))
             queues.append(QueueStatus(name, total, due, leased))
-        missing = _missing(engine, rows)
+        missing = _missing(engine, rows, using, now)
     except (EngineError, ConfigError) as error:
         return RedisStatus(is_configured=True, error=str(error))
     # Rows that were fired, moved or cancelled in the meantime are not missing.
@@ -486,12 +484,17 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
     return RedisStatus(True, True, "", tuple(queues), len(rows), still)
 
 
-def _missing(engine: Any, rows: Iterable[tuple[int, str, str]]) -> list[int]:
-    """Return the ids that are not among the first entries of their line; none of a line with too many entries."""
+def _missing(engine: Any, rows: Iterable[tuple[Any, ...]], using: str, now: datetime) -> list[int]:
+    """Return the ids that are not among the first entries of their line; none of a line with too many entries.
+
+    Also those that were due a lease ago and that no worker would get now, if there are more than workers have.
+    """
 
     @functools.cache
-    def first_entries(queue: str, shard: int, label: str) -> set[int]:
-        return {entry for entry, _ in engine.queue(queue, shard).peek(PEEKED, label)}
+    def first_entries(queue: str, shard: int, label: str) -> dict[int, int]:
+        return dict(engine.queue(queue, shard).peek(PEEKED, label))
 
-    found = ((row_id, first_entries(queue, engine.shard_of(row_id), label)) for row_id, queue, label in rows)
-    return [row_id for row_id, entries in found if len(entries) < PEEKED and row_id not in entries]
+    found = [(id, at, first_entries(queue, engine.shard_of(id), label)) for id, queue, label, at in rows]
+    lost = [id for id, _, entries in found if len(entries) < PEEKED and id not in entries]
+    hidden = [id for id, at, entries in found if at + get_settings().lease <= now and entries.get(id, 0) > to_ms(now)]
+    return lost + hidden if hidden and len(hidden) > sum(worker.held for worker in workers_alive(using)) else lost

@@ -20,6 +20,7 @@ from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.arming.sync import oldest_in_sync
 from django_delayq.conf import get_settings
+from django_delayq.ledger import advances
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, DIED, SINCE_CHANGED, message_of, moment
 from django_delayq.ledger.locking import rows_of
@@ -207,7 +208,7 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         yield StoryEvent(moment(event["at"]), event["what"], row.pk, by, reason, details)
     if row.settled_at is not None:
         # From the deadline, which people know: lateness does not count a snooze.
-        late = (row.settled_at - row.due_at).total_seconds() if row.state == State.FIRED else None
+        late = (row.settled_at - advances.passed_at(row)).total_seconds() if row.state == State.FIRED else None
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
         reason = row.reason or str(row.get_cause_display())
         yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
@@ -362,7 +363,11 @@ def _why_nothing_is_pending(subject: Subject) -> str:
         error = failures.first[1]
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")
         return text.format(error=type(error).__name__, message=message_of(error))
-    return _why_not_armed(policy, states[0] if states else None, changes, by_workers)
+    why = _why_not_armed(policy, states[0] if states else None, changes, by_workers)
+    if changes.too_old and (ahead := advances.total(subject.using)):
+        words = _("The clock of this installation is {duration} ahead: deadlines are earlier by it.")
+        why += " " + words.format(duration=duration_label(ahead))
+    return why
 
 
 def _why_not_armed(policy: TimeoutPolicy[Any], state: RowState | None, changes: Changes, by_workers: Changes) -> str:

@@ -48,7 +48,7 @@ from django_delayq.firing.failures import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
 from django_delayq.ledger.rollups import COMMIT_MARGIN, count_finally
-from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state
+from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state, known_labels
 from django_delayq.ledger.settling import Old, delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
@@ -153,8 +153,10 @@ class Sweep:
         interval = get_settings().sweep_interval
         with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
             if is_full:
-                for queue in self._engine.queues(declared_queues()):
+                owned = known_labels(self._using)
+                for queue in self._engine.queues({*declared_queues(), *self.queues}):
                     queue.correct_heads()
+                    queue.remove_foreign(owned, self._between)
             end = now + 2 * interval
             kind, start = ("full", None) if is_full else ("behind", now - OVERDUE_BY)
             page = page_of(self._using, start, None, end)

@@ -60,6 +60,8 @@ def use_everything(url: str, owner: redis.Redis) -> None:
         assert queue.release(lease, [(1, 9)]) == queue.acknowledge(lease, [2]) == 1
         assert queue.acknowledge(lease) == 5
         assert queue.stats().total == len(queue.peek()) == 1
+        owner.zadd(queue.keys.heads, {"foreign": 1})
+        assert queue.queue.remove_foreign([queue.line]) == 1
         assert [engine.count("brake", 2, 60_000) for _ in range(2)] == [2, 4]
 
 

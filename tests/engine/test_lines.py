@@ -56,6 +56,21 @@ def test_a_reserve_of_no_line_only_reads_the_heads(virtual: VirtualQueue) -> Non
     assert virtual.snapshot() == before
 
 
+def test_the_heads_of_named_lines_are_found_behind_any_number_of_others(virtual: VirtualQueue) -> None:
+    queue, now = virtual.queue.queue, virtual.now
+    virtual.client.zadd(queue.keys.heads, {f"x{number}": number for number in range(1500)})
+    virtual.client.zadd(queue.keys.heads, {"past": "-inf", "never": "inf", "half": now + 0.5})
+    names = [f"line {number}" for number in range(1200)]
+    for id, due in enumerate((now, now + 1000, now + 1001), start=1):
+        queue.ensure(names[400 * id - 1], [(id, due)])
+    assert queue.reserve({}, 1, named=[*names, "past", "never", "half", "none"]).heads == {
+        names[399]: now, names[799]: now + 1000, "past": 0, "half": now
+    }  # fmt: skip
+    reserved = queue.reserve(dict.fromkeys(names[300:500], 1), 700, named=names)
+    assert [entry.id for entry in reserved.entries] == [1]
+    assert reserved.heads == {names[399]: now + 700, names[799]: now + 1000}, "as they are after it"
+
+
 def test_the_head_is_the_earlier_of_the_next_due_time_and_the_end_of_the_next_lease(virtual: VirtualQueue) -> None:
     queue, now = virtual.queue.queue, virtual.now
     queue.ensure(LINE, [(1, now), (2, now + 700)])

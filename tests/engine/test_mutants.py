@@ -120,6 +120,8 @@ MUTANTS = {
     "a reserve leaves the head as it was": ("reserve.lua", "set_head(KEYS[1], KEYS[i])", ""),
     "a line without entries keeps its head": ("include/head.lua", "redis.call('ZREM', heads, name)", ""),
     "the heads end a millisecond early": ("reserve.lua", "tonumber(ARGV[4])", "tonumber(ARGV[4]) - 1"),
+    "the heads of named lines are not asked for": ("reserve.lua", "asked[1] and", "false and"),
+    "the first named line is left out": ("reserve.lua", "#KEYS + 3", "#KEYS + 4"),
     "the limits of lines are mixed up": ("reserve.lua", "ARGV[i + 2]", "ARGV[5]"),
     "foreign heads are believed": ("include/names.lua", "#found[i] > 3000 or", "false and"),
     "long foreign heads are sent": ("include/names.lua", "#found[i] > 3000 or", ""),

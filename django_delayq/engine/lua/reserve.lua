@@ -3,8 +3,9 @@
 -- Invalid members are removed. Changes at most 1000 members in all; call it again for more. Sets the head of each line,
 -- which is all that it does with a limit of 0.
 -- KEYS heads counter [line ...]
--- ARGV lease_ms ahead_ms max_lease_ms heads_ms [limit ...]
--- RETURN {now ms, number discarded, {name, ms, name, ms ...}, {{token or -1, {id ...}, {deliveries ...}} of each line}}
+-- ARGV lease_ms ahead_ms max_lease_ms heads_ms [limit ...] [name ...]
+-- RETURN {now ms, number discarded, heads, {{token or -1, {id ...}, {deliveries ...}} of each line}}
+-- heads: the head or nil of each name, however many others there are; without names {name, ms, name, ms ...}
 
 --- include score
 --- include clock
@@ -22,4 +23,6 @@ for i = 3, #KEYS do
   reserved[i - 2] = lease_due(KEYS[i], tonumber(ARGV[i + 2]), now)
   set_head(KEYS[1], KEYS[i])
 end
-return {now, discarded, names_until(KEYS[1], text(now + tonumber(ARGV[4]))), reserved}
+local asked = {unpack(ARGV, #KEYS + 3)}
+local heads = asked[1] and redis.call('ZMSCORE', KEYS[1], unpack(asked))
+return {now, discarded, heads or names_until(KEYS[1], text(now + tonumber(ARGV[4]))), reserved}

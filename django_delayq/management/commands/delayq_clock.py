@@ -6,16 +6,18 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_delayq.clock import database_now, duration_text, plural
+from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.routing import database_of
-from django_delayq.management.operating import DelayqCommand, actor
+from django_delayq.ledger.search import count
+from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.management.options import duration, moment
 from django_delayq.management.output import local
 from django_delayq.models import Timeout
 from django_delayq.operations import Passed, advance_clock, reset_clock, set_clock
 
 
-class Command(DelayqCommand):
+class Command(AskingCommand):
     """Lets time pass for all timeouts of a staging installation, or shows by how much it has been advanced.
 
     What would happen within the duration happens now, in order: trials end, reminders go out. It needs running workers.
@@ -30,9 +32,13 @@ class Command(DelayqCommand):
         how.add_argument("--set", metavar="WHEN", help="let time pass until then: a date and time")
         how.add_argument("--reset", action="store_true", help="forget this; deadlines that have moved stay")
         parser.add_argument("--reason", default="", help="stored, for people")
+        parser.add_argument("--yes", action="store_true", help="do not ask, however many timeouts come closer")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using, who = database_of(Timeout), {"actor": actor(), "reason": options["reason"]}
+        if options["advance"] is not None or options["set"] is not None:
+            name = get_settings().installation or "this database"
+            self.ask(f"advance the clock of {name} for", count(Timeout.objects.using(using).waiting()), options)
         if options["advance"] is not None:
             self._report(advance_clock(duration("--advance", options["advance"]), using=using, **who))
         elif options["set"] is not None:

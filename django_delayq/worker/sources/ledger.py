@@ -94,6 +94,12 @@ class LedgerSource:
             stop_cache.forget()  # they are not stopped any more
         return self._with_more
 
+    def first_due(self, lines: Lines) -> Mapping[str, int]:
+        """Return the first row of each line that is due and that nobody has claimed, and have the next `due` ask."""
+        self.check_now()
+        rows = {line: claiming.claimable(self._using, self.queues, line) for line in self.due(lines)}
+        return {line: id for line, due in rows.items() for id in due.values_list("pk", flat=True)[:1]}
+
     def take(self, limits: Mapping[str, int]) -> Mapping[str, Mapping[int, int]]:
         claimed = claiming.claim_each(self._using, self.queues, limits, get_settings().lease, self.ahead)
         self._note(claimed)

@@ -20,8 +20,10 @@ from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
 
@@ -76,7 +78,8 @@ class RedisSource:
         """When each line of a queue and shard has its next work, if that is soon."""
         self._turn = 0
         self._leased: list[_Leased] = []
-        self._by_id: dict[int, _Leased] = {}
+        self.by_id: dict[int, _Leased] = {}
+        """The ids that this worker has leased, and not resolved."""
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
@@ -123,7 +126,8 @@ class RedisSource:
         lease_seconds, asked = get_settings().lease.total_seconds(), time.monotonic()
         with self._lock:
             try:
-                reserved = queue.reserve(limits, int(lease_seconds * 1000), AHEAD_MS)
+                named = [label for policy in registry for label in policy.labels]
+                reserved = queue.reserve(limits, int(lease_seconds * 1000), AHEAD_MS, named)
             except EngineError:  # the caller never learns what other queues have leased
                 self.resolve((), dict.fromkeys((id for ids in found.values() for id in ids), self._skew.now()))
                 raise
@@ -133,9 +137,9 @@ class RedisSource:
                 self._leased.append(leased)
                 for id in ids:
                     # An id that is in flight here already has lost its lease: its result counts for the new one.
-                    if former := self._by_id.get(id):
+                    if former := self.by_id.get(id):
                         former.in_flight.discard(id)
-                    self._by_id[id] = leased
+                    self.by_id[id] = leased
         for entry in reserved.entries:
             found[entry.line][entry.id] = entry.deliveries
         self._skew.note_redis(reserved.now_ms)
@@ -147,11 +151,11 @@ class RedisSource:
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:
             for id in done:
-                if leased := self._by_id.pop(id, None):
+                if leased := self.by_id.pop(id, None):
                     leased.in_flight.discard(id)
                     leased.done.add(id)
             for id, due_at in again.items():
-                if leased := self._by_id.pop(id, None):
+                if leased := self.by_id.pop(id, None):
                     leased.in_flight.discard(id)
                     leased.again[id] = due_at
 
@@ -208,8 +212,14 @@ class Sources:
         self.redis = RedisSource(health.engine, queues, skew)
         self.ledger = LedgerSource(using, only, skew)
         self._paced = PacedSource(self.ledger)
-        self._must_poll = False
-        self._database_used_at = time.monotonic()
+        self._must_poll = self._is_turn_of_redis = False
+        self._database_used_at, self._look_at = time.monotonic(), 0.0
+        self._first_due: Mapping[str, int] = {}
+        """What `LedgerSource.first_due` returned at the last look."""
+        self._silent: dict[str, int] = {}
+        """The lines that are read from the ledger, too, each with the row that nobody has taken from Redis."""
+        self._unseen: dict[str, int] = {}
+        """The last such row of each line that this worker has taken from the ledger, until it is done."""
 
     def check_now(self) -> None:
         """Check every queue in Redis, because a message came. It may be about a policy that was resumed."""
@@ -219,6 +229,8 @@ class Sources:
     def take(self, lines: Lines, left: int) -> Batch:
         """Lease or claim due timeouts of the lines that may be asked, a fair share of each, at most `left`."""
         if self._health.is_up and not self._must_poll:
+            if (batch := self._take_silent(lines, left)).deliveries:
+                return replace(batch, wait_seconds=0.0)
             try:
                 batch = self._take(self.redis, lines, left)
             except EngineError as error:
@@ -242,19 +254,37 @@ class Sources:
         self.ledger.check_now()
         return self._take(self.ledger, lines, left)
 
-    def _take(self, source: RedisSource | LedgerSource, lines: Lines, left: int) -> Batch:
+    def _take_silent(self, lines: Lines, left: int) -> Batch:
+        """Claim due timeouts of the lines that are silent in Redis, in turns with what it shows, until none is due.
+
+        A line is silent if its first due row was the first one half a lease ago, and no worker has begun or claimed
+        it. So nothing that is written to Redis delays a timeout for longer, such as a lease that nobody has.
+        """
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + get_settings().lease.total_seconds() / 2
+            self._use_database()
+            before, self._first_due = self._first_due, self.ledger.first_due(lines)
+            same = {line: id for line, id in self._first_due.items() if before.get(line) == id}
+            self._silent |= {line: id for line, id in same.items() if id not in self.redis.by_id}
+        self._is_turn_of_redis = not self._silent or not self._is_turn_of_redis
+        if self._is_turn_of_redis:
+            return Batch()
+        batch = self._take(self.ledger, lines, left, self._silent)
+        self._unseen |= {line: id for line, id in self._silent.items() if id in batch.deliveries}
+        self._silent = {line: self._silent[line] for line in self.ledger.due(lines) if line in self._silent}
+        return batch
+
+    def _take(self, source: RedisSource | LedgerSource, lines: Lines, left: int, due: Collection[str] = ()) -> Batch:
         """Ask the due lines of one source for a fair share of the room. What one leaves, others get in another round.
 
         After an error, what was taken is to be delivered again at once.
         """
-        due: Collection[str] = source.due(lines)
+        due = due or source.due(lines)
         # Redis may show no due entry of these: those of rows that got no slot are checked again a second later.
         if more := self._paced.with_more.intersection(lines.declared()):
             due = dict.fromkeys((*due, *more))
         if due:
-            # An idle connection may have been forgotten by a firewall: a statement on it would wait for minutes.
-            check_connections(idle_seconds=time.monotonic() - self._database_used_at)
-            self._database_used_at = time.monotonic()
+            self._use_database()
         may_run = lines.may_run(by_last_answer=not due)
         deliveries: dict[int, int] = {}
         slots: dict[int, Slot] = {}
@@ -286,6 +316,11 @@ class Sources:
         wait = source.seconds_left(lines.may_run(by_last_answer=True), waiting)
         return Batch(deliveries, min(wait, lines.seconds_left), bool(waiting), slots, labels)
 
+    def _use_database(self) -> None:
+        """Renew an idle connection: a firewall may have forgotten it, and a statement on it would wait for minutes."""
+        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
+        self._database_used_at = time.monotonic()
+
     def _entries_of(self, policy: TimeoutPolicy[Any], granted: Granted, source: object) -> Mapping[int, int]:
         """Lease as many entries of a policy with a rate as were claimed, most likely theirs, to have them removed.
 
@@ -303,6 +338,11 @@ class Sources:
         """Note results in both sources, because one timeout may have come from both."""
         self.ledger.resolve(done, again)
         self.redis.resolve(done, again)
+        for line in [line for line, id in self._unseen.items() if id in done]:
+            id = self._unseen.pop(line)
+            if firing_state.is_time_to_log(("silent", line)):
+                words = "Redis hides due timeouts of %s, so these are read from the database: %d had waited for half a lease"
+                logger.warning(words, line, id, extra={"event": "redis_silent", "policy": line, "timeout_id": id})
 
     def flush(self) -> None:
         """Send what `resolve` has noted. While Redis is unavailable its part waits, as long as it is of use."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.checks import WARNING
 from django.core.management import CommandError, call_command
 from django.db.models import Q
 from django.test import Client
@@ -260,8 +262,73 @@ def test_it_is_refused_where_it_may_be_production(settings: Any, options: Any, d
 
 def test_a_copy_of_the_database_of_production_is_adopted_first() -> None:
     Installation.objects.create(name="production", since_at=timezone.now())
-    with pytest.raises(DelayqError, match="The database belongs to 'production'.*delayq_adopt"):
+    with pytest.raises(DelayqError, match="belongs to the installation 'production'.*delayq_adopt"):
         advance(HOUR)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"INSTALLATION": "staging", "PRODUCTION": "prodution"},
+        {"INSTALLATION": "staging", "PRODUCTION": "another production"},
+        {"INSTALLATION": "anna", "PRODUCTION": None},
+        {"INSTALLATION": None, "PRODUCTION": None},
+    ],
+    ids=str,
+)
+def test_it_is_refused_on_the_database_of_any_other_installation(
+    settings: Any, options: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Installation.objects.create(name="production", since_at=timezone.now())
+    settings.DELAYQ, settings.DEBUG = {**settings.DELAYQ, **options}, True
+    pending(Order.objects.create(), days=31)
+    before = vars_of(Timeout.objects.get())
+    with pytest.raises(DelayqError, match="belongs to the installation 'production'"):
+        advance(30 * DAY)
+    with pytest.raises(CommandError, match="belongs to the installation 'production'"):
+        call_command("delayq_clock", "--advance", "30d", "--yes")
+    assert vars_of(Timeout.objects.get()) == before
+
+
+def test_production_shows_that_its_clock_was_advanced(settings: Any) -> None:
+    pending(Order.objects.create(), days=31)
+    advance(30 * DAY)
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
+    [found] = [finding for finding in examine(quick=True) if finding.id == "clock.advanced"]
+    assert found.level == WARNING
+    assert found.msg.startswith("The clock of this database was advanced 1 time, by 30 d, last by admin:alice on ")
+
+
+def test_it_asks_before_many_timeouts_come_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_travel, "wait_for_workers", lambda using: True)
+    for _ in range(11):
+        pending(Order.objects.create(), days=30)
+    with pytest.raises(CommandError, match="advance the clock of staging for 11 timeouts.*give --yes[.]"):
+        call_command("delayq_clock", "--advance", "1d")
+    assert not ClockAdvance.objects.exists()
+    call_command("delayq_clock", "--advance", "1d", "--yes")
+    assert ClockAdvance.objects.count() == 1
+
+
+def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_passed(admin_client: Client) -> None:
+    early, late = (pending(Order.objects.create(), days=30, minutes=minutes) for minutes in (0, 60))
+    advance(31 * DAY)
+    for row in (early, late):
+        row.refresh_from_db()
+        [fired] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
+        assert 0 <= fired.details["late"] < 600, fired
+        page = admin_client.get(f"/admin/django_delayq/timeout/{row.pk}/change/").content.decode()
+        [seconds] = re.findall(r"fired ([\d.,]+) s after it", page)
+        assert float(seconds.replace(",", "")) < 600
+
+
+def test_a_story_says_that_the_clock_is_ahead_of_a_round_that_is_not_armed(declare: Declare) -> None:
+    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
+    advance(15 * DAY)
+    order = Order.objects.create(status="trial", created_at=timezone.now() - HOUR)
+    outlook = dq.explain_timeout(order, policy).outlook
+    assert outlook.startswith("Nothing is pending: the deadline passed too long ago")
+    assert outlook.endswith("The clock of this installation is 15 d ahead: deadlines are earlier by it.")
 
 
 def test_production_reads_nothing_of_it(declare: Declare, settings: Any, django_assert_num_queries: Any) -> None:

@@ -289,7 +289,7 @@ def test_what_one_worker_cannot_begin_soon_is_left_to_others(
     assert gate.entered.acquire(timeout=30)
     due_orders("remind", 10)
     # The busy one takes some, but has no thread for them.
-    wait_until(lambda: len(busy.sources.redis._by_id) + len(busy.sources.ledger._claimed) > 1)
+    wait_until(lambda: len(busy.sources.redis.by_id) + len(busy.sources.ledger._claimed) > 1)
     start_worker(concurrency=1)
     wait_until(lambda: states() == {"firing": 1, "fired": 10})
     gate.open.set()
