@@ -26,7 +26,7 @@ from django_delayq.policies import M, get_policies, registry
 from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from django.db.models import Model
 
@@ -182,8 +182,8 @@ class ArmingQuerySet(QuerySet[M]):
         watches = self._watches(None, using)
         owners = watched.owners_by_values(watches, objects, using)
         if update_conflicts:
-            for page in chunks([obj.pk for obj in objects if obj.pk is not None]):
-                owners.update(watched.owners_by_keys(watches, page, using))
+            keys = [obj.pk for obj in objects if obj.pk is not None]
+            owners.update(watched.owners_by_keys(watches, keys, using))
         # After an error the caller's transaction must be rolled back.
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             owners.lock(using)
@@ -204,9 +204,8 @@ class ArmingQuerySet(QuerySet[M]):
             return super().update(**values)
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             keys = list(dict.fromkeys(self.using(using).order_by("pk").values_list("pk", flat=True)))
-            pages, watches, owners = list(chunks(keys)), self._watches(values, using), watched.Owners()
-            for page in pages:
-                owners.update(watched.owners_by_keys(watches, page, using))
+            pages, watches = list(chunks(keys)), self._watches(values, using)
+            owners = watched.owners_by_keys(watches, keys, using)
             owners.lock(using)
             for page in pages:
                 lock_keys(self.model, page, using)
@@ -214,12 +213,59 @@ class ArmingQuerySet(QuerySet[M]):
             # locked rows.
             rows = self.filter(pk__in=keys) if len(pages) <= 1 else self
             updated = super(ArmingQuerySet, rows).update(**values)
+            owners.update(watched.owners_by_keys(watches, keys, using))  # some may belong to others now
             for page in pages:
-                owners.update(watched.owners_by_keys(watches, page, using))  # some may belong to others now
                 sync_timeouts(rows_of(self.model, using).filter(pk__in=page))
             owners.arm(using)
         self._result_cache = None
         return updated
+
+    def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
+        """Update `fields` of `objs`, and arm as `update` does; lock the owners of all batches first."""
+        objects, names = list(objs), list(fields)
+        using = self._armed_in(names)
+        if using is None:
+            return super().bulk_update(objects, names, batch_size)
+        with transaction_of(using), transaction.atomic(using=using, savepoint=False):
+            self.filter(pk__in=[obj.pk for obj in objects])._lock_owners(names)
+            return super().bulk_update(objects, names, batch_size)
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """Delete the rows; lock the objects that they belong to first, all in the order of their keys."""
+        self._for_write = True
+        if not self._watches(None, self.db):
+            return super().delete()
+        with transaction_of(self.db), transaction.atomic(using=self.db, savepoint=False):
+            self._lock_owners()
+            return super().delete()
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def iterator(self, chunk_size: int | None = None) -> Iterator[Any]:
+        """Return an iterator over the rows; lock their owners as evaluation does."""
+        self._lock_owners_first()
+        return super().iterator(chunk_size)
+
+    def _fetch_all(self) -> None:
+        if self._result_cache is None:
+            self._lock_owners_first()
+        super()._fetch_all()
+
+    def _lock_owners_first(self) -> None:
+        """Before rows are locked, lock the objects that they belong to, as saving them does.
+
+        So `update_or_create()`, and `select_for_update()` before a save. Not if the rows are not to be waited for.
+        """
+        query = self.query
+        if query.select_for_update and not (query.select_for_update_nowait or query.select_for_update_skip_locked):
+            self._lock_owners()
+
+    def _lock_owners(self, names: Collection[str] | None = None) -> None:
+        if connections[self.db].in_atomic_block and (watches := self._watches(names, self.db)):
+            rows = self._chain()
+            rows.query.select_for_update = False
+            watched.owners_by_keys(watches, rows.values_list("pk", flat=True), self.db).lock(self.db)
 
     def _armed_in(self, names: Collection[str] | None) -> str | None:
         """Return the database to which this queryset writes; None: no timeouts depend on the fields `names` there."""

@@ -8,6 +8,8 @@ worker that dies loses nothing.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,16 +17,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import Model, QuerySet
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one
+from django_delayq.backoff import LogInterval
 from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.ledger.db_connections import DEADLOCK, error_code
 from django_delayq.ledger.locking import lock_keys, rows_of
 from django_delayq.ledger.routing import has_timeouts
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicySync
 from django_delayq.paths import is_reference
@@ -34,8 +39,14 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
     from django_delayq.policy_watches import Hop, Watch
 
+logger = logging.getLogger("django_delayq.arming")
+_deadlocks_logged = LogInterval(math.inf)  # once for each table
 MOST = 500
 """A save locks at most so many objects, so that it takes some 100 ms, and other requests wait no longer for them."""
+DEADLOCKED = (
+    "The database has aborted a transaction, because of a deadlock: it has locked a row that policies of %s read, or "
+    "another object, before the object that this row belongs to. See 'Other rows' on the page on races. Logged once"
+)
 
 
 @dataclass(slots=True)
@@ -67,10 +78,14 @@ class Owners:
 
     def lock(self, using: str) -> None:
         """Lock the objects until the transaction ends. Outside of one, and if there are too many, do nothing."""
-        if connections[using].in_atomic_block:
-            for table in self._tables():
-                if len(self.keys[table]) <= MOST:
+        for table in self._tables() if connections[using].in_atomic_block else ():
+            if len(self.keys[table]) <= MOST:
+                try:
                     lock_keys(table, sorted(self.keys[table]), using)
+                except OperationalError as error:
+                    if error_code(error) in DEADLOCK and _deadlocks_logged.is_over(table):
+                        logger.warning(DEADLOCKED, table._meta.label, extra={"event": "owner_deadlock"})
+                    raise
 
     def arm(self, using: str) -> None:
         """Make the ledger fit the objects, as saving them would; of one object with signals."""
@@ -97,12 +112,13 @@ def ask_for_sync(policies: Iterable[TimeoutPolicy[Any]], using: str) -> None:
     transaction.on_commit(partial(rows.update, asked_at=DatabaseNow()), using=using, robust=True)
 
 
-def owners_by_keys(watches: Iterable[Watch], keys: Collection[Any] | QuerySet[Any], using: str) -> Owners:
+def owners_by_keys(watches: Iterable[Watch], keys: Iterable[Any], using: str) -> Owners:
     """Return the objects that the watched rows `keys` belong to, as the database has it now."""
-    found = Owners()
-    for watch in watches:
-        rows = rows_of(watch.model, using).filter(pk__in=keys)
-        found.add(watch, _first(_back(watch.hops, rows, using)))
+    found, watches = Owners(), list(watches)
+    for page in chunks([*dict.fromkeys(keys)] if watches else []):
+        for watch in watches:
+            rows = rows_of(watch.model, using).filter(pk__in=page)
+            found.add(watch, _first(_back(watch.hops, rows, using)))
     return found
 
 

@@ -45,6 +45,7 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
 # PostgreSQL; the table, or the disk, of MySQL; FULL of SQLite.
 DISK_FULL: Final = frozenset({"53100", 1114, 1021, 13})
+DEADLOCK: Final = frozenset({"40P01", 1213})
 _LOCKED: Final = frozenset({"55P03", 1205})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL. Insufficient privilege: only SQLSTATE, because the
 # drivers of MySQL raise OperationalError then, as for a lost connection.
