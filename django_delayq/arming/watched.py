@@ -8,8 +8,6 @@ worker that dies loses nothing.
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,17 +15,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one
-from django_delayq.backoff import LogInterval
 from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger.db_connections import DEADLOCK, error_code
-from django_delayq.ledger.locking import lock_keys, rows_of
+from django_delayq.ledger.db_connections import explaining_deadlocks
+from django_delayq.ledger.locking import begin_write, lock_keys, rows_of
 from django_delayq.ledger.routing import has_timeouts
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import kind_of
@@ -39,14 +36,8 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
     from django_delayq.policy_watches import Hop, Watch
 
-logger = logging.getLogger("django_delayq.arming")
-_deadlocks_logged = LogInterval(math.inf)  # once for each table
 MOST = 500
 """A save locks at most so many objects, so that it takes some 100 ms, and other requests wait no longer for them."""
-DEADLOCKED = (
-    "The database has aborted a transaction, because of a deadlock: it has locked a row that policies of %s read, or "
-    "another object, before the object that this row belongs to. See 'Other rows' on the page on races. Logged once"
-)
 
 
 @dataclass(slots=True)
@@ -78,14 +69,11 @@ class Owners:
 
     def lock(self, using: str) -> None:
         """Lock the objects until the transaction ends. Outside of one, and if there are too many, do nothing."""
-        for table in self._tables() if connections[using].in_atomic_block else ():
-            if len(self.keys[table]) <= MOST:
-                try:
-                    lock_keys(table, sorted(self.keys[table]), using)
-                except OperationalError as error:
-                    if error_code(error) in DEADLOCK and _deadlocks_logged.is_over(table):
-                        logger.warning(DEADLOCKED, table._meta.label, extra={"event": "owner_deadlock"})
-                    raise
+        if connections[using].in_atomic_block:
+            for table in self._tables():
+                if len(self.keys[table]) <= MOST:
+                    with explaining_deadlocks(table):
+                        lock_keys(table, sorted(self.keys[table]), using)
 
     def arm(self, using: str) -> None:
         """Make the ledger fit the objects, as saving them would; of one object with signals."""
@@ -120,6 +108,14 @@ def owners_by_keys(watches: Iterable[Watch], keys: Iterable[Any], using: str) ->
             rows = rows_of(watch.model, using).filter(pk__in=page)
             found.add(watch, _first(_back(watch.hops, rows, using)))
     return found
+
+
+def lock_with_owners(obj: Model, using: str) -> None:
+    """In a transaction, lock the objects that the row of `obj` belongs to, and then the row, as a save does."""
+    if connections[using].in_atomic_block:
+        begin_write(using)
+        owners_by_keys(watches_for(type(obj), obj, using), [obj.pk], using).lock(using)
+        lock_keys(type(obj), [obj.pk], using)
 
 
 def owners_by_values(watches: Iterable[Watch], instances: Sequence[Model], using: str) -> Owners:
@@ -184,8 +180,7 @@ def watches_for(model: type[Model], instance: Model, using: str, names: Collecti
 
 def connect_to(sender: type[Model]) -> None:
     """Connect to writes of a model whose rows a policy reads."""
-    watches = watches_on(sender)
-    if not watches:
+    if not watches_on(sender):
         return
     if _relation_through(sender) is not None:  # `add()` inserts its rows in bulk
         m2m_changed.connect(follow_relation, sender, dispatch_uid="django_delayq.follow_relation")
@@ -217,10 +212,8 @@ def lock_owners(
     watches = [] if raw else watches_for(sender, instance, using, update_fields)
     if watches:
         owners = owners_by_values(watches, [instance], using)
-        if not instance._state.adding:
-            owners.update(
-                owners_by_keys((each for each in watches if each.may_move(update_fields)), [instance.pk], using)
-            )
+        moved = [] if instance._state.adding else [each for each in watches if each.may_move(update_fields)]
+        owners.update(owners_by_keys(moved, [instance.pk], using))
         owners.lock(using)
         _note(instance, owners)
 
@@ -251,8 +244,11 @@ class _Deletion:
 _deletions: WeakKeyDictionary[Any, dict[type[Model], _Deletion]] = WeakKeyDictionary()
 
 
-def note_owners(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
-    """Lock the objects that a row belongs to before it is deleted, and note them, so that many rows arm them once."""
+def note_owners(sender: type[Model], instance: Model, using: str, *, origin: Any = None, **_: Any) -> None:
+    """Lock the objects that a row belongs to before it is deleted, and note them, so that many rows arm them once.
+
+    With the first row of a queryset lock those of all its rows, in one order.
+    """
     watches = watches_for(sender, instance, using)
     if not watches:
         return
@@ -261,6 +257,8 @@ def note_owners(sender: type[Model], instance: Model, using: str, **_: Any) -> N
     present = by_sender.get(sender)
     if present is None or present.last() is None:
         present = by_sender[sender] = _Deletion(Owners(), ref(instance))
+        if isinstance(origin, QuerySet) and origin.model is sender:
+            found.update(owners_by_keys(watches, origin.using(using).values_list("pk", flat=True), using))
     found.without(present.owners).lock(using)
     present.owners.update(found)
     present.last = ref(instance)
