@@ -245,7 +245,7 @@ class ArmingQuerySet(QuerySet[M]):
     def _lock_owners(self, names: Collection[str] | None = None) -> None:
         """In a transaction, lock the objects to which the rows belong by the columns `names`, as saving them does."""
         if connections[self.db].in_atomic_block and (watches := self._watches(names, self.db)):
-            rows = self._chain()
+            rows = self.all()
             rows.query.select_for_update = False
             watched.owners_by_keys(watches, rows.values_list("pk", flat=True), self.db).lock(self.db)
 

@@ -18,7 +18,8 @@ from tests.testapp.timeouts import LOSE_UNPAID, lose
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
 
-Payments = list[Payment]
+Payments = list[Any]
+"""Of `Payment`."""
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def payments(declare: Declare) -> Payments:
     return [Payment.objects.create(purchase=purchase) for purchase in (first, second)]
 
 
-def save(payment: Payment) -> None:
+def save(payment: Any) -> None:
     payment.status = "failed"
     payment.save()
 
@@ -43,7 +44,7 @@ WRITES: dict[str, Callable[[Payments], object]] = {
     "update_or_create": lambda some: Payment.objects.update_or_create(pk=some[0].pk, defaults={"status": "failed"}),
     "of_its_owner": lambda some: some[0].purchase.payments.update_or_create(pk=some[0].pk, defaults={"status": "x"}),
     "get": lambda some: save(Payment.objects.select_for_update().get(pk=some[0].pk)),
-    "first": lambda some: save(Payment.objects.select_for_update().order_by("pk").first()),  # type: ignore[arg-type]
+    "first": lambda some: save(Payment.objects.select_for_update().order_by("pk").first()),
     "each": lambda some: save_each(Payment.objects.select_for_update().filter(pk=some[0].pk)),
     "iterator": lambda some: save_each(Payment.objects.select_for_update().filter(pk=some[0].pk).iterator()),
     "update": lambda some: Payment.objects.select_for_update().filter(pk=some[0].pk).update(status="failed"),

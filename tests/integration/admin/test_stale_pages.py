@@ -36,9 +36,13 @@ class PaymentAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-ar
     fields = ("status",)
 
 
+class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("name",)
+
+
 site.register(Purchase, PurchaseAdmin)
-site.register([Payment, Merchant], PaymentAdmin)
-site.get_model_admin(Merchant).fields = ("name",)
+site.register(Payment, PaymentAdmin)
+site.register(Merchant, MerchantAdmin)
 urlpatterns = [path("admin/", site.urls)]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
