@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_delayq.arming import watched
 from django_delayq.backoff import LogInterval
+from django_delayq.ledger import db_connections
 from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.integration.data.conftest import Declare
 from tests.testapp.market import Payment, Purchase
@@ -87,8 +87,8 @@ def test_a_deadlock_of_an_owner_is_logged_once_with_the_page_that_explains_it(
     payments: Payments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without our manager only the requests that deadlock show that they lock in another order."""
-    monkeypatch.setattr(watched, "_deadlocks_logged", LogInterval(float("inf")))
-    caplog.set_level(logging.WARNING, "django_delayq.arming")
+    monkeypatch.setattr(db_connections, "_explained", LogInterval(float("inf")))
+    caplog.set_level(logging.WARNING, "django_delayq.worker")
     lost = 0
 
     def write(some: Payments) -> None:
