@@ -351,7 +351,8 @@ def explaining_deadlocks(model: type[Model]) -> Iterator[None]:
     except OperationalError as error:
         if error_code(error) in _DEADLOCK and _explained.is_over(model):
             words = "A deadlock at the lock of %s, of which a row is written. See 'Other rows' on the page on races: %s"
-            logger.warning(words, model._meta.label, error, extra={"event": "owner_deadlock"})
+            extra = {"event": "owner_deadlock"}
+            logging.getLogger("django_delayq.arming").warning(words, model._meta.label, error, extra=extra)
         raise
 
 
