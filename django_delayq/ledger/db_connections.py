@@ -350,7 +350,7 @@ def explaining_deadlocks(model: type[Model]) -> Iterator[None]:
         yield
     except OperationalError as error:
         if error_code(error) in _DEADLOCK and _explained.is_over(model):
-            words = "A deadlock at the lock of %s, of which a row is written. See 'Other rows' on the page on races: %s"
+            words = "A deadlock at the lock of %s, before a row that its policies read is written. See the page on races: %s"
             extra = {"event": "owner_deadlock"}
             logging.getLogger("django_delayq.arming").warning(words, model._meta.label, error, extra=extra)
         raise
