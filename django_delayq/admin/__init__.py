@@ -6,7 +6,8 @@ object, model or policy is gone must be shown too. `actions` runs operations aft
 admin of your own models.
 """
 
-from django_delayq.admin.mixins import TimeoutAdminMixin, TimeoutInline
+from django_delayq.admin.mixins import LockingAdminMixin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin, TimeoutAdmin
 
-__all__ = ["PolicyChangeAdmin", "PolicyControlAdmin", "TimeoutAdmin", "TimeoutAdminMixin", "TimeoutInline"]
+__all__ = ["LockingAdminMixin", "PolicyChangeAdmin", "PolicyControlAdmin"]
+__all__ += ["TimeoutAdmin", "TimeoutAdminMixin", "TimeoutInline"]

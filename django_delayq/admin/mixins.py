@@ -14,25 +14,28 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections, router
+from django.db import router
 from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
+from django.utils.crypto import salted_hmac
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.inspect import get_func_args
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import filters, render
 from django_delayq.admin.actions import banners, permitted_actions, timeout_actions
 from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links
+from django_delayq.arming.watched import lock_with_owners
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import begin_write, lock_keys
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import Obstacle, obstacles
 from django_delayq.operations import selection
 from django_delayq.policies import get_policies
+from django_delayq.policy_watches import watches_on
 
 if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]
@@ -42,6 +45,11 @@ else:
 MAX_OBJECTS: Final = 1_000
 """So many keys are parameters of one query; the objects of a backlog of millions must not be."""
 
+VERSION: Final = "_delayq_version"
+STALE: Final = _(
+    "Nothing was saved: this was changed after the page was opened. Check it, and enter your change again."
+)
+
 
 class TimeoutsFilter(admin.SimpleListFilter):
     """Objects by their timeouts: the first `MAX_OBJECTS` of them, read through the ledger's indexes."""
@@ -50,6 +58,7 @@ class TimeoutsFilter(admin.SimpleListFilter):
     parameter_name = "timeouts"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        self.site = model_admin.admin_site
         return [(choice, filters.DUE_LABELS[choice]) for choice in ("hour", "overdue", "waiting", "dead")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -58,10 +67,6 @@ class TimeoutsFilter(admin.SimpleListFilter):
             return queryset
         rows = visible_rows(request, self.site)
         return queryset.filter(_objects_condition(queryset.model, str(value), rows))
-
-    def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
-        self.site = model_admin.admin_site
-        super().__init__(request, params, model, model_admin)
 
 
 def visible_rows(request: HttpRequest, site: AdminSite) -> Any:
@@ -98,7 +103,59 @@ def _objects_condition(model: type[Model], value: str, visible: Any) -> Q:
     return wanted
 
 
-class TimeoutAdminMixin(_Mixin):
+class LockingAdminMixin(_Mixin):
+    """Lock an object before its page is saved or it is deleted, and refuse a page that is older than the row.
+
+    A page saves the columns that it shows, and its inlines theirs, as they were when it was opened. So it would write
+    "waiting" over what a timeout has done since then. Instead it saves nothing, and shows an error.
+    For models with policies, and models whose rows policies read. `TimeoutAdminMixin` includes it.
+    """
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the objects, from the writer if one is about to be changed."""
+        rows: QuerySet[Any] = super().get_queryset(request)
+        return rows.using(database_of(self.model)) if request.method == "POST" else rows
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Return the object, which is locked before it is changed, with the version of it that the visitor sees."""
+        obj = super().get_object(request, object_id, from_field)
+        may_write = self.has_change_permission(request, obj) or self.has_delete_permission(request, obj)
+        if obj is None or not may_write or not (get_policies(type(obj)) or watches_on(type(obj))):
+            return obj
+        if is_posted := request.method == "POST":
+            lock_with_owners(obj, router.db_for_write(type(obj), instance=obj))
+            obj = super().get_object(request, object_id, from_field)
+        if obj is not None:
+            version = self._version_of(request, obj)
+            obj.delayq_seen = request.GET.get(VERSION, version) if is_posted else version
+            obj.delayq_is_stale = obj.delayq_seen != version
+        return obj
+
+    def _version_of(self, request: HttpRequest, obj: Any) -> str:
+        """Return a digest of the row and of those that its inlines may change. It shows none of their values."""
+        rows = [obj]
+        for formset, inline in self.get_formsets_with_inlines(request, obj):
+            if inline.has_change_permission(request, obj) or inline.has_delete_permission(request, obj):
+                seen = inline.get_queryset(request).using(obj._state.db)
+                rows += formset(instance=obj, queryset=seen).get_queryset()
+        texts = [field.value_to_string(row) for row in rows for field in row._meta.concrete_fields]
+        return salted_hmac(VERSION, repr(texts)).hexdigest()
+
+    def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Return the class of the form; if the row has changed since it was opened, one that is never valid."""
+        form = super().get_form(request, obj, change, **kwargs)
+        refusing = {"clean": lambda bound: bound.add_error(None, STALE)}
+        return type(form.__name__, (form,), refusing) if getattr(obj, "delayq_is_stale", False) else form
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """Render the page, whose form posts the version that the visitor sees."""
+        if seen := getattr(kwargs.get("obj"), "delayq_seen", ""):
+            url = kwargs.get("form_url", "")
+            kwargs["form_url"] = f"{url}{'&' if '?' in url else '?'}{urlencode({**request.GET.dict(), VERSION: seen})}"
+        return super().render_change_form(request, context, *args, **kwargs)
+
+
+class TimeoutAdminMixin(LockingAdminMixin):
     """Add a column *next deadline* to the list of your objects, a filter by timeouts, and the operations as actions.
 
     The column is part of the list's own query. List `"next_deadline"` in `list_display` to choose its position.
@@ -109,7 +166,7 @@ class TimeoutAdminMixin(_Mixin):
         """Return the objects from the writer, each with its soonest pending deadline, next attempt and policy."""
         rows: QuerySet[Any] = super().get_queryset(request)
         if not self._can_view_timeouts(request):
-            return rows.using(database_of(self.model)) if request.method == "POST" else rows
+            return rows
         using = database_of(self.model)
         visible = visible_rows(request, self.admin_site)
         pending = visible.filter(about_outer_row(self.model, using), slot_taken=1).order_by("due_at", "id")
@@ -117,24 +174,6 @@ class TimeoutAdminMixin(_Mixin):
         shown = {name: Subquery(pending.values(column)[:1]) for name, column in columns.items()}
         annotated: QuerySet[Any] = rows.using(using).annotate(**shown)
         return annotated
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Return the object, which is locked before it is changed.
-
-        The page saves all of its columns, also those that it does not show. Without the lock it would write them as
-        they were before a timeout fired at the same time.
-        """
-        obj = super().get_object(request, object_id, from_field)
-        if obj is None or request.method != "POST" or not (using := self._locks_in(obj)):
-            return obj
-        begin_write(using)
-        lock_keys(type(obj), [obj.pk], using)
-        return super().get_object(request, object_id, from_field)
-
-    def _locks_in(self, obj: Model) -> str:
-        """Return the database in whose transaction `obj` is about to be changed, if it may have timeouts there."""
-        using = router.db_for_write(type(obj), instance=obj)
-        return using if get_policies(type(obj)) and connections[using].in_atomic_block else ""
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = [*super().get_list_display(request)]

@@ -26,7 +26,7 @@ from django_delayq.policies import M, get_policies, registry
 from django_delayq.policy_rules import policies_by_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from django.db.models import Model
 
@@ -88,8 +88,7 @@ def lock_parents_first(
     Arming locks them anyway. After the child's row it would deadlock with a save of all columns, which locks the
     parents first. Outside a transaction the child's row is free again when arming begins.
     """
-    connection = connections[using]
-    if raw or update_fields is None or instance.pk is None or not connection.in_atomic_block:
+    if raw or update_fields is None or instance.pk is None or not connections[using].in_atomic_block:
         return
     topmost = _table(sender)._meta.all_parents[-1]
     is_locked = any({field.name, field.attname} & set(update_fields) for field in topmost._meta.local_concrete_fields)
@@ -182,8 +181,7 @@ class ArmingQuerySet(QuerySet[M]):
         watches = self._watches(None, using)
         owners = watched.owners_by_values(watches, objects, using)
         if update_conflicts:
-            for page in chunks([obj.pk for obj in objects if obj.pk is not None]):
-                owners.update(watched.owners_by_keys(watches, page, using))
+            owners.update(watched.owners_by_keys(watches, [obj.pk for obj in objects if obj.pk is not None], using))
         # After an error the caller's transaction must be rolled back.
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             owners.lock(using)
@@ -204,9 +202,8 @@ class ArmingQuerySet(QuerySet[M]):
             return super().update(**values)
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             keys = list(dict.fromkeys(self.using(using).order_by("pk").values_list("pk", flat=True)))
-            pages, watches, owners = list(chunks(keys)), self._watches(values, using), watched.Owners()
-            for page in pages:
-                owners.update(watched.owners_by_keys(watches, page, using))
+            pages, watches = list(chunks(keys)), self._watches(values, using)
+            owners = watched.owners_by_keys(watches, keys, using)
             owners.lock(using)
             for page in pages:
                 lock_keys(self.model, page, using)
@@ -214,21 +211,49 @@ class ArmingQuerySet(QuerySet[M]):
             # locked rows.
             rows = self.filter(pk__in=keys) if len(pages) <= 1 else self
             updated = super(ArmingQuerySet, rows).update(**values)
+            owners.update(watched.owners_by_keys(watches, keys, using))  # some may belong to others now
             for page in pages:
-                owners.update(watched.owners_by_keys(watches, page, using))  # some may belong to others now
                 sync_timeouts(rows_of(self.model, using).filter(pk__in=page))
             owners.arm(using)
         self._result_cache = None
         return updated
 
+    def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
+        """Update `fields` of `objs`, and arm as `update` does. The owners are locked before the first batch."""
+        objects, names = list(objs), list(fields)
+        self._for_write = True
+        with transaction.atomic(using=self.db, savepoint=False):
+            self.filter(pk__in=[obj.pk for obj in objects])._lock_owners(names)
+            return super().bulk_update(objects, names, batch_size)
+
+    def iterator(self, chunk_size: int | None = None) -> Iterator[Any]:
+        """Return an iterator over the rows, whose owners are locked as when they are read at once."""
+        self._lock_owners_first()
+        return super().iterator(chunk_size)
+
+    def _fetch_all(self) -> None:
+        if self._result_cache is None:
+            self._lock_owners_first()
+        super()._fetch_all()
+
+    def _lock_owners_first(self) -> None:
+        """Lock the owners of the rows if reading will lock the rows, as in `update_or_create()`."""
+        query = self.query
+        if query.select_for_update and not (query.select_for_update_nowait or query.select_for_update_skip_locked):
+            self._lock_owners()
+
+    def _lock_owners(self, names: Collection[str] | None = None) -> None:
+        """In a transaction, lock the objects to which the rows belong by the columns `names`, as saving them does."""
+        if connections[self.db].in_atomic_block and (watches := self._watches(names, self.db)):
+            rows = self.all()
+            rows.query.select_for_update = False
+            watched.owners_by_keys(watches, rows.values_list("pk", flat=True), self.db).lock(self.db)
+
     def _armed_in(self, names: Collection[str] | None) -> str | None:
         """Return the database to which this queryset writes; None: no timeouts depend on the fields `names` there."""
         self._for_write = True
-        if self._watches(names, self.db):
-            return self.db
-        if not policies_by_table(self.model, names):
-            return None
-        return self.db if has_timeouts(self.model, self._row(), self.db) else None
+        is_own = policies_by_table(self.model, names) and has_timeouts(self.model, self._row(), self.db)
+        return self.db if is_own or self._watches(names, self.db) else None
 
     def _watches(self, names: Collection[str] | None, using: str) -> list[Watch]:
         """Return what policies watch of the fields `names` of this model, in the database `using`."""

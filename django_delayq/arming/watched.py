@@ -23,8 +23,10 @@ from django_delayq.arming.reconcile import arm_many, arm_one
 from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger.locking import lock_keys, rows_of
+from django_delayq.ledger.db_connections import explaining_deadlocks
+from django_delayq.ledger.locking import begin_write, lock_keys, rows_of
 from django_delayq.ledger.routing import has_timeouts
+from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicySync
 from django_delayq.paths import is_reference
@@ -70,7 +72,8 @@ class Owners:
         if connections[using].in_atomic_block:
             for table in self._tables():
                 if len(self.keys[table]) <= MOST:
-                    lock_keys(table, sorted(self.keys[table]), using)
+                    with explaining_deadlocks(table):
+                        lock_keys(table, sorted(self.keys[table]), using)
 
     def arm(self, using: str) -> None:
         """Make the ledger fit the objects, as saving them would; of one object with signals."""
@@ -97,13 +100,22 @@ def ask_for_sync(policies: Iterable[TimeoutPolicy[Any]], using: str) -> None:
     transaction.on_commit(partial(rows.update, asked_at=DatabaseNow()), using=using, robust=True)
 
 
-def owners_by_keys(watches: Iterable[Watch], keys: Collection[Any] | QuerySet[Any], using: str) -> Owners:
+def owners_by_keys(watches: Iterable[Watch], keys: Iterable[Any], using: str) -> Owners:
     """Return the objects that the watched rows `keys` belong to, as the database has it now."""
-    found = Owners()
-    for watch in watches:
-        rows = rows_of(watch.model, using).filter(pk__in=keys)
-        found.add(watch, _first(_back(watch.hops, rows, using)))
+    found, watches = Owners(), list(watches)
+    for page in chunks([*dict.fromkeys(keys)] if watches else []):
+        for watch in watches:
+            rows = rows_of(watch.model, using).filter(pk__in=page)
+            found.add(watch, _first(_back(watch.hops, rows, using)))
     return found
+
+
+def lock_with_owners(obj: Model, using: str) -> None:
+    """In a transaction, lock the objects that the row of `obj` belongs to, and then the row, as a save does."""
+    if connections[using].in_atomic_block:
+        begin_write(using)
+        owners_by_keys(watches_for(type(obj), obj, using), [obj.pk], using).lock(using)
+        lock_keys(type(obj), [obj.pk], using)
 
 
 def owners_by_values(watches: Iterable[Watch], instances: Sequence[Model], using: str) -> Owners:
@@ -168,8 +180,7 @@ def watches_for(model: type[Model], instance: Model, using: str, names: Collecti
 
 def connect_to(sender: type[Model]) -> None:
     """Connect to writes of a model whose rows a policy reads."""
-    watches = watches_on(sender)
-    if not watches:
+    if not watches_on(sender):
         return
     if _relation_through(sender) is not None:  # `add()` inserts its rows in bulk
         m2m_changed.connect(follow_relation, sender, dispatch_uid="django_delayq.follow_relation")
@@ -201,10 +212,8 @@ def lock_owners(
     watches = [] if raw else watches_for(sender, instance, using, update_fields)
     if watches:
         owners = owners_by_values(watches, [instance], using)
-        if not instance._state.adding:
-            owners.update(
-                owners_by_keys((each for each in watches if each.may_move(update_fields)), [instance.pk], using)
-            )
+        moved = [] if instance._state.adding else [each for each in watches if each.may_move(update_fields)]
+        owners.update(owners_by_keys(moved, [instance.pk], using))
         owners.lock(using)
         _note(instance, owners)
 
@@ -235,8 +244,11 @@ class _Deletion:
 _deletions: WeakKeyDictionary[Any, dict[type[Model], _Deletion]] = WeakKeyDictionary()
 
 
-def note_owners(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
-    """Lock the objects that a row belongs to before it is deleted, and note them, so that many rows arm them once."""
+def note_owners(sender: type[Model], instance: Model, using: str, *, origin: Any = None, **_: Any) -> None:
+    """Lock the objects that a row belongs to before it is deleted, and note them, so that many rows arm them once.
+
+    With the first row of a queryset lock those of all its rows, in one order.
+    """
     watches = watches_for(sender, instance, using)
     if not watches:
         return
@@ -245,6 +257,8 @@ def note_owners(sender: type[Model], instance: Model, using: str, **_: Any) -> N
     present = by_sender.get(sender)
     if present is None or present.last() is None:
         present = by_sender[sender] = _Deletion(Owners(), ref(instance))
+        if isinstance(origin, QuerySet) and origin.model is sender:
+            found.update(owners_by_keys(watches, origin.using(using).values_list("pk", flat=True), using))
     found.without(present.owners).lock(using)
     present.owners.update(found)
     present.last = ref(instance)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,10 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from django.db.models import Model
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
+from django_delayq.backoff import LogInterval
 from django_delayq.clock import plural
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
@@ -45,6 +48,7 @@ _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
 _TRANSIENT_CODES: Final = frozenset({1205, 1213, 1467, 1020, 1412, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
 # PostgreSQL; the table, or the disk, of MySQL; FULL of SQLite.
 DISK_FULL: Final = frozenset({"53100", 1114, 1021, 13})
+_DEADLOCK: Final = frozenset({"40P01", 1213})
 _LOCKED: Final = frozenset({"55P03", 1205})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL. Insufficient privilege: only SQLSTATE, because the
 # drivers of MySQL raise OperationalError then, as for a lost connection.
@@ -59,6 +63,10 @@ _ENDED_SESSIONS: Final = ("25P03", "25P04")
 
 _replaced: dict[str, object] = {}
 """Which file was found in place of the open one, by alias: each thread finds it, and one logs it."""
+
+
+_explained = LogInterval(math.inf)
+"""Tables for which a deadlock was explained, once in each process."""
 
 
 class LedgerLocked(DelayqError, OperationalError):
@@ -333,6 +341,19 @@ def needs_new_connection(error: BaseException) -> bool:
     """
     source = getattr(getattr(error.__cause__, "diag", None), "source_function", None)  # its messages are translated
     return error_code(error) in _READ_ONLY or source == "RevalidateCachedQuery"
+
+
+@contextmanager
+def explaining_deadlocks(model: type[Model]) -> Iterator[None]:
+    """Log the first deadlock of the block, which locks objects of `model` because a row that they depend on changes."""
+    try:
+        yield
+    except OperationalError as error:
+        if error_code(error) in _DEADLOCK and _explained.is_over(model):
+            words = "A deadlock at the lock of %s, before a row that its policies read is written. See the page on races: %s"
+            extra = {"event": "owner_deadlock"}
+            logging.getLogger("django_delayq.arming").warning(words, model._meta.label, error, extra=extra)
+        raise
 
 
 def error_code(error: BaseException) -> str | int | None:

@@ -39,6 +39,8 @@ class Goods:
     model: Any
     policy: TimeoutPolicy[Any]
     status: Callable[[Collection[int]], dict[int, str]]
+    fill: Callable[[Collection[int]], object] = len
+    """Create what belongs to new ones, without scheduling anything."""
 
 
 def _status_of_orders(pks: Collection[int]) -> dict[int, str]:
@@ -115,6 +117,7 @@ def _place(deadlines: Sequence[datetime], goods: Goods) -> list[int]:
     before = model.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     model._base_manager.bulk_create([model(created_at=deadline - after) for deadline in deadlines])
     orders = model.objects.filter(pk__gt=before).order_by("pk")
+    goods.fill(orders.values_list("pk", flat=True))
     sync_timeouts(orders)  # returns less than all where the regular sync of a worker has armed some just before
     pks = list(orders.values_list("pk", flat=True))
     assert len(_rows_of(pks, goods)) == len(deadlines)

@@ -1,0 +1,139 @@
+"""A page that was opened before its row has changed: saving it would write what the row was then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import path
+from django.utils.html import escape
+
+from django_delayq.admin import LockingAdminMixin, TimeoutAdminMixin, TimeoutInline, mixins
+from tests.integration.data.conftest import Declare
+from tests.testapp.market import Merchant, Payment, Purchase
+from tests.testapp.timeouts import LOSE_UNPAID, lose
+
+site = admin.AdminSite(name="admin")
+
+
+class PaymentInline(admin.TabularInline):  # type: ignore[type-arg]
+    model = Payment
+    extra = 0
+
+
+class PurchaseAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status",)
+    inlines = (PaymentInline, TimeoutInline)
+
+
+class PaymentAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status",)
+
+
+class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("name",)
+
+
+site.register(Purchase, PurchaseAdmin)
+site.register(Payment, PaymentAdmin)
+site.register(Merchant, MerchantAdmin)
+urlpatterns = [path("admin/", site.urls)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+
+@pytest.fixture
+def payment(declare: Declare) -> Payment:
+    declare(Purchase, lose, name="lose_unpaid", **LOSE_UNPAID)
+    return Payment.objects.create(purchase=Purchase.objects.create())
+
+
+def page_of(obj: Any, page: str = "change") -> str:
+    return f"/admin/testapp/{obj._meta.model_name}/{obj.pk}/{page}/?_changelist_filters=q%3Dx"
+
+
+def posted(client: Client, opened: Any, **values: str) -> Any:
+    """Send the form of a page as a browser does, with these values."""
+    html = opened.content.decode()
+    form = re.search(r'<form (?:[^>]*?action="([^"]*)")?', html[html.index('id="content"') :])
+    inputs = dict(re.findall(r'<input type="hidden" name="([\w-]+)" (?:value="([^"]*)")?', html))
+    address = opened.request["PATH_INFO"] + (form[1] if form and form[1] else f"?{opened.request['QUERY_STRING']}")
+    return client.post(address.replace("&amp;", "&"), {**inputs, **values})
+
+
+CHANGES: dict[str, tuple[bool, Callable[[Payment], Any]]] = {
+    "nothing": (False, lambda payment: None),
+    "the row": (True, lambda payment: Purchase.objects.update(status="expired")),
+    "a column that the page does not show": (True, lambda payment: Purchase.objects.update(grace=timedelta(days=1))),
+    "a row of the inline": (True, lambda payment: Payment.objects.update(status="void")),
+    "a new row of the inline": (True, lambda payment: payment.purchase.payments.create()),  # type: ignore[union-attr]
+    "a removed row of the inline": (True, lambda payment: payment.delete()),
+    "another row": (False, lambda payment: Payment.objects.create(purchase=Purchase.objects.create())),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_page_is_refused_if_the_row_has_changed_since_it_was_opened(
+    admin_client: Client, payment: Payment, what: str
+) -> None:
+    is_refused, change = CHANGES[what]
+    purchase = payment.purchase
+    values = {"status": "waiting", "payments-0-status": "captured", "payments-1-status": "new"}
+    opened = admin_client.get(page_of(purchase))
+    change(payment)
+    before = list(Purchase.objects.values()), list(Payment.objects.values())
+    answer = posted(admin_client, opened, **values)
+    assert answer.status_code == (200 if is_refused else 302)
+    if is_refused:
+        assert escape(str(mixins.STALE)) in answer.content.decode()
+        again = posted(admin_client, answer, **values)
+        assert again.status_code == 200, "the refused page is not newer"
+        assert before == (list(Purchase.objects.values()), list(Payment.objects.values()))
+        answer = posted(admin_client, admin_client.get(page_of(purchase)), **values)
+    assert answer.status_code == 302
+    assert answer["Location"] == "/admin/testapp/purchase/?q=x"
+    assert Purchase.objects.get(pk=purchase.pk).status == "waiting"  # type: ignore[union-attr]
+
+
+def test_the_page_of_a_watched_row_is_refused_too(admin_client: Client, payment: Payment) -> None:
+    opened = admin_client.get(page_of(payment))
+    Payment.objects.update(status="void")
+    assert posted(admin_client, opened, status="captured").status_code == 200
+    assert Payment.objects.get().status == "void"
+    assert admin_client.post(page_of(payment), {"status": "captured"}).status_code == 302, (
+        "from a page without a version"
+    )
+
+
+def test_a_reloaded_address_of_a_refused_page_is_fresh(admin_client: Client, payment: Payment) -> None:
+    opened = admin_client.get(page_of(payment))
+    Payment.objects.update(status="void")
+    refused = posted(admin_client, opened, status="captured")
+    address = f"{refused.request['PATH_INFO']}?{refused.request['QUERY_STRING']}"
+    assert posted(admin_client, admin_client.get(address), status="captured").status_code == 302
+
+
+def test_deleting_works_and_a_model_without_timeouts_has_no_version(admin_client: Client, payment: Payment) -> None:
+    merchant = Merchant.objects.create()
+    assert mixins.VERSION not in admin_client.get(page_of(merchant)).content.decode()
+    for obj in (payment, payment.purchase, merchant):
+        opened = admin_client.get(page_of(obj, "delete"))
+        assert posted(admin_client, opened, post="yes").status_code == 302
+        assert not type(obj)._default_manager.filter(pk=obj.pk).exists()  # type: ignore[union-attr]
+
+
+def test_a_visitor_who_may_only_view_sees_no_version_and_locks_nothing(
+    payment: Payment,
+) -> None:
+    viewer, client = User.objects.create_user("viewer", is_staff=True), Client()
+    viewer.user_permissions.add(*Permission.objects.filter(codename__in=["view_payment", "view_purchase"]))
+    client.force_login(viewer)
+    for obj in (payment, payment.purchase):
+        assert mixins.VERSION not in client.get(page_of(obj)).content.decode()
+        assert client.post(page_of(obj), {"status": "captured"}).status_code == 403
+    assert Payment.objects.get().status == "new"
