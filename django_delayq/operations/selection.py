@@ -80,13 +80,14 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     return found
 
 
-def find_named(model: type[Model], text: str, using: str, limit: int, user: Any = None) -> list[Model]:
-    """Return the objects of `model` of which a field in `search` of a policy is `text`, each once: at most `limit`.
+def find_named(rows: QuerySet[Any], text: str, limit: int, user: Any = None) -> list[Model]:
+    """Return those of `rows` of which a field in `search` of a policy is `text`, each once: at most `limit`.
 
     With a `user`, only the fields are searched that `searched_fields` returns for that user.
     """
-    fields = [(model, path) for path in names_searched(model, user)]
-    found = (obj for objects in _objects_with(text, using, fields) for obj in objects[:limit])
+    fields = [(rows.model, path) for path in names_searched(rows.model, user)]
+    named = _objects_with(text, rows.db, fields)
+    found = (obj for objects in named for obj in objects.filter(pk__in=rows.values("pk"))[:limit])
     return list({obj.pk: obj for obj in found}.values())[:limit]
 
 

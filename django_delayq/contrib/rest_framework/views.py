@@ -327,6 +327,7 @@ class PolicyViewSet(OperatorView, ViewSet):
         policy = registry.get(self.kwargs["label"])
         if policy is None:
             raise Http404
+        self.check_object_permissions(self.request, policy)
         return policy, database_of(policy.concrete_model)
 
     def answer(
@@ -438,4 +439,4 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     def _policy(self) -> TimeoutPolicy[Any]:
         if self.policy is None:
             raise TypeError('CountdownView needs a policy: CountdownView.as_view(policy="shop.order.cancel_unpaid").')
-        return self.policy if isinstance(self.policy, TimeoutPolicy) else get_policy(self.policy)
+        return get_policy(self.policy)
