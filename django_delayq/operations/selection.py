@@ -26,7 +26,7 @@ from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.paths import field_at, is_reference, stored_type
+from django_delayq.paths import end_of, field_at, is_reference, stored_type
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import related_paths
 
@@ -108,8 +108,7 @@ def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:
 
 
 def _may_search(user: Any, model: type[Model], path: str) -> bool:
-    relation = path.rpartition("__")[0]
-    return may_view(user, _model_at(model, relation) if relation else model)
+    return may_view(user, cast("type[Model]", end_of(model, path)[0]._meta.concrete_model))
 
 
 def may_view(user: Any, model: type[Model]) -> bool:
