@@ -45,16 +45,16 @@ def protect() -> None:
 
 def _cleaned(record: logging.LogRecord) -> bool:
     with suppress(Exception):  # of a `__str__`, which `logging` reports when it formats the record
-        if isinstance(record.args, tuple):
-            record.args = tuple(map(_clean, record.args))
-        quoted = {name: _clean(value) for name, value in vars(record).items() if name not in _STANDARD}
-        vars(record).update(quoted, msg=_clean(record.msg))
+        named = vars(record).keys() - _STANDARD | {"msg", "args"}
+        vars(record).update({name: _clean(vars(record)[name]) for name in named})
         if record.exc_info:
             record.exc_text = _indented(logging.Formatter().formatException(record.exc_info))
     return True
 
 
 def _clean(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
     return value if (text := str(value)) == (line := one_line(text)) else line
 
 

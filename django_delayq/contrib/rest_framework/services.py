@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Final, NamedTuple, get_args
+from typing import Any, ClassVar, Final, get_args
 
 from django.contrib.auth.models import AnonymousUser
 from django.db import connections, transaction
@@ -199,15 +199,6 @@ class GuardedSerializer(serializers.Serializer[Any]):
     timeout = outputs.TimeoutSerializer(allow_null=True)
 
 
-class Asked(NamedTuple):
-    """A checked request about an object."""
-
-    policy: TimeoutPolicy[Any]
-    obj: Model
-    values: dict[str, Any]
-    reason: str
-
-
 class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     """A request of another service: its effect and its stored answer are one transaction.
 
@@ -255,7 +246,7 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         values = dict(sent.validated_data)
         self.policy = values.pop("policy")
         using = database_of(self.policy.concrete_model)
-        self.check_search(self.policy, values)
+        self.check_search(values)
         given = idempotency_key(request)
         pk = self.find(values, using)
 
@@ -263,8 +254,8 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
             obj: Model | None = None if pk is None else lock_object(self.policy.model, pk, using)
             if obj is None:
                 raise self.missing(values)
-            others = {name: value for name, value in values.items() if name not in ("object", "search", "reason")}
-            status, shown = self.act(Asked(self.policy, obj, others, self.reason_of(values["reason"])))
+            others = {name: value for name, value in values.items() if name not in ("object", "search")}
+            status, shown = self.act(obj, {**others, "reason": self.reason_of(values["reason"])})
             # As JSON has it, so that a stored answer equals the first one.
             return Answer(status, json.loads(JSONRenderer().render(self.result(shown).data)))
 
@@ -277,7 +268,7 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         headers = {"Idempotent-Replayed": "true"} if answer.is_stored else None
         return Response(answer.body, answer.status, headers=headers)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Do what was asked, in a transaction; return the status and what `result` shows. Raises APIException."""
         raise NotImplementedError
 
@@ -289,24 +280,22 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         user = self.user
         caller = (self.policy.label, str(pk)) if user.pk is None else (str(user.pk), user.get_username())
         content = {name: value for name, value in dict(request.data).items() if name != "csrfmiddlewaretoken"}
-        digests = (
-            digest_of(*caller, given),
-            digest_of(type(self).__name__, json.dumps(content, sort_keys=True, default=str)),
-        )
+        key, sent = digest_of(*caller, given), json.dumps(content, sort_keys=True, default=str)
+        digests = key, digest_of(type(self).__name__, sent), using
         try:
-            return answered_once(*digests, using, act) if pk is not None else stored_answer(*digests, using) or act()
+            return stored_answer(*digests) or act() if pk is None else answered_once(*digests, act)
         except InProgress as error:
             raise Conflict(_("A request with this Idempotency-Key is still running. Send it again.")) from error
         except KeyReused as error:
             raise Reused from error
 
-    def check_search(self, policy: TimeoutPolicy[Any], values: dict[str, Any]) -> None:
+    def check_search(self, values: dict[str, Any]) -> None:
         """Refuse a search by fields that no policy names, or that this user may not search."""
-        if "search" not in values or selection.names_searched(policy.concrete_model, self.user):
-            return
-        if selection.names_searched(policy.concrete_model):
-            raise PermissionDenied
-        raise ValidationError({"search": [_("No policy of this model names a field in search. Give the object.")]})
+        model = self.policy.concrete_model
+        if "search" in values and not selection.names_searched(model, self.user):
+            if selection.names_searched(model):
+                raise PermissionDenied
+            raise ValidationError({"search": [_("No policy of this model names a field in search. Give the object.")]})
 
     def find(self, values: dict[str, Any], using: str) -> Any:
         """Return the key of the object, read from the writer; None: there is none, but an answer may be stored.
@@ -315,7 +304,12 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         """
         rows = self.filter_queryset(self.get_queryset()).using(using)
         is_of_policy = rows.model._meta.concrete_model is self.policy.concrete_model
-        found = [obj for obj in self.named(rows, values) if self.may_see(obj)] if is_of_policy else []
+        found = self.named(rows, values) if is_of_policy else []
+        try:
+            for obj in found:
+                self.check_object_permissions(self.request, obj)
+        except (PermissionDenied, NotAuthenticated, Http404):
+            raise self.missing(values) from None
         if len(found) > 1:
             words = gettext('Several objects have the value "{value}". Give the primary key of one, as object.')
             raise Conflict(words.format(value=values["search"]))
@@ -323,14 +317,6 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         if not found and (self.user.pk is None or self.named(every, values)):
             raise self.missing(values)
         return found[0].pk if found else None
-
-    def may_see(self, obj: Model) -> bool:
-        """Return whether the permissions of the view allow this request about `obj`."""
-        try:
-            self.check_object_permissions(self.request, obj)
-        except (PermissionDenied, NotAuthenticated, Http404):
-            return False
-        return True
 
     def named(self, rows: QuerySet[Any], values: dict[str, Any]) -> list[Model]:
         """Return those of `rows` that the request names: at most two."""
@@ -382,19 +368,18 @@ class ScheduleView(ServiceView):
         """Schedule a policy for an object, or move its pending timeout. Without a delay, the policy computes it."""
         return self.answer(request)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
-        values = {**asked.values, **asked.values["delay"]}
-        del values["delay"]
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        delay = values.pop("delay")
         try:
-            row = schedule_timeout(asked.obj, asked.policy, reason=asked.reason, **values)
+            row = schedule_timeout(obj, self.policy, **values, **delay)
         except TimeoutConflict as error:
             return 409, {"refusal": _refused(Code.PENDING), "timeout": error.timeout}
         except ExtensionLimit as error:
             return 409, {"refusal": _refused(Code.LIMIT), "timeout": error.timeout}
         except InvalidDelay as error:
             missing = _("Its policy gives this object no deadline. Give a delay, such as minutes.")
-            words = str(error) if asked.values["delay"] else missing
-            raise ValidationError({"at" if "at" in values else "delay": [words]}) from error
+            words = str(error) if delay else missing
+            raise ValidationError({"at" if "at" in delay else "delay": [words]}) from error
         return 200, {"refusal": None, "timeout": row}
 
 
@@ -412,10 +397,9 @@ class CancelView(ServiceView):
         """
         return self.answer(request)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
-        key = asked.values["key"]
-        is_cancelled = cancel_timeout(asked.obj, asked.policy, key=key, reason=asked.reason)
-        row: Timeout | None = subject_of(asked.obj, asked.policy, key).rounds().first()
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        is_cancelled = cancel_timeout(obj, self.policy, **values)
+        row: Timeout | None = subject_of(obj, self.policy, values["key"]).rounds().first()
         return 200, {"cancelled": is_cancelled, "timeout": row}
 
 
@@ -433,16 +417,15 @@ class GuardView(ServiceView):
         """
         return self.answer(request)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
-        options: Any = {"reason": asked.reason, **asked.values}
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
-            with before_deadline(asked.obj, asked.policy, **options) as row:
+            with before_deadline(obj, self.policy, **values) as row:
                 pass
         except DeadlineUndecided as error:
             raise Undecided from error
         except DeadlinePassed as error:
             return 409, {"in_time": False, "refusal": _refused(Code.PASSED), "timeout": error.timeout}
         except NotWaiting:
-            row = subject_of(asked.obj, asked.policy, asked.values["key"]).rounds().first()
+            row = subject_of(obj, self.policy, values["key"]).rounds().first()
             return 409, {"in_time": False, "refusal": _refused(Code.NOT_WAITING), "timeout": row}
         return 200, {"in_time": True, "refusal": None, "timeout": row}
