@@ -191,12 +191,10 @@ class CancelledSerializer(serializers.Serializer[Any]):
     timeout = outputs.TimeoutSerializer(allow_null=True)
 
 
-class GuardedSerializer(serializers.Serializer[Any]):
+class GuardedSerializer(ScheduledSerializer):
     """Whether the event was in time, and the round that decided it."""
 
     in_time = serializers.BooleanField(help_text=_("true: it will not fire, proceed."))
-    refusal = ReasonSerializer(allow_null=True)
-    timeout = outputs.TimeoutSerializer(allow_null=True)
 
 
 class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
@@ -235,7 +233,7 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
 
     def get_queryset(self) -> QuerySet[Model]:
         """Return the objects that the view serves: `queryset`, or all of the policy's model."""
-        has_own = self.queryset is not None  # type: ignore[misc, unused-ignore]
+        has_own = self.queryset is not None  # type: ignore[misc, arg-type, unused-ignore]
         return super().get_queryset() if has_own else self.policy.model._base_manager.all()
 
     def answer(self, request: Request) -> Response:
@@ -313,8 +311,7 @@ class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         if len(found) > 1:
             words = gettext('Several objects have the value "{value}". Give the primary key of one, as object.')
             raise Conflict(words.format(value=values["search"]))
-        every = self.policy.model._base_manager.using(using)
-        if not found and (self.user.pk is None or self.named(every, values)):
+        if not found and (self.user.pk is None or self.named(self.policy.model._base_manager.using(using), values)):
             raise self.missing(values)
         return found[0].pk if found else None
 

@@ -51,10 +51,8 @@ def send(endpoint: Endpoint, message_id: str, body: str) -> None:
     headers |= signed(endpoint, message_id, content, int(time.time()))
     request = Request(endpoint.url, content, headers, method="POST")
     try:
-        with _turns_of(endpoint).turn():
-            status = _status_of(request, seconds, endpoint.public_only)
-    except DeliveryFailed as error:
-        raise DeliveryFailed(f"Endpoint {endpoint.name!r} {error}") from None
+        with _turns_for(endpoint).turn():
+            status = _status_of(request, endpoint)
     except (OSError, HTTPException) as error:
         is_late = isinstance(error, TimeoutError)
         words = f"has not answered within {seconds:g} s" if is_late else f"cannot be reached: {type(error).__name__}"
@@ -88,10 +86,10 @@ class _Turns:
     It would otherwise occupy all threads of the worker, and delay the messages to all other endpoints.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._is_stuck = seconds, False
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._seconds, self._is_stuck = endpoint.timeout.total_seconds(), False
         self._lock, self._free = threading.Lock(), threading.Semaphore(2)
-        self._backoff = Backoff(seconds, 5 * MAX_TIME.total_seconds())
+        self._backoff = Backoff(self._seconds, 5 * MAX_TIME.total_seconds())
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -114,22 +112,20 @@ class _Turns:
             self._free.release()
 
 
-@cache
-def _turns_of(endpoint: Endpoint) -> _Turns:
-    return _Turns(endpoint.timeout.total_seconds())
+_turns_for = cache(_Turns)
 
 
-def _status_of(request: Request, seconds: float, public_only: bool) -> int:
+def _status_of(request: Request, endpoint: Endpoint) -> int:
     """Send `request`, by a proxy of the environment if there is one, and return the status of the answer.
 
-    Nothing follows redirects, or opens files. Raises TimeoutError after so many seconds in total: the time limit of a
-    socket is that of each read, and nothing can end the look-up of a name. So the request runs in another thread.
+    Nothing follows redirects, or opens files. Raises TimeoutError after the time limit in total: that of a socket is of
+    each read, and nothing can end the look-up of a name. So the request runs in another thread.
     """
-    connections = list[Any]()
+    connections, seconds = list[Any](), endpoint.timeout.total_seconds()
 
     def connection(kind: Any, host: str, **options: Any) -> Any:
         connections.append(made := kind(host, **options))
-        made._create_connection = partial(_connect, time.monotonic() + seconds, public_only)
+        made._create_connection = partial(_connect, time.monotonic() + seconds, endpoint)
         return made
 
     class Handler(AbstractHTTPHandler):
@@ -161,14 +157,14 @@ def _status_of(request: Request, seconds: float, public_only: bool) -> int:
         raise cast("OSError", error.reason) from None
 
 
-def _connect(end_at: float, public_only: bool, address: tuple[str, int], *_: Any) -> socket.socket:
+def _connect(end_at: float, endpoint: Endpoint, address: tuple[str, int], *_: Any) -> socket.socket:
     """Return a connection to a host, as `socket.create_connection` does, but in time whatever addresses it has.
 
     Raises DeliveryFailed before it connects to an address that is not public.
     """
-    places = [place[:2] for *_, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)]
-    if public_only and not all(is_public(str(host)) for host, _ in places):
-        raise DeliveryFailed("has an address that is not public.")
+    places: list[Any] = [place[:2] for *_, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)]
+    if endpoint.public_only and not all(is_public(host) for host, _ in places):
+        raise DeliveryFailed(f"Endpoint {endpoint.name!r} has an address that is not public.")
     failure: OSError = TimeoutError()
     for number, place in enumerate(places):
         if (left := end_at - time.monotonic()) <= 0:

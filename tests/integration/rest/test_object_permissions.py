@@ -72,7 +72,7 @@ def test_each_address_with_an_object_asks_the_permission_of_the_object(
     client.force_login(User.objects.create_superuser("boss"))
     about_it: dict[str, Any] = {"policy": REMIND, "object": order.pk}
     bodies = {**BODIES, **dict.fromkeys(SERVICES, about_it), "schedule": {**about_it, "minutes": 9}}
-    values = {"pk": {"pk": row.pk}, "label": {"label": REMIND}, "": {}}
+    values: dict[str, Any] = {"pk": {"pk": row.pk}, "label": {"label": REMIND}, "": {}}
 
     def ask(name: str, method: str, argument: str) -> Any:
         options: dict[str, Any] = {"headers": {"Idempotency-Key": name} if with_key else {}, "format": "json"}
