@@ -4,6 +4,8 @@ from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
+from django_delayq.logs import protect
+
 
 class DelayqConfig(AppConfig):
     """The Django app."""
@@ -20,6 +22,7 @@ class DelayqConfig(AppConfig):
         from django_delayq.ledger import advances
         from django_delayq.policies import registry
 
+        protect()
         # A web server runs no system checks, and each save would fail. Not cached: a test may still change settings.
         get_settings.__wrapped__()
         autodiscover_modules("timeouts")

@@ -19,12 +19,43 @@ from typing import Any, Final, TextIO
 _STANDARD: Final = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
 DELAY_SECONDS: Final = 0.05
 """How late a line is at most: less would write few lines together, and a person notices more."""
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+LOGGERS: Final = ("arming", "engine", "firing", "metrics", "operations", "outbox", "redis", "worker")
+"""The loggers of this library, below `django_delayq`."""
 
 
 def one_line(text: object) -> str:
     """Return a string without line breaks, which messages of databases have, and codes that control a terminal."""
     return _CONTROLS.sub(" ", str(text))
+
+
+def _indented(text: str) -> str:
+    """Return lines of which none but the first can imitate a record, without codes that control a terminal."""
+    return "\n    ".join(map(one_line, text.splitlines()))
+
+
+def protect() -> None:
+    """Let no record of this library forge lines or control a terminal, whatever formatter `LOGGING` names.
+
+    Records quote what users wrote: reasons, and messages of exceptions.
+    """
+    for name in ("django_delayq", *(f"django_delayq.{each}" for each in LOGGERS)):
+        logging.getLogger(name).addFilter(_cleaned)  # once, also if it is called again
+
+
+def _cleaned(record: logging.LogRecord) -> bool:
+    with suppress(Exception):  # of a `__str__`, which `logging` reports when it formats the record
+        named = vars(record).keys() - _STANDARD | {"msg", "args"}
+        vars(record).update({name: _clean(vars(record)[name]) for name in named})
+        if record.exc_info:
+            record.exc_text = _indented(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
+    return value if (text := str(value)) == (line := one_line(text)) else line
 
 
 class Formatter(logging.Formatter):
@@ -48,8 +79,8 @@ class Formatter(logging.Formatter):
         trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
         if not self._as_json:
             level = self._colors.get(record.levelno, str)(f"{record.levelname:<7}")
-            lines = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info))).splitlines()
-            return f"{at.isoformat(' ', 'milliseconds')} {level} " + "\n    ".join(map(one_line, lines))
+            text = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info)))
+            return f"{at.isoformat(' ', 'milliseconds')} {level} {_indented(text)}"
         found: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname,

@@ -24,11 +24,12 @@ def field_at(model: type[Model], path: str) -> Any:
 
     Raises FieldDoesNotExist.
     """
-    model, name = _end_of(model, path)
+    model, name = end_of(model, path)
     return model._meta.get_field(name)
 
 
-def _end_of(model: type[Model], path: str) -> tuple[type[Model], str]:
+def end_of(model: type[Model], path: str) -> tuple[type[Model], str]:
+    """Return the model at the end of `path`, and the last step. Raises FieldDoesNotExist for a step of another kind."""
     *steps, name = path.split("__")
     for step in steps:
         field: Any = model._meta.get_field(step)
@@ -41,7 +42,7 @@ def _end_of(model: type[Model], path: str) -> tuple[type[Model], str]:
 def leads_to_attribute(model: type[Model], path: str) -> bool:
     """Return whether `path` leads over foreign keys to a field, a property or another attribute of a class."""
     try:
-        model, name = _end_of(model, path)
+        model, name = end_of(model, path)
     except FieldDoesNotExist:
         return False
     return hasattr(model, name) or name in {field.name for field in model._meta.get_fields()}

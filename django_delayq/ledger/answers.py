@@ -48,8 +48,8 @@ def digest_of(*parts: str) -> str:
 def answered_once(digest: str, request: str, using: str, act: Callable[[], Answer]) -> Answer:
     """Return the answer that is stored for `digest`; otherwise call `act` in a transaction, and store what it returns.
 
-    If `act` raises, nothing is stored, and the request may be repeated. On SQLite, whose transactions run one after
-    another, a simultaneous request waits for the first one and returns its answer.
+    Only a stored answer binds the digest to its request: if `act` raises, another request may have it. On SQLite, whose
+    transactions run one after another, a simultaneous request waits for the first one and returns its answer.
 
     Args:
         digest: of the user and the key.
@@ -61,24 +61,35 @@ def answered_once(digest: str, request: str, using: str, act: Callable[[], Answe
         InProgress: another request with this digest is running.
         KeyReused: the digest belongs to another request.
     """
-    rows, now = StoredAnswer.objects.using(using), clock.now()
-    if not rows.filter(digest=digest).exists():
+    rows, now = StoredAnswer.objects.using(using).filter(digest=digest), clock.now()
+    if not rows.exists():
         # A statement of its own, which waits for no lock unless two requests arrive at the same time.
         with transaction.atomic(using=using):
             rows.bulk_create([StoredAnswer(digest=digest, request=request, at=now)], ignore_conflicts=True)
     with transaction_of(using):
-        row = for_update(rows.filter(digest=digest), using, wait=False).first()
+        row = for_update(rows, using, wait=False).first()
         if row is None:
             raise InProgress
-        is_old = row.at <= now - KEPT
-        if row.request != request and not is_old:
-            raise KeyReused
-        if row.status is not None and not is_old:
-            return Answer(row.status, json.loads(row.body), is_stored=True)
-        answer = act()
-        values = {"status": answer.status, "body": json.dumps(answer.body), "request": request, "at": now}
-        rows.filter(pk=row.pk).update(**values, timeout_id=(answer.body["timeout"] or {}).get("id"))
+        answer = _answer_of(row, request)
+        if answer is None:
+            answer = act()
+            values = {"status": answer.status, "body": json.dumps(answer.body), "request": request, "at": now}
+            rows.filter(pk=row.pk).update(**values, timeout_id=(answer.body["timeout"] or {}).get("id"))
         return answer
+
+
+def stored_answer(digest: str, request: str, using: str) -> Answer | None:
+    """Return the answer that is stored for `digest`; None: there is none. Raises KeyReused."""
+    row = StoredAnswer.objects.using(using).filter(digest=digest).first()
+    return None if row is None else _answer_of(row, request)
+
+
+def _answer_of(row: StoredAnswer, request: str) -> Answer | None:
+    if row.status is None or row.at <= clock.now() - KEPT:
+        return None
+    if row.request != request:
+        raise KeyReused
+    return Answer(row.status, json.loads(row.body), is_stored=True)
 
 
 def forget_old_answers(using: str) -> None:

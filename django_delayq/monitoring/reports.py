@@ -163,9 +163,8 @@ def _asked(policy: str | TimeoutPolicy[Any] | None) -> tuple[str, Collection[str
 
 def _is_left(label: str, using: str) -> bool:
     """Return whether rows or days have the label of a policy that is not declared any more."""
-    if Timeout.objects.using(using).of_labels([label]).exists():
-        return True
-    return bool(label) and PolicyDay.objects.using(using).filter(policy=label).exists()
+    rows, days = Timeout.objects.using(using).of_labels([label]), PolicyDay.objects.using(using).filter(policy=label)
+    return "\0" not in label and (rows.exists() or (bool(label) and days.exists()))  # PostgreSQL refuses a NUL
 
 
 def _days(by: str, first: date | None, last: date | None, using: str) -> tuple[date, date]:

@@ -26,7 +26,7 @@ from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.paths import field_at, is_reference, stored_type
+from django_delayq.paths import end_of, field_at, is_reference, stored_type
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import related_paths
 
@@ -80,13 +80,14 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     return found
 
 
-def find_named(model: type[Model], text: str, using: str, limit: int, user: Any = None) -> list[Model]:
-    """Return the objects of `model` of which a field in `search` of a policy is `text`, each once: at most `limit`.
+def find_named(rows: QuerySet[Any], text: str, limit: int, user: Any = None) -> list[Model]:
+    """Return those of `rows` of which a field in `search` of a policy is `text`, each once: at most `limit`.
 
     With a `user`, only the fields are searched that `searched_fields` returns for that user.
     """
-    fields = [(model, path) for path in names_searched(model, user)]
-    found = (obj for objects in _objects_with(text, using, fields) for obj in objects[:limit])
+    fields = [(rows.model, path) for path in names_searched(rows.model, user)]
+    named = _objects_with(text, rows.db, fields)
+    found = (obj for objects in named for obj in objects.filter(pk__in=rows.values("pk"))[:limit])
     return list({obj.pk: obj for obj in found}.values())[:limit]
 
 
@@ -107,8 +108,7 @@ def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:
 
 
 def _may_search(user: Any, model: type[Model], path: str) -> bool:
-    relation = path.rpartition("__")[0]
-    return may_view(user, _model_at(model, relation) if relation else model)
+    return may_view(user, cast("type[Model]", end_of(model, path)[0]._meta.concrete_model))
 
 
 def may_view(user: Any, model: type[Model]) -> bool:

@@ -6,13 +6,16 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from django_delayq.logs import BufferedHandler, Formatter, json_text, shown
+import django_delayq
+from django_delayq.logs import LOGGERS, BufferedHandler, Formatter, json_text, shown
 
 LOGGER = logging.getLogger("django_delayq")
 
@@ -57,6 +60,42 @@ def test_json_does_not_control_the_terminal(code: str) -> None:
     text = json_text({"reason": f"é{code}"}, indent=2)
     assert code not in text and "é" in text and "\n" in text
     assert json.loads(text) == {"reason": f"é{code}"}
+
+
+OUTSIDE = "\x1b[2K\x9b1A\r\n2026-01-01 00:00:00 INFO forged\u2028\x85\v"
+
+
+@pytest.mark.parametrize("name", ["django_delayq", *(f"django_delayq.{each}" for each in LOGGERS)])
+def test_whatever_the_formatter_of_the_project_a_quoted_text_neither_forges_a_line_nor_controls_the_terminal(
+    name: str,
+) -> None:
+    """As the example shop has it: nothing there knows of this library."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("{asctime} {levelname} {name}: {message} [{reason}]", style="{"))
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        raise ValueError(OUTSIDE) from LookupError(OUTSIDE)
+    except ValueError as error:
+        logger.warning("%s failed at attempt %d: %s", OUTSIDE, 3, error, exc_info=error, extra={"reason": OUTSIDE})
+        logger.warning(OUTSIDE, extra={"reason": [OUTSIDE]})
+    finally:
+        logger.removeHandler(handler)
+    written = stream.getvalue()
+    assert written.count("forged") == 7 and "failed at attempt 3: " in written
+    assert "\x1b" not in written and "\x9b" not in written
+    first = [line for line in written.splitlines() if not line.startswith("    ")]
+    assert [f" WARNING {name}: " in line for line in first] == [True, False, True]
+    assert first[1].startswith("LookupError: ")
+
+
+def test_every_logger_of_the_library_is_protected() -> None:
+    sources = Path(django_delayq.__file__).parent.rglob("*.py")
+    named = {
+        name for source in sources for name in re.findall(r'getLogger\("django_delayq(.*?)"\)', source.read_text())
+    }
+    assert named == {"", *(f".{each}" for each in LOGGERS)}
 
 
 def test_json_has_the_extra_attributes_and_the_traceback() -> None:

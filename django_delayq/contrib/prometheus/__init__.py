@@ -37,29 +37,21 @@ LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5
 """From the milliseconds of a healthy worker to the day of one that was down; fewer would hide one of them."""
 ADDRESS_VARIABLE: Final = "DELAYQ_METRICS_ADDRESS"
 
-COUNTERS: Final = {
-    signals.timeout_scheduled: Counter("delayq_scheduled", "Scheduled timeouts", ["policy"]),
-    signals.timeout_rescheduled: Counter(
-        "delayq_rescheduled", "Pending timeouts that got another deadline", ["policy"]
-    ),
-    signals.timeout_cancelled: Counter(
-        "delayq_cancelled", "Cancelled timeouts: by hand, or because their condition no longer held", ["policy"]
-    ),
-    signals.timeout_held: Counter("delayq_held", "Clocks of timeouts that were stopped", ["policy"]),
-    signals.timeout_resumed: Counter("delayq_resumed", "Clocks of timeouts that run again", ["policy"]),
-    signals.timeout_rearmed: Counter(
-        "delayq_rearmed",
-        "Timeouts that were armed again after before_deadline had ended their round, as after a refused payment",
-        ["policy"],
-    ),
-    signals.timeout_fired: Counter("delayq_fired", "Fired timeouts", ["policy"]),
-    signals.timeout_skipped: Counter("delayq_skipped", "Timeouts that were due with nothing to do", ["policy"]),
-    signals.timeout_failed: Counter("delayq_failed", "Failed attempts that will be retried", ["policy"]),
-    signals.timeout_dead: Counter(
-        "delayq_dead",
-        "Timeouts that became dead: no retry was left, their handler gave up, or a guard rail decided so",
-        ["policy"],
-    ),
+_COUNTED: Final = {
+    "scheduled": "Scheduled timeouts",
+    "rescheduled": "Pending timeouts that got another deadline",
+    "cancelled": "Cancelled timeouts: by hand, or because their condition no longer held",
+    "held": "Clocks of timeouts that were stopped",
+    "resumed": "Clocks of timeouts that run again",
+    "rearmed": "Timeouts that were armed again after before_deadline had ended their round, as after a refused payment",
+    "fired": "Fired timeouts",
+    "skipped": "Timeouts that were due with nothing to do",
+    "failed": "Failed attempts that will be retried",
+    "dead": "Timeouts that became dead: no retry was left, their handler gave up, or a guard rail decided so",
+}
+COUNTERS: Final[dict[Any, Counter]] = {
+    getattr(signals, f"timeout_{name}"): Counter(f"delayq_{name}", words, ["policy"])
+    for name, words in _COUNTED.items()
 }
 LAG = Histogram(
     "delayq_firing_lag_seconds",
@@ -167,14 +159,9 @@ class Gauges(Collector):
             if not was_open:  # a server with a thread for each request would leave a connection open in each
                 connection.close()
         for policy in now.policies:
-            values = {
-                "pending_timeouts": policy.pending.value,
-                "overdue_timeouts": policy.overdue.value,
-                "failing_timeouts": policy.failing.value,
-                "dead_timeouts": policy.dead.value,
-                "held_timeouts": policy.held.value,
-                "policy_stopped": policy.is_stopped,
-            }
+            kinds = ("pending", "overdue", "failing", "dead", "held")
+            values: dict[str, Any] = {f"{kind}_timeouts": getattr(policy, kind).value for kind in kinds}
+            values["policy_stopped"] = policy.is_stopped
             if policy.state is not None:
                 values |= {"policy_braked": policy.state.is_braked, "policy_shadow_percent": policy.state.shadow}
             for name, value in values.items():

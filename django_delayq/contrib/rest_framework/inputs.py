@@ -329,8 +329,8 @@ class StrictSerializer(serializers.Serializer[Any]):
         if isinstance(data, Mapping) and (unknown := set(data) - known):
             words = _("There is no such field. This action accepts {names}.")
             complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
-            # JSON may contain lone surrogates, which no response can.
-            names = sorted(name.encode(errors="replace").decode() for name in unknown)
+            # JSON may contain lone surrogates, which no response can, and very many names: an answer has some of them.
+            names = sorted(name.encode(errors="replace").decode() for name in unknown)[: len(known)]
             raise ValidationError({name: [complaint] for name in names})
         return super().to_internal_value(data)
 

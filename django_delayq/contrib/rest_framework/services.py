@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple, get_args
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Final, get_args
 
 from django.contrib.auth.models import AnonymousUser
 from django.db import connections, transaction
-from django.db.models import Model, TextChoices
+from django.db.models import Model, QuerySet, TextChoices
+from django.http import Http404
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
-from rest_framework.exceptions import APIException, NotFound, PermissionDenied, ValidationError
+from rest_framework.exceptions import APIException, NotAuthenticated, NotFound, PermissionDenied, ValidationError
+from rest_framework.generics import GenericAPIView
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from django_delayq import delays
 from django_delayq.contrib.rest_framework import inputs, outputs
@@ -31,14 +32,14 @@ from django_delayq.contrib.rest_framework.views import (
 )
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.key_types import pk_of
-from django_delayq.ledger.answers import Answer, InProgress, KeyReused, answered_once, digest_of
+from django_delayq.ledger.answers import Answer, InProgress, KeyReused, answered_once, digest_of, stored_answer
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import lock_object, transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.errors import (
     DeadlinePassed,
     DeadlineUndecided,
@@ -104,9 +105,9 @@ class ServiceSerializer(inputs.StrictSerializer):
         return {**super().get_fields(), "reason": inputs.reason_field()}
 
     def validate_policy(self, label: str) -> TimeoutPolicy[Any]:
-        """Return the declared policy."""
-        policy = registry.get(label)
-        if policy is None:
+        """Return the declared policy, if the view serves it."""
+        policy, served = registry.get(label), self.context["view"].policies
+        if policy is None or (served is not None and policy not in map(get_policy, served)):
             raise ValidationError(_("There is no such policy."))
         return policy
 
@@ -190,35 +191,33 @@ class CancelledSerializer(serializers.Serializer[Any]):
     timeout = outputs.TimeoutSerializer(allow_null=True)
 
 
-class GuardedSerializer(serializers.Serializer[Any]):
+class GuardedSerializer(ScheduledSerializer):
     """Whether the event was in time, and the round that decided it."""
 
     in_time = serializers.BooleanField(help_text=_("true: it will not fire, proceed."))
-    refusal = ReasonSerializer(allow_null=True)
-    timeout = outputs.TimeoutSerializer(allow_null=True)
 
 
-class Asked(NamedTuple):
-    """A checked request about an object."""
-
-    policy: TimeoutPolicy[Any]
-    obj: Model
-    values: dict[str, Any]
-    reason: str
-
-
-class ServiceView(OptionalScope, APIView):
+class ServiceView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     """A request of another service: its effect and its stored answer are one transaction.
 
     It is not part of the transaction that `ATOMIC_REQUESTS` opens, in which the row of an `Idempotency-Key` would be
     invisible to a simultaneous request.
+
+    A subclass restricts it by `policies`, and their objects by `queryset`, or by `get_queryset()`, which may read
+    `self.policy`. An object that the user may not see is answered like one that does not exist.
     """
 
     permission_classes: Any = [StaffWithPermission]
+    filter_backends = []
+    pagination_class = None
     operations: ClassVar[dict[str, Any]] = {}
     view_permissions: ClassVar[tuple[str, ...]] = ()
     body: ClassVar[type[ServiceSerializer]]
     result: ClassVar[type[serializers.Serializer[Any]]]
+    policies: Collection[str | TimeoutPolicy[Any]] | None = None
+    """The policies that it serves, or their labels; None: all."""
+    policy: TimeoutPolicy[Any]
+    """The policy of the request."""
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
@@ -230,23 +229,31 @@ class ServiceView(OptionalScope, APIView):
 
     def get_serializer(self, *args: Any, **options: Any) -> ServiceSerializer:
         """Return the serializer of the request, whose fields the browsable API shows as a form."""
-        return self.body(*args, **options)
+        return self.body(*args, context=self.get_serializer_context(), **options)
+
+    def get_queryset(self) -> QuerySet[Model]:
+        """Return the objects that the view serves: `queryset`, or all of the policy's model."""
+        has_own = self.queryset is not None  # type: ignore[misc, arg-type, unused-ignore]
+        return super().get_queryset() if has_own else self.policy.model._base_manager.all()
 
     def answer(self, request: Request) -> Response:
         """Check the request, and act unless its answer is stored."""
         refuse_query(request)
-        sent = self.body(data=request.data)
+        sent = self.get_serializer(data=request.data)
         sent.is_valid(raise_exception=True)
         values = dict(sent.validated_data)
-        policy = values.pop("policy")
-        using = database_of(policy.concrete_model)
-        self.check_search(policy, values)
+        self.policy = values.pop("policy")
+        using = database_of(self.policy.concrete_model)
+        self.check_search(values)
         given = idempotency_key(request)
+        pk = self.find(values, using)
 
         def act() -> Answer:
-            obj = self.find(policy, values, using)
-            others = {name: value for name, value in values.items() if name not in ("object", "search", "reason")}
-            status, shown = self.act(Asked(policy, obj, others, self.reason_of(values["reason"])))
+            obj: Model | None = None if pk is None else lock_object(self.policy.model, pk, using)
+            if obj is None:
+                raise self.missing(values)
+            others = {name: value for name, value in values.items() if name not in ("object", "search")}
+            status, shown = self.act(obj, {**others, "reason": self.reason_of(values["reason"])})
             # As JSON has it, so that a stored answer equals the first one.
             return Answer(status, json.loads(JSONRenderer().render(self.result(shown).data)))
 
@@ -255,48 +262,69 @@ class ServiceView(OptionalScope, APIView):
                 with transaction_of(using):
                     answer = act()
             else:
-                answer = self.once(request, given, using, act)
+                answer = self.once(request, given, pk, using, act)
         headers = {"Idempotent-Replayed": "true"} if answer.is_stored else None
         return Response(answer.body, answer.status, headers=headers)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Do what was asked, in a transaction; return the status and what `result` shows. Raises APIException."""
         raise NotImplementedError
 
-    def once(self, request: Request, given: str, using: str, act: Callable[[], Answer]) -> Answer:
-        """Return the stored answer of this user and key, or act. Raises APIException."""
-        user = digest_of(str(self.user.pk), self.user.get_username(), given)
+    def once(self, request: Request, given: str, pk: Any, using: str, act: Callable[[], Answer]) -> Answer:
+        """Return the stored answer of this user and key, or act. Raises APIException.
+
+        Callers without a user share their keys only with those who may see the same object.
+        """
+        user = self.user
+        caller = (self.policy.label, str(pk)) if user.pk is None else (str(user.pk), user.get_username())
         content = {name: value for name, value in dict(request.data).items() if name != "csrfmiddlewaretoken"}
-        content_digest = digest_of(type(self).__name__, json.dumps(content, sort_keys=True, default=str))
+        key, sent = digest_of(*caller, given), json.dumps(content, sort_keys=True, default=str)
+        digests = key, digest_of(type(self).__name__, sent), using
         try:
-            return answered_once(user, content_digest, using, act)
+            return stored_answer(*digests) or act() if pk is None else answered_once(*digests, act)
         except InProgress as error:
             raise Conflict(_("A request with this Idempotency-Key is still running. Send it again.")) from error
         except KeyReused as error:
             raise Reused from error
 
-    def check_search(self, policy: TimeoutPolicy[Any], values: dict[str, Any]) -> None:
+    def check_search(self, values: dict[str, Any]) -> None:
         """Refuse a search by fields that no policy names, or that this user may not search."""
-        if "search" not in values or selection.names_searched(policy.concrete_model, self.user):
-            return
-        if selection.names_searched(policy.concrete_model):
-            raise PermissionDenied
-        raise ValidationError({"search": [_("No policy of this model names a field in search. Give the object.")]})
+        model = self.policy.concrete_model
+        if "search" in values and not selection.names_searched(model, self.user):
+            if selection.names_searched(model):
+                raise PermissionDenied
+            raise ValidationError({"search": [_("No policy of this model names a field in search. Give the object.")]})
 
-    def find(self, policy: TimeoutPolicy[Any], values: dict[str, Any], using: str) -> Model:
-        """Return the locked object, read from the writer. Raises APIException: there is none, or several."""
-        model, keys = policy.model, [values.get("object")]
-        if "search" in values:
-            found = selection.find_named(model, values["search"], using, 2, self.user)
-            keys = [each.pk for each in found]
-        named = {"model": model._meta.verbose_name, "value": values.get("search", values.get("object"))}
-        if len(keys) > 1:
+    def find(self, values: dict[str, Any], using: str) -> Any:
+        """Return the key of the object, read from the writer; None: there is none, but an answer may be stored.
+
+        Raises APIException: there is none, also for this user alone, or there are several.
+        """
+        rows = self.filter_queryset(self.get_queryset()).using(using)
+        is_of_policy = rows.model._meta.concrete_model is self.policy.concrete_model
+        found = self.named(rows, values) if is_of_policy else []
+        try:
+            for obj in found:
+                self.check_object_permissions(self.request, obj)
+        except (PermissionDenied, NotAuthenticated, Http404):
+            raise self.missing(values) from None
+        if len(found) > 1:
             words = gettext('Several objects have the value "{value}". Give the primary key of one, as object.')
-            raise Conflict(words.format(**named))
-        obj: Model | None = lock_object(model, keys[0], using) if keys else None
-        if obj is None:
-            raise NotFound(gettext('There is no {model} "{value}".').format(**named))
-        return obj
+            raise Conflict(words.format(value=values["search"]))
+        if not found and (self.user.pk is None or self.named(self.policy.model._base_manager.using(using), values)):
+            raise self.missing(values)
+        return found[0].pk if found else None
+
+    def named(self, rows: QuerySet[Any], values: dict[str, Any]) -> list[Model]:
+        """Return those of `rows` that the request names: at most two."""
+        if "search" in values:
+            return selection.find_named(rows, values["search"], 2, self.user)
+        return list(rows.filter(pk=values["object"]))
+
+    def missing(self, values: dict[str, Any]) -> NotFound:
+        """Return the exception for an object that does not exist, or that the user may not see."""
+        named = {"model": self.policy.model._meta.verbose_name, "value": values.get("search", values.get("object"))}
+        return NotFound(gettext('There is no {model} "{value}".').format(**named))
 
     @property
     def user(self) -> Any:
@@ -337,19 +365,18 @@ class ScheduleView(ServiceView):
         """Schedule a policy for an object, or move its pending timeout. Without a delay, the policy computes it."""
         return self.answer(request)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
-        values = {**asked.values, **asked.values["delay"]}
-        del values["delay"]
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        delay = values.pop("delay")
         try:
-            row = schedule_timeout(asked.obj, asked.policy, reason=asked.reason, **values)
+            row = schedule_timeout(obj, self.policy, **values, **delay)
         except TimeoutConflict as error:
             return 409, {"refusal": _refused(Code.PENDING), "timeout": error.timeout}
         except ExtensionLimit as error:
             return 409, {"refusal": _refused(Code.LIMIT), "timeout": error.timeout}
         except InvalidDelay as error:
             missing = _("Its policy gives this object no deadline. Give a delay, such as minutes.")
-            words = str(error) if asked.values["delay"] else missing
-            raise ValidationError({"at" if "at" in values else "delay": [words]}) from error
+            words = str(error) if delay else missing
+            raise ValidationError({"at" if "at" in delay else "delay": [words]}) from error
         return 200, {"refusal": None, "timeout": row}
 
 
@@ -367,10 +394,9 @@ class CancelView(ServiceView):
         """
         return self.answer(request)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
-        key = asked.values["key"]
-        is_cancelled = cancel_timeout(asked.obj, asked.policy, key=key, reason=asked.reason)
-        row: Timeout | None = subject_of(asked.obj, asked.policy, key).rounds().first()
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        is_cancelled = cancel_timeout(obj, self.policy, **values)
+        row: Timeout | None = subject_of(obj, self.policy, values["key"]).rounds().first()
         return 200, {"cancelled": is_cancelled, "timeout": row}
 
 
@@ -388,16 +414,15 @@ class GuardView(ServiceView):
         """
         return self.answer(request)
 
-    def act(self, asked: Asked) -> tuple[int, dict[str, Any]]:
-        options: Any = {"reason": asked.reason, **asked.values}
+    def act(self, obj: Any, values: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
-            with before_deadline(asked.obj, asked.policy, **options) as row:
+            with before_deadline(obj, self.policy, **values) as row:
                 pass
         except DeadlineUndecided as error:
             raise Undecided from error
         except DeadlinePassed as error:
             return 409, {"in_time": False, "refusal": _refused(Code.PASSED), "timeout": error.timeout}
         except NotWaiting:
-            row = subject_of(asked.obj, asked.policy, asked.values["key"]).rounds().first()
+            row = subject_of(obj, self.policy, values["key"]).rounds().first()
             return 409, {"in_time": False, "refusal": _refused(Code.NOT_WAITING), "timeout": row}
         return 200, {"in_time": True, "refusal": None, "timeout": row}

@@ -327,6 +327,7 @@ class PolicyViewSet(OperatorView, ViewSet):
         policy = registry.get(self.kwargs["label"])
         if policy is None:
             raise Http404
+        self.check_object_permissions(self.request, policy)
         return policy, database_of(policy.concrete_model)
 
     def answer(
@@ -406,11 +407,9 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
 
         They are read from the writer, because a replica may not have the object yet.
         """
-        if self.queryset is not None:  # type: ignore[misc, arg-type, unused-ignore]
-            found: QuerySet[Model] = super().get_queryset()
-        else:
-            found = cast("Any", self._policy().model._default_manager).all()
-        return found.using(database_of(found.model, found))
+        has_own = self.queryset is not None  # type: ignore[misc, arg-type, unused-ignore]
+        found: Any = super().get_queryset() if has_own else self._policy().model._default_manager.all()
+        return cast("QuerySet[Model]", found.using(database_of(found.model, found)))
 
     def get_object(self) -> Model:
         """Return the object. Raises Http404, also if the user may not see it."""
@@ -438,4 +437,4 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     def _policy(self) -> TimeoutPolicy[Any]:
         if self.policy is None:
             raise TypeError('CountdownView needs a policy: CountdownView.as_view(policy="shop.order.cancel_unpaid").')
-        return self.policy if isinstance(self.policy, TimeoutPolicy) else get_policy(self.policy)
+        return get_policy(self.policy)

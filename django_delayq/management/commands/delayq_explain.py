@@ -158,7 +158,7 @@ def _others(subjects: list[Subject], options: dict[str, Any]) -> str:
 
 
 def _named(model: type[Model], text: str, using: str) -> list[Model]:
-    found = find_named(model, text, using, MAX_FOUND + 1)
+    found = find_named(model._base_manager.using(using), text, MAX_FOUND + 1)
     if len(found) > MAX_FOUND:
         raise CommandError(f"{text!r} finds more than {MAX_FOUND} objects.")
     return found

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
@@ -31,6 +32,27 @@ def test_the_list_shows_policy_object_state_and_deadline(viewer: Client, row: Ti
     assert '<span class="delayq-badge delayq-pending">' in page
     assert f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}" in page
     assert "&lt;b&gt;on request" in page
+
+
+def addresses() -> list[str]:
+    """All addresses of our pages that have arguments, with a NUL as each text of them."""
+    ours = [each for model, each in admin.site._registry.items() if "delayq" in model._meta.app_label]
+    found = []
+    for pattern in (pattern for each in ours for pattern in each.get_urls() if pattern.name):
+        texts = {"str": "\0", "path": "\0", "slug": "pause"}
+        arguments = {
+            name: texts[type(kind).__name__[:-9].lower().replace("string", "str")]
+            for name, kind in pattern.pattern.converters.items()
+        }
+        found += [reverse(f"admin:{pattern.name}", kwargs=arguments)] if "\0" in arguments.values() else []
+    return found
+
+
+def test_no_address_with_a_nul_is_an_error(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("boss"))
+    assert len(addresses()) > 10 and any("report" in each for each in addresses())
+    for address in addresses():
+        assert client.get(address).status_code < 500, address
 
 
 def test_the_list_filters_by_state_and_policy_and_finds_ids_and_keys(viewer: Client, row: Timeout) -> None:

@@ -143,9 +143,16 @@ def test_what_was_not_done_is_not_stored(service: APIClient, order: Order) -> No
     assert ask(service, "guard", "g", order, **sent).status_code == 409
 
 
-def test_bad_input_uses_up_no_key(service: APIClient, order: Order) -> None:
-    assert ask(service, "schedule", "k", order, hours=-1).status_code == 400
-    assert not StoredAnswer.objects.exists()
+@pytest.mark.parametrize(
+    ("change", "status"), [({"hours": -1}, 400), ({"object": 98765}, 404), ({}, 400), ({"policy": "x"}, 400)]
+)
+def test_a_request_that_was_not_processed_does_not_bind_its_key(
+    service: APIClient, order: Order, change: dict[str, Any], status: int
+) -> None:
+    """`{}`: the policy computes no deadline, which the object shows."""
+    assert ask(service, "schedule", "k", order, **change).status_code == status
+    assert not StoredAnswer.objects.exclude(status=None).exists()
+    assert StoredAnswer.objects.exists() is (change == {})
     assert ask(service, "schedule", "k", order, hours=1).status_code == 200
 
 
@@ -174,8 +181,9 @@ def test_an_answer_is_kept_for_a_day_and_then_deleted(service: APIClient, order:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("redis_url")
-def test_of_many_duplicates_at_once_one_has_its_effect(
-    client_with: Callable[..., APIClient], service: APIClient, order: Order
+@pytest.mark.parametrize("bodies", ["same", "different"])
+def test_of_many_requests_with_one_key_at_once_one_has_its_effect(
+    client_with: Callable[..., APIClient], service: APIClient, order: Order, bodies: str
 ) -> None:
     client_with()  # connects
     seen: list[Any] = []
@@ -185,18 +193,19 @@ def test_of_many_duplicates_at_once_one_has_its_effect(
     def note(**_: Any) -> None:
         seen.append(1)
 
-    def send() -> None:
+    def send(number: int) -> None:
         try:
             own = APIClient()
             own.force_login(User.objects.get(username="user-0"))
             start.wait(60)
-            answers.append(ask(own, "schedule", "k", order, hours=1))
+            answers.append(ask(own, "schedule", "k", order, hours=1 + number))
         finally:
             connection.close()
 
     timeout_scheduled.connect(note)
     try:
-        threads = [threading.Thread(target=send) for _ in range(6)]
+        numbers = [0] * 6 if bodies == "same" else range(6)
+        threads = [threading.Thread(target=send, args=(number,)) for number in numbers]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -205,11 +214,14 @@ def test_of_many_duplicates_at_once_one_has_its_effect(
         timeout_scheduled.disconnect(note)
     done = [answer for answer in answers if answer.status_code == 200]
     assert len(answers) == 6
-    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert {answer.status_code for answer in answers} <= {200, 409, 422}
+    assert all("Idempotency-Key" in answer.json()["detail"] for answer in answers if answer not in done)
     assert len({answer.content for answer in done}) == 1
+    assert len(done) == 1 or bodies == "same"
     assert sum("Idempotent-Replayed" not in answer.headers for answer in done) == len(seen) == 1
     assert Timeout.objects.count() == 1
-    assert ask(service, "schedule", "k", order, hours=1).content == done[0].content
+    repeated = [ask(service, "schedule", "k", order, hours=1 + number) for number in {*numbers}]
+    assert [each.content for each in repeated if each.status_code == 200] == [done[0].content]
 
 
 @pytest.mark.django_db(transaction=True)

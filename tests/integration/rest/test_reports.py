@@ -66,6 +66,12 @@ def test_wrong_days_are_refused(viewer: APIClient, rows: None, asked: dict[str, 
     assert set(answer.json()) == {field}
 
 
+@pytest.mark.parametrize("by", ["created_at__year", "status__lower", "pk", "__", "timeouts", "id__id", "customer__"])
+def test_what_is_not_a_column_is_refused(admin_client: Any, rows: None, by: str) -> None:
+    answer = admin_client.get(ADDRESS, {"by": by})
+    assert (answer.status_code, set(answer.json())) == (400, {"by"})
+
+
 def test_it_needs_the_permission_to_view_timeouts(client_with: Callable[..., APIClient], rows: None) -> None:
     assert client_with("view_policycontrol").get(ADDRESS).status_code == 403
     assert client_with().get(ADDRESS).status_code == 403

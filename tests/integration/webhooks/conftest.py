@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class EndpointServer:
     received: list[Received] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     """The test is over: requests that hang end."""
+    secure: Callable[[ssl.SSLContext], None] = lambda _: None
+    """Have new connections use TLS."""
     answers: list[int] = field(default_factory=list)
     """The next statuses; without one, 204."""
 
@@ -68,6 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
         match self.path:
             case "/hangs":
                 endpoint.ended.wait(60)
+            case "/waits":
+                endpoint.ended.wait(0.6)
+                self._answer(204)
             case "/dribbles":
                 self._dribble(endpoint.ended)
             case "/lies":
@@ -109,6 +115,11 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[EndpointServer]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.endpoint = EndpointServer(f"http://127.0.0.1:{server.server_port}")
+
+    def secure(context: ssl.SSLContext) -> None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+
+    server.endpoint.secure = secure
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server.endpoint

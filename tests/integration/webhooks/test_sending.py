@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +24,7 @@ from django_delayq.contrib.webhooks.endpoints import get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, travel
+from tests.engine.certificates import Authority, find_openssl
 from tests.integration.webhooks.conftest import OTHER_SECRET, SECRET, EndpointServer
 from tests.testapp.models import Order
 
@@ -155,12 +161,43 @@ def test_an_endpoint_that_is_down_has_failed(use: Callable[..., None], message: 
     assert failure_of(message) == "Endpoint 'billing' cannot be reached: ConnectionRefusedError."
 
 
+@pytest.mark.parametrize("scheme", ["https:", "HTTPS:"])
 def test_a_server_without_tls_gets_nothing_by_https(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, scheme: str
 ) -> None:
-    use(url=endpoint.url.replace("http:", "https:"))
+    use(url=endpoint.url.replace("http:", scheme))
     assert "cannot be reached: SSL" in failure_of(message)
     assert endpoint.received == []
+
+
+@pytest.mark.usefixtures("message")
+@pytest.mark.skipif(find_openssl() is None, reason="needs the program openssl")
+@pytest.mark.parametrize("scheme", ["https:", "HTTPS:"])
+def test_a_message_is_sent_by_https_to_a_server_that_is_verified(
+    use: Callable[..., None],
+    endpoint: EndpointServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+) -> None:
+    authority = Authority.create(tmp_path)
+    server = authority.sign("server")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    sending._tls.cache_clear()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.certificate, server.key)
+    endpoint.secure(context)
+    use(url=endpoint.url.replace("http:", scheme))
+    try:
+        assert fire_due(DELIVER) == 1
+    finally:
+        sending._tls.cache_clear()
+
+
+def test_a_handshake_that_hangs_has_the_same_limit(use: Callable[..., None], message: Delivery) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        use(url=f"https://127.0.0.1:{server.getsockname()[1]}/", timeout=SHORT)
+        assert failure_of(message) == "Endpoint 'billing' has not answered within 0.3 s."
 
 
 def test_with_public_only_nothing_is_sent_to_a_private_address(
@@ -169,6 +206,115 @@ def test_with_public_only_nothing_is_sent_to_a_private_address(
     use(public_only=True)
     assert failure_of(message) == "Endpoint 'billing' has an address that is not public."
     assert endpoint.received == []
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """A port that accepts no connection: the queue of its server is full."""
+    with socket.socket() as bound, contextlib.ExitStack() as stack:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(bound.getsockname())
+        yield bound.getsockname()[1]
+
+
+def names(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], list[str]]) -> None:
+    """Stand in for the name server: it has these addresses for `endpoint.example`."""
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        hosts = answer(port) if host == "endpoint.example" else [host]
+        return [each for found in hosts for each in real(found, port, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+def test_the_time_limit_is_for_all_addresses_together(
+    use: Callable[..., None], message: Delivery, full_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 100 addresses had the whole time: 50 s of half a second."""
+    names(monkeypatch, lambda _: ["127.0.0.1"] * 100)
+    use(url=f"http://endpoint.example:{full_port}/", timeout=timedelta(milliseconds=500))
+    began = time.monotonic()
+    assert failure_of(message) == "Endpoint 'billing' has not answered within 0.5 s."
+    assert time.monotonic() - began < 25
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
+    use: Callable[..., None],
+    endpoint: EndpointServer,
+    message: Delivery,
+    full_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names(monkeypatch, lambda _: ["127.0.0.2", "127.0.0.1"])
+    port, connect = int(endpoint.url.rpartition(":")[2]), socket.create_connection
+
+    def first_is_full(place: Any, *args: Any) -> socket.socket:
+        return connect(("127.0.0.1", full_port) if place[0] == "127.0.0.2" else place, *args)
+
+    monkeypatch.setattr(socket, "create_connection", first_is_full)
+    use(url=f"http://endpoint.example:{port}/", timeout=timedelta(seconds=4))
+    assert fire_due(DELIVER) == 1
+
+
+def test_an_answer_has_the_whole_time_however_many_addresses_there_are(
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(monkeypatch, lambda _: ["127.0.0.1"] * 100)
+    use(url=endpoint.url.replace("127.0.0.1", "endpoint.example") + "/waits", timeout=timedelta(seconds=30))
+    assert fire_due(DELIVER) == 1
+
+
+def test_a_look_up_that_hangs_has_the_same_limit_and_nothing_is_sent_afterwards(
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = threading.Event()
+    names(monkeypatch, lambda _: ["127.0.0.1"] * may_answer.wait(60))
+    use(url=endpoint.url.replace("127.0.0.1", "endpoint.example"), timeout=SHORT)
+    before = {*threading.enumerate()}
+    assert failure_of(message) == "Endpoint 'billing' has not answered within 0.3 s."
+    late = {*threading.enumerate()} - before
+    may_answer.set()
+    for thread in late:
+        thread.join(60)
+    assert late and endpoint.received == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_with_public_only_nothing_connects_to_a_private_address(
+    use: Callable[..., None], message: Delivery, scheme: str
+) -> None:
+    """Not even the first message of TLS is sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        use(url=f"{scheme}://127.0.0.1:{server.getsockname()[1]}/", public_only=True)
+        assert failure_of(message) == "Endpoint 'billing' has an address that is not public."
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+PUBLIC = ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"]
+OTHERS = [
+    *("10.0.0.1", "127.0.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "239.1.1.1", "240.0.0.1"),
+    *("::1", "::", "fe80::1%1", "fc00::1", "fec0::1", "ff02::1", "ff0e::1", "::127.0.0.1", "2001:db8::1"),
+    *("::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::224.0.0.1", "64:ff9b:1::1", "2002:0a00:1::1", "2001:0:1::1"),
+]
+
+
+def test_public_addresses_lead_to_the_same_host_everywhere() -> None:
+    assert [each for each in (*PUBLIC, *OTHERS) if sending.is_public(each)] == PUBLIC
+
+
+def test_one_private_address_of_several_is_enough(
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(monkeypatch, lambda _: ["8.8.8.8", "127.0.0.1"])
+    use(url=endpoint.url.replace("127.0.0.1", "endpoint.example"), public_only=True)
+    assert failure_of(message) == "Endpoint 'billing' has an address that is not public."
 
 
 def test_a_worker_that_does_not_know_the_endpoint_yet_tries_again(
