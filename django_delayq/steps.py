@@ -23,6 +23,7 @@ from django_delayq.functions import misfit
 from django_delayq.lengths import (
     elapsed,
     end_of,
+    forward,
     is_relativedelta,
     is_span,
     length_text,
@@ -31,6 +32,7 @@ from django_delayq.lengths import (
     steady,
     wrapped,
 )
+from django_delayq.paths import column_at
 from django_delayq.spans import Length
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
@@ -104,6 +106,8 @@ class Course(NamedTuple):
     """The steps that are over. They are left out."""
     now: datetime | None = None
     """Of a step that repeats, only the newest `MAX_STEPS` times until then are needed."""
+    time: Length = timedelta(0)
+    """In whose own time fractions count: open hours of the calendar of a span, or real time."""
 
 
 def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[Step], grace: Length | None) -> Step:
@@ -181,10 +185,15 @@ def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
 
 
 def _first(step: Step, course: Course) -> datetime | None:
-    start, due_at = course.start, course.due_at
+    start, due_at, obj = course.start, course.due_at, course.obj
     if not isinstance(step.offset, float):
-        return end_of(step.offset, due_at, course.obj)
-    return due_at if start >= due_at else start + (due_at - start) * step.offset
+        return end_of(step.offset, due_at, obj)
+    if start >= due_at:
+        return due_at
+    open_time = elapsed(course.time, start, due_at, obj)
+    if open_time <= timedelta(0):
+        return start + (due_at - start) * step.offset
+    return forward(course.time, start, open_time * step.offset, obj)
 
 
 def newest_due(plan: Iterator[Planned], now: datetime) -> tuple[list[str], Planned]:
@@ -248,6 +257,10 @@ class HasPlan:
         atomic: bool
         grace: Length | None
         has_plan: Any
+        after: Any
+        model: Any
+        needs_object: Any
+        length_in_use: Any
         steps: tuple[Step, ...]
 
     def step(
@@ -266,7 +279,8 @@ class HasPlan:
 
         Args:
             offset: when it runs: a timedelta or span from the deadline, negative before it; or a fraction, such as
-                0.75, of the time from `since` to the deadline, or without `since` from when it was scheduled.
+                0.75, of the time from `since` to the deadline, or without `since` from when it was scheduled. It is of
+                open time if `after` counts that of a calendar.
             every: repeat it: the time from one to the next, a timedelta or span.
             times: how often it runs; with `every` and without `times`, until the handler acts.
             atomic: False: it runs outside a transaction, at least once, for slow external effects.
@@ -292,9 +306,18 @@ class HasPlan:
         return declare
 
     @functools.cached_property
+    def has_fractions(self) -> bool:
+        """Return whether one of its steps runs at a fraction of the time."""
+        return any(isinstance(step.offset, float) for step in self.steps)
+
+    @functools.cached_property
     def plan_needs_object(self) -> bool:
         """Return whether the plan of a round depends on its object."""
-        return any(step.needs_object for step in self.steps) or (self.grace is not None and needs_object(self.grace))
+        of_grace = self.grace is not None and needs_object(self.grace)
+        of_time = self.has_fractions and self.needs_object
+        if of_time and isinstance(self.after, str):  # a column has durations, which count in real time
+            of_time = column_at(self.model, self.after) is None
+        return of_grace or of_time or any(step.needs_object for step in self.steps)
 
     def plan_is_unknown(self, obj: Any) -> bool:
         """Return whether the plan depends on an object, and there is none."""
@@ -316,4 +339,6 @@ class HasPlan:
     def plan(self, course: Course) -> Iterator[Planned]:
         """Yield when the steps of a round that are not over, and at last its handler, run: see `steps.plan_of`."""
         steps = () if self.plan_is_unknown(course.obj) else self.steps
+        if self.has_fractions:
+            course = course._replace(time=self.length_in_use(course.obj) or timedelta(0))
         return plan_of(steps, self.acts_at(course.due_at, course.obj), course)

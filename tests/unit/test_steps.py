@@ -45,8 +45,9 @@ def plan_of(
 ) -> Iterator[Planned]:
     """Return the plan of a round with these steps; `given`: see `Course`."""
     policy: Any = HasPlan()
-    policy.steps, policy.grace = tuple(steps), grace
-    return HasPlan.plan(policy, Course(due_at, start, start, **given))
+    policy.steps, policy.grace, policy.after, policy.needs_object = tuple(steps), grace, None, False
+    policy.length_in_use = lambda obj: None
+    return HasPlan.plan(policy, Course(due_at, start, **given))
 
 
 def days(plan: Iterable[Planned]) -> list[tuple[float, str]]:
