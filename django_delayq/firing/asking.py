@@ -17,8 +17,9 @@ from django.db import connections
 from django_delayq.clock import brief
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing import rails
+from django_delayq.firing.around import raised_by
 from django_delayq.firing.failures import reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint, raised_by
+from django_delayq.firing.handler import call_handler, checkpoint
 from django_delayq.firing.members import Member, matching_of, readable_pk
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import ANSWER_SECONDS, firing_state
