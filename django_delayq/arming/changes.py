@@ -37,6 +37,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "own_key",
 )
 KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline", "is_guarded", "steps_over")
+KEPT_COLUMNS += ("step", "snoozes", "deaths")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -61,6 +62,10 @@ class RoundMemory(NamedTuple):
     """A guard has ended it."""
     steps_over: str = ""
     """Its steps that ran, or were passed: they do not run again."""
+    step: str = ""
+    snoozes: int = 0
+    """Of its step, or its handler; so are the deaths."""
+    deaths: int = 0
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
@@ -69,6 +74,7 @@ class RoundMemory(NamedTuple):
         held_until = row["hold_ended_at"] or row["created_at"]
         rest = None if row["keeps_deadline"] else row["remaining"]
         more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"], row["steps_over"])
+        more += (row["step"], row["snoozes"], row["deaths"])
         return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
 
 
