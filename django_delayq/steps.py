@@ -18,20 +18,10 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from django_delayq import lengths
 from django_delayq.exceptions import PolicyError
 from django_delayq.functions import misfit
-from django_delayq.lengths import (
-    elapsed,
-    end_of,
-    forward,
-    is_relativedelta,
-    is_span,
-    length_text,
-    needs_object,
-    resized,
-    steady,
-    wrapped,
-)
+from django_delayq.lengths import length_text
 from django_delayq.paths import column_at
 from django_delayq.spans import Length
 
@@ -68,8 +58,8 @@ class Step:
     @property
     def needs_object(self) -> bool:
         """Return whether its times depend on the object: a span has a path or a function."""
-        lengths = [each for each in (self.offset, self.every) if each is not None and not isinstance(each, float)]
-        return any(map(needs_object, lengths))
+        given = [each for each in (self.offset, self.every) if each is not None and not isinstance(each, float)]
+        return any(map(lengths.needs_object, given))
 
     def __str__(self) -> str:
         """Return when it runs, such as `3 d before the deadline`."""
@@ -114,8 +104,8 @@ def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[S
     """Return the step of `given`, the arguments of `TimeoutPolicy.step`. Raises PolicyError."""
     name = given["name"] or getattr(handler, "__name__", "")
     for option in ("offset", "every"):
-        if is_relativedelta(given[option]):
-            given = {**given, option: wrapped(given[option])}
+        if lengths.is_relativedelta(given[option]):
+            given = {**given, option: lengths.wrapped(given[option])}
     step = Step(**{**given, "name": name, "handler": handler})
     for wrong, message in (*_faults(step, others), *_faults_of_times(step, grace)):
         if wrong:
@@ -138,10 +128,10 @@ def _faults(step: Step, others: Sequence[Step]) -> Iterator[tuple[bool, str]]:
 def _faults_of_times(step: Step, grace: Length | None) -> Iterator[tuple[bool, str]]:
     offset, every, times = step.offset, step.every, step.times
     is_fraction = isinstance(offset, float) and 0 < offset < 1
-    is_length = isinstance(offset, timedelta) or is_span(offset)
+    is_length = isinstance(offset, timedelta) or lengths.is_span(offset)
     words = "a timedelta or span from the deadline (negative: before it), or a fraction of the time such as 0.75"
     yield not is_fraction and not is_length, f"its offset must be {words}, not {offset!r}."
-    is_length = every is None or (isinstance(every, timedelta) and every >= LEAST_EVERY) or is_span(every)
+    is_length = every is None or (isinstance(every, timedelta) and every >= LEAST_EVERY) or lengths.is_span(every)
     yield not is_length, f"every must be a timedelta of a second or more, or a span, not {every!r}."
     yield times is not None and every is None, "times needs every=, the time between two of them."
     is_count = isinstance(times, int) and not isinstance(times, bool) and times >= 1
@@ -173,27 +163,26 @@ def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
         if at is not None and at < acts_at and not over:
             yield Planned(at, step.name)
         return
-    if at is not None and (over or course.now) and (every := steady(step.every, at, course.obj)):
-        newest = elapsed(step.every, at, min(course.now or at, acts_at), course.obj) // every
+    if at is not None and (over or course.now) and (every := lengths.steady(step.every, at, course.obj)):
+        newest = lengths.elapsed(step.every, at, min(course.now or at, acts_at), course.obj) // every
         number = max(min(newest, step.times or newest) - MAX_STEPS, over + 1)
-        at = at if number == 1 else end_of(resized(step.every, every * (number - 1)), at, course.obj)
+        at = at if number == 1 else lengths.end_of(lengths.resized(step.every, every * (number - 1)), at, course.obj)
     while at is not None and at < acts_at and number <= (step.times or number):
         if number > over:
             yield Planned(at, f"{step.name}:{number}")
-        following = end_of(step.every, at, course.obj)
+        following = lengths.end_of(step.every, at, course.obj)
         at, number = None if following is None or following <= at else following, number + 1
 
 
 def _first(step: Step, course: Course) -> datetime | None:
     start, due_at, obj = course.start, course.due_at, course.obj
     if not isinstance(step.offset, float):
-        return end_of(step.offset, due_at, obj)
+        return lengths.end_of(step.offset, due_at, obj)
     if start >= due_at:
         return due_at
-    open_time = elapsed(course.time, start, due_at, obj)
-    if open_time <= timedelta(0):
-        return start + (due_at - start) * step.offset
-    return forward(course.time, start, open_time * step.offset, obj)
+    is_open = lengths.elapsed(course.time, start, due_at, obj) > timedelta(0)
+    time = course.time if is_open else timedelta(0)  # without an open hour, real time
+    return lengths.forward(time, start, lengths.elapsed(time, start, due_at, obj) * step.offset, obj)
 
 
 def newest_due(plan: Iterator[Planned], now: datetime) -> tuple[list[str], Planned]:
@@ -313,7 +302,7 @@ class HasPlan:
     @functools.cached_property
     def plan_needs_object(self) -> bool:
         """Return whether the plan of a round depends on its object."""
-        of_grace = self.grace is not None and needs_object(self.grace)
+        of_grace = self.grace is not None and lengths.needs_object(self.grace)
         of_time = self.has_fractions and self.needs_object
         if of_time and isinstance(self.after, str):  # a column has durations, which count in real time
             of_time = column_at(self.model, self.after) is None
@@ -333,7 +322,7 @@ class HasPlan:
 
         Without `obj`, if it matters, at the deadline: the object does not exist any more.
         """
-        grace = None if self.grace is None or self.plan_is_unknown(obj) else end_of(self.grace, due_at, obj)
+        grace = None if self.grace is None or self.plan_is_unknown(obj) else lengths.end_of(self.grace, due_at, obj)
         return due_at if grace is None else max(grace, due_at)
 
     def plan(self, course: Course) -> Iterator[Planned]:

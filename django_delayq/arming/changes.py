@@ -73,9 +73,9 @@ class RoundMemory(NamedTuple):
         due_at = None if row["is_due_by_request"] else row["due_at"]
         held_until = row["hold_ended_at"] or row["created_at"]
         rest = None if row["keeps_deadline"] else row["remaining"]
-        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"], row["steps_over"])
-        more += (row["step"], row["snoozes"], row["deaths"])
-        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
+        names = ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "step", "snoozes", "deaths")
+        more = [row[name] for name in names]
+        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], rest, *more)
 
 
 class Round(NamedTuple):

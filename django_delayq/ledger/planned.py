@@ -42,8 +42,8 @@ def _needed(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> Any:
 
 def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime) -> Course:
     """Return the course of a round. In staging it began earlier by how much the clock was advanced since then."""
-    since_at, created_at = (at and at - registry.advanced(policy.concrete_model, at) for at in (since_at, created_at))
-    return Course(due_at, since_at if since_at is not None and since_at < due_at else created_at)
+    since, created = (at and at - registry.advanced(policy.concrete_model, at) for at in (since_at, created_at))
+    return Course(due_at, since if since is not None and since < due_at else created or created_at)
 
 
 def next_at(row: Timeout, due_at: datetime | None = None) -> Planned:

@@ -30,10 +30,11 @@ class QuietRail(Rail):
         return bool(guards.quiet and not member.row.is_requested and guards.quiet.opening(now, member.obj) > now)
 
     def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-        policy, waiting = guards.quiet, [each for each in members if self.withholds(each, guards, now)]
-        for each in members if policy else ():
-            # lateness counts from the opening after the deadline, also if no worker has stored it before
-            opens_at = policy.opening(now if each in waiting else each.row.run_at, each.obj)
-            if opens_at > each.row.run_at and not each.row.is_requested:
-                settling.defer(each.row, opens_at, using)
+        waiting = [each for each in members if self.withholds(each, guards, now)]
+        for each in members:
+            if guards.quiet is not None and not each.row.is_requested:
+                # lateness counts from the opening after the deadline, also if no worker has stored it before
+                opens_at = guards.quiet.opening(now if each in waiting else each.row.run_at, each.obj)
+                if opens_at > each.row.run_at:
+                    settling.defer(each.row, opens_at, using)
         return [each.row for each in waiting]
