@@ -14,7 +14,7 @@ from django_delayq import clock
 from django_delayq.calendars import Calendar
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.paths import relations_on
-from django_delayq.spans import SAMPLE, BuiltIn, Length, Relative, Span, fitting_end, in_utc
+from django_delayq.spans import SAMPLE, BuiltIn, Length, Relative, Span, Working, fitting_end, in_utc
 
 _LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
 
@@ -110,6 +110,16 @@ def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: da
     if length is None or due_at <= begin:
         return clock.shifted(due_at, end - begin)
     return forward(length, end, elapsed(length, begin, due_at, obj), obj)
+
+
+def steady(length: Length, start: datetime, obj: Any) -> timedelta | None:
+    """Return by how much `elapsed` grows with each `length` from `start` on, one after the other; None: it differs.
+
+    It is the same for a timedelta, and for open hours.
+    """
+    is_steady = isinstance(length, timedelta) or (isinstance(length, Working) and length.days is None)
+    end = end_of(length, start, obj) if is_steady else None
+    return None if end is None else elapsed(length, start, end, obj)
 
 
 def resized(length: Length, to: timedelta, *, strict: bool = False) -> Length:

@@ -1,8 +1,9 @@
 """Steps: what a policy does before its handler acts, and when. Only times: nothing here reads the ledger.
 
-The *plan* of a round is the list of these times for its deadline, which is computed again when the deadline moves. The
-names of steps that are *over* (they ran, are dead, or were passed) are one string, such as "friendly firm:2": of a step
-that repeats, the highest number. So a step runs at most once in a round, whatever order another deadline has.
+The *plan* of a round has these times for its deadline, in order. It is computed again when the deadline moves, and only
+as far as it is read: a step may repeat each second for years. The names of steps that are *over* (they ran, are dead,
+or were passed) are one string, such as "friendly firm:2": of a step that repeats, the highest number. So a step runs at
+most once in a round, whatever order another deadline has.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from heapq import merge
+from itertools import takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from django_delayq import lengths
 from django_delayq.exceptions import PolicyError
 from django_delayq.functions import misfit
-from django_delayq.lengths import end_of, is_relativedelta, is_span, length_text, needs_object, wrapped
+from django_delayq.lengths import length_text
+from django_delayq.paths import column_at
 from django_delayq.spans import Length
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
@@ -26,8 +32,6 @@ RAN, SKIPPED, DEAD, PASSED, LATE, SHADOWED = (
     "step", "step_skipped", "step_dead", "steps_passed", "step_late", "step_shadowed",
 )  # fmt: skip
 """The events in the history of a row by which its steps end."""
-MAX_REPETITIONS: Final = 1_000
-"""Each firing computes the plan: a step that repeats each second of a year would make a list of 31 million."""
 MAX_STEPS: Final = 20
 """The names of the steps that are over must fit into a column of the ledger."""
 MAX_NAME: Final = 50
@@ -54,8 +58,8 @@ class Step:
     @property
     def needs_object(self) -> bool:
         """Return whether its times depend on the object: a span has a path or a function."""
-        lengths = [each for each in (self.offset, self.every) if each is not None and not isinstance(each, float)]
-        return any(map(needs_object, lengths))
+        given = [each for each in (self.offset, self.every) if each is not None and not isinstance(each, float)]
+        return any(map(lengths.needs_object, given))
 
     def __str__(self) -> str:
         """Return when it runs, such as `3 d before the deadline`."""
@@ -80,12 +84,28 @@ class Planned(NamedTuple):
     """The name of the step, with its number if it repeats: "firm:2"; `HANDLER`: the handler of the policy."""
 
 
+class Course(NamedTuple):
+    """What the plan of a round depends on, beside its policy."""
+
+    due_at: datetime
+    start: datetime
+    """What fractions count from; if it is not before the deadline, they end at the deadline."""
+    obj: Any = None
+    """An object, or None unless one of the spans needs it."""
+    over: str = ""
+    """The steps that are over. They are left out."""
+    now: datetime | None = None
+    """Of a step that repeats, only the newest `MAX_STEPS` times until then are needed."""
+    time: Length = timedelta(0)
+    """In whose own time fractions count: open hours of the calendar of a span, or real time."""
+
+
 def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[Step], grace: Length | None) -> Step:
     """Return the step of `given`, the arguments of `TimeoutPolicy.step`. Raises PolicyError."""
     name = given["name"] or getattr(handler, "__name__", "")
     for option in ("offset", "every"):
-        if is_relativedelta(given[option]):
-            given = {**given, option: wrapped(given[option])}
+        if lengths.is_relativedelta(given[option]):
+            given = {**given, option: lengths.wrapped(given[option])}
     step = Step(**{**given, "name": name, "handler": handler})
     for wrong, message in (*_faults(step, others), *_faults_of_times(step, grace)):
         if wrong:
@@ -108,79 +128,75 @@ def _faults(step: Step, others: Sequence[Step]) -> Iterator[tuple[bool, str]]:
 def _faults_of_times(step: Step, grace: Length | None) -> Iterator[tuple[bool, str]]:
     offset, every, times = step.offset, step.every, step.times
     is_fraction = isinstance(offset, float) and 0 < offset < 1
-    is_length = isinstance(offset, timedelta) or is_span(offset)
+    is_length = isinstance(offset, timedelta) or lengths.is_span(offset)
     words = "a timedelta or span from the deadline (negative: before it), or a fraction of the time such as 0.75"
     yield not is_fraction and not is_length, f"its offset must be {words}, not {offset!r}."
-    is_length = every is None or (isinstance(every, timedelta) and every >= LEAST_EVERY) or is_span(every)
+    is_length = every is None or (isinstance(every, timedelta) and every >= LEAST_EVERY) or lengths.is_span(every)
     yield not is_length, f"every must be a timedelta of a second or more, or a span, not {every!r}."
     yield times is not None and every is None, "times needs every=, the time between two of them."
-    is_count = isinstance(times, int) and not isinstance(times, bool) and 1 <= times <= MAX_REPETITIONS
-    yield times is not None and not is_count, f"times must be an int from 1 to {MAX_REPETITIONS}, not {times!r}."
+    is_count = isinstance(times, int) and not isinstance(times, bool) and times >= 1
+    yield times is not None and not is_count, f"times must be an int from 1 on, not {times!r}."
     if isinstance(offset, timedelta) and (grace is None or isinstance(grace, timedelta)):
         end = "its deadline, as it has no grace=" if grace is None else f"{length_text(grace)} after its deadline"
         words = f"it would never run: the handler of its policy acts at {end}."
         yield offset >= (grace or timedelta(0)), words
 
 
-def plan_of(steps: Iterable[Step], grace: Length | None, due_at: datetime, start: datetime, obj: Any) -> list[Planned]:
-    """Return when the steps of a round and its handler run, in this order, whether they are over or not.
+def plan_of(steps: Iterable[Step], acts_at: datetime, course: Course) -> Iterator[Planned]:
+    """Yield when those steps of a round that are not over, and at last its handler, run.
 
-    Steps that would run when the handler acts, or later, are left out. Raises InvalidDelay, and what spans raise.
+    Steps that would run when the handler acts, or later, are left out. Of those of one time, the one that is declared
+    first is first. Raises InvalidDelay, and what spans raise.
 
     Args:
-        steps: in order of declaration, which decides among those of one time.
-        grace: how long after the deadline the handler acts.
-        due_at: the deadline.
-        start: what fractions count from; if it is not before the deadline, they end at the deadline.
-        obj: an object, or None unless one of the spans needs it.
+        steps: in order of declaration.
+        acts_at: when the handler acts.
+        course: of the round.
     """
-    final = due_at if grace is None else max(end_of(grace, due_at, obj) or due_at, due_at)
-    found = [each for step in steps for each in _times(step, due_at, start, final, obj)]
-    return [*sorted(found, key=lambda each: each.at), Planned(final, HANDLER)]
+    yield from merge(*(_times(step, acts_at, course) for step in steps), key=attrgetter("at"))
+    yield Planned(acts_at, HANDLER)
 
 
-def _times(step: Step, due_at: datetime, start: datetime, final: datetime, obj: Any) -> Iterator[Planned]:
-    if isinstance(step.offset, float):
-        at: datetime | None = due_at if start >= due_at else start + (due_at - start) * step.offset
-    else:
-        at = end_of(step.offset, due_at, obj)
+def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
+    at, over, number = _first(step, course), _numbers(course.over).get(step.name, 0), 1
     if step.every is None:
-        if at is not None and at < final:
+        if at is not None and at < acts_at and not over:
             yield Planned(at, step.name)
         return
-    for number in range(1, (step.times or MAX_REPETITIONS) + 1):
-        if at is None or at >= final:
-            return
-        yield Planned(at, f"{step.name}:{number}")
-        following = end_of(step.every, at, obj)
-        at = None if following is None or following <= at else following
+    if at is not None and (over or course.now) and (every := lengths.steady(step.every, at, course.obj)):
+        newest = lengths.elapsed(step.every, at, min(course.now or at, acts_at), course.obj) // every
+        number = max(min(newest, step.times or newest) - MAX_STEPS, over + 1)
+        at = at if number == 1 else lengths.end_of(lengths.resized(step.every, every * (number - 1)), at, course.obj)
+    while at is not None and at < acts_at and number <= (step.times or number):
+        if number > over:
+            yield Planned(at, f"{step.name}:{number}")
+        following = lengths.end_of(step.every, at, course.obj)
+        at, number = None if following is None or following <= at else following, number + 1
 
 
-def left_of(plan: Sequence[Planned], over: str) -> list[Planned]:
-    """Return the entries of a plan that are not over. The last one is the handler."""
-    numbers = _numbers(over)
-    return [each for each in plan if each.name == HANDLER or not _is_over(each.name, numbers)]
+def _first(step: Step, course: Course) -> datetime | None:
+    start, due_at, obj = course.start, course.due_at, course.obj
+    if not isinstance(step.offset, float):
+        return lengths.end_of(step.offset, due_at, obj)
+    if start >= due_at:
+        return due_at
+    is_open = lengths.elapsed(course.time, start, due_at, obj) > timedelta(0)
+    time = course.time if is_open else timedelta(0)  # without an open hour, real time
+    return lengths.forward(time, start, lengths.elapsed(time, start, due_at, obj) * step.offset, obj)
 
 
-def next_of(plan: Sequence[Planned], over: str) -> Planned:
-    """Return the first entry of a plan that is not over."""
-    return left_of(plan, over)[0]
-
-
-def newest_due(plan: Sequence[Planned], over: str, now: datetime) -> tuple[list[str], Planned]:
-    """Return the newest entry that is due and not over, and before it the names of those that were missed for it.
+def newest_due(plan: Iterator[Planned], now: datetime) -> tuple[list[str], Planned]:
+    """Return the newest entry that is due, and before it the names of those that were missed for it.
 
     If none is due, it is the next one.
     """
-    left = left_of(plan, over)
-    due = [each for each in left if each.at <= now]
-    return [each.name for each in due[:-1]], (due or left[:1])[-1]
+    due = [next(plan), *takewhile(lambda each: each.at <= now, plan)]
+    return [each.name for each in due[:-1]], due[-1]
 
 
-def begun(plan: Sequence[Planned], over: str, now: datetime) -> tuple[Planned, str]:
-    """Return the first entry of a round that is armed at `now`, and what is over: steps before `now` are passed."""
-    passed = with_over(over, [each.name for each in plan if each.at < now and each.name != HANDLER])
-    return next_of(plan, passed), passed
+def passed_before(now: datetime, plan: Iterable[Planned], over: str) -> str:
+    """Return what is over in a round that is armed at `now`: steps before that are passed."""
+    return with_over(over, [each.name for each in takewhile(lambda each: each.at < now and each.name, plan)])
 
 
 def with_over(over: str, names: Iterable[str]) -> str:
@@ -230,6 +246,10 @@ class HasPlan:
         atomic: bool
         grace: Length | None
         has_plan: Any
+        after: Any
+        model: Any
+        needs_object: Any
+        length_in_use: Any
         steps: tuple[Step, ...]
 
     def step(
@@ -248,7 +268,8 @@ class HasPlan:
 
         Args:
             offset: when it runs: a timedelta or span from the deadline, negative before it; or a fraction, such as
-                0.75, of the time from `since` to the deadline, or without `since` from when it was scheduled.
+                0.75, of the time from `since` to the deadline, or without `since` from when it was scheduled. It is of
+                open time if `after` counts that of a calendar.
             every: repeat it: the time from one to the next, a timedelta or span.
             times: how often it runs; with `every` and without `times`, until the handler acts.
             atomic: False: it runs outside a transaction, at least once, for slow external effects.
@@ -274,9 +295,18 @@ class HasPlan:
         return declare
 
     @functools.cached_property
+    def has_fractions(self) -> bool:
+        """Return whether one of its steps runs at a fraction of the time."""
+        return any(isinstance(step.offset, float) for step in self.steps)
+
+    @functools.cached_property
     def plan_needs_object(self) -> bool:
         """Return whether the plan of a round depends on its object."""
-        return any(step.needs_object for step in self.steps) or (self.grace is not None and needs_object(self.grace))
+        of_grace = self.grace is not None and lengths.needs_object(self.grace)
+        of_time = self.has_fractions and self.needs_object
+        if of_time and isinstance(self.after, str):  # a column has durations, which count in real time
+            of_time = column_at(self.model, self.after) is None
+        return of_grace or of_time or any(step.needs_object for step in self.steps)
 
     def plan_is_unknown(self, obj: Any) -> bool:
         """Return whether the plan depends on an object, and there is none."""
@@ -287,13 +317,17 @@ class HasPlan:
         """Return whether its handler, or one of its steps, runs outside a transaction."""
         return not self.atomic or not all(step.atomic for step in self.steps)
 
-    def plan(self, due_at: datetime, since_at: datetime | None, created_at: datetime, obj: Any) -> list[Planned]:
-        """Return when the steps of a round and its handler run, in this order: see `steps.plan_of`.
+    def acts_at(self, due_at: datetime, obj: Any) -> datetime:
+        """Return when the handler acts on a deadline: at the end of the grace.
 
-        `since_at` and `created_at` are those of the round. Without `obj`, if it matters, the handler acts at the
-        deadline: the object does not exist any more.
+        Without `obj`, if it matters, at the deadline: the object does not exist any more.
         """
-        if self.plan_is_unknown(obj):
-            return [Planned(due_at, HANDLER)]
-        start = since_at if since_at is not None and since_at < due_at else created_at
-        return plan_of(self.steps, self.grace, due_at, start, obj)
+        grace = None if self.grace is None or self.plan_is_unknown(obj) else lengths.end_of(self.grace, due_at, obj)
+        return due_at if grace is None else max(grace, due_at)
+
+    def plan(self, course: Course) -> Iterator[Planned]:
+        """Yield when the steps of a round that are not over, and at last its handler, run: see `steps.plan_of`."""
+        steps = () if self.plan_is_unknown(course.obj) else self.steps
+        if self.has_fractions:
+            course = course._replace(time=self.length_in_use(course.obj) or timedelta(0))
+        return plan_of(steps, self.acts_at(course.due_at, course.obj), course)

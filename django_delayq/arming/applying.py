@@ -134,6 +134,8 @@ def _new_row(each: Round, using: str) -> Timeout:
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
         row.restarted_at = each.kept.restarted_at
+        if row.step == each.kept.step or each.rest is not None:
+            row.step, row.snoozes, row.deaths = each.kept.step, each.kept.snoozes, each.kept.deaths
     if each.rest is not None:
         row.run_at, row.remaining, row.held_at = far(), each.rest, row.created_at
         record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())

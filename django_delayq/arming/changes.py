@@ -37,6 +37,7 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "own_key",
 )
 KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline", "is_guarded", "steps_over")
+KEPT_COLUMNS += ("step", "snoozes", "deaths")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -61,6 +62,10 @@ class RoundMemory(NamedTuple):
     """A guard has ended it."""
     steps_over: str = ""
     """Its steps that ran, or were passed: they do not run again."""
+    step: str = ""
+    snoozes: int = 0
+    """Of its step, or its handler; so are the deaths."""
+    deaths: int = 0
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
@@ -68,8 +73,9 @@ class RoundMemory(NamedTuple):
         due_at = None if row["is_due_by_request"] else row["due_at"]
         held_until = row["hold_ended_at"] or row["created_at"]
         rest = None if row["keeps_deadline"] else row["remaining"]
-        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"], row["steps_over"])
-        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
+        names = ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "step", "snoozes", "deaths")
+        more = [row[name] for name in names]
+        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], rest, *more)
 
 
 class Round(NamedTuple):

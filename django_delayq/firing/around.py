@@ -1,15 +1,17 @@
-"""Enter the context managers of `DELAYQ["AROUND"]` around a call of project code, such as a handler."""
+"""Call code of the project, such as a handler: with the context managers of `DELAYQ["AROUND"]` around it."""
 
 from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from django_delayq.conf import ConfigError
+from django_delayq.exceptions import Abandoned
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call
 from django_delayq.ledger.history import shown
@@ -18,6 +20,26 @@ from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
+
+
+def raised_by(act: Callable[[], object]) -> BaseException | None:
+    """Call `act`, and return the exception that it raised; None: it raised none.
+
+    Only Abandoned passes, and KeyboardInterrupt in the main thread: elsewhere no key was pressed, but the code itself
+    has raised it. SystemExit does not pass: code of the project must not end the worker.
+    """
+    try:
+        act()
+    except Abandoned:
+        raise
+    except BaseException as error:  # see above
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        running = firing_state.current
+        if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
+            raise Abandoned from error
+        return error
+    return None
 
 
 def around(
@@ -29,11 +51,8 @@ def around(
 
     Another thread that abandons the call notifies `call.observers`, because this thread may not come back.
     """
-    try:
-        functions = get_around()
-    except ConfigError as error:
-        _log("DELAYQ['AROUND']", policy, error)
-        functions = ()
+    functions = list[Around]()
+    _log("DELAYQ['AROUND']", policy, raised_by(lambda: functions.extend(get_around())))
     if not functions:
         return nullcontext()
     listed = [timeouts] if isinstance(timeouts, Timeout) else list(timeouts)
@@ -60,40 +79,32 @@ class _Observer:
 
     def enter(self, timeouts: list[Timeout]) -> None:
         """Make the context manager and enter it."""
-        try:
+
+        def enter() -> None:
             manager = self._function(self._policy, timeouts)
             manager.__enter__()
-        except Exception as error:  # noqa: BLE001 - code of the project
-            self._log(error)
-        else:
             self._manager = manager
+
+        self._log(raised_by(enter))
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Leave the context manager. It cannot suppress an exception: the timeout would count as fired."""
-        if self._manager is None:
-            return
-        try:
-            self._manager.__exit__(kind, error, at)
-        except Exception as failure:  # noqa: BLE001 - code of the project
-            if failure is not error:
-                self._log(failure)
+        if self._manager is not None:
+            self._log(raised_by(partial(self._manager.__exit__, kind, error, at)), known=error)
 
     def abandoned(self, error: BaseException) -> None:
         """Call its method `abandoned`, if there is one, in the thread that has abandoned the call, with the cause."""
-        try:
-            abandoned = getattr(self._manager, "abandoned", None)
-            if abandoned is not None:
-                abandoned(error)
-        except Exception as failure:  # noqa: BLE001 - code of the project
-            self._log(failure)
+        self._log(raised_by(lambda: getattr(self._manager, "abandoned", lambda _: None)(error)))
 
-    def _log(self, error: BaseException) -> None:
+    def _log(self, error: BaseException | None, known: BaseException | None = None) -> None:
+        if error is known:
+            return
         name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
         _log(f"{self._function.__module__}.{name} of DELAYQ['AROUND']", self._policy, error)
 
 
-def _log(name: str, policy: TimeoutPolicy[Any], error: BaseException) -> None:
-    if firing_state.is_time_to_log(("around", name)):
+def _log(name: str, policy: TimeoutPolicy[Any], error: BaseException | None) -> None:
+    if error is not None and firing_state.is_time_to_log(("around", name)):
         logger.error(
             "%s failed; the handler of %s is called nevertheless.",
             *(name, policy.label),

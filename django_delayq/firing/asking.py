@@ -16,12 +16,15 @@ from django.db import connections
 
 from django_delayq.clock import brief
 from django_delayq.exceptions import TimeLimitExceeded
+from django_delayq.firing import rails
+from django_delayq.firing.around import raised_by
 from django_delayq.firing.failures import reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint, raised_by
+from django_delayq.firing.handler import call_handler, checkpoint
 from django_delayq.firing.members import Member, matching_of, readable_pk
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import ANSWER_SECONDS, firing_state
 from django_delayq.firing.works import Call, Candidate
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy
@@ -63,7 +66,10 @@ def _member_of(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> 
     obj = None if pk is None else policy.model._base_manager.using(using).filter(pk=pk).first()
     if row is None or obj is None or obj.pk not in matching_of(policy, [obj], using)[0]:
         return None
-    return Member(row, obj)
+    member, withheld = Member(row, obj), list[bool]()
+    guards, now = stop_cache.guards(policy, using), firing_state.database_now()
+    raised_by(lambda: withheld.append(rails.withhold(member, guards, now)))  # the transaction records an error
+    return member if withheld == [False] else None
 
 
 def _ask_about(policy: TimeoutPolicy[Any], member: Member, using: str, report: ReportBuilder) -> bool:

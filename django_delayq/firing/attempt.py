@@ -14,9 +14,10 @@ from django.db import connections
 
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import rails, steps
+from django_delayq.firing.around import raised_by
 from django_delayq.firing.asking import ask
 from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction
 from django_delayq.firing.judge import Case, LostRace, judge_of
 from django_delayq.firing.leftovers import is_changed
 from django_delayq.firing.members import Member

@@ -35,8 +35,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
 from django_delayq.clock import plural
-from django_delayq.exceptions import Abandoned
-from django_delayq.firing.around import around
+from django_delayq.firing.around import around, raised_by
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork
@@ -83,26 +82,6 @@ def set_checkpoint_hook(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of every checkpoint that a firing of this process reaches. None removes it."""
     global _checkpoint_hook  # noqa: PLW0603 - one hook per process, for tests
     _checkpoint_hook = hook
-
-
-def raised_by(act: Callable[[], object]) -> BaseException | None:
-    """Call `act`, and return the exception that it raised; None: it raised none.
-
-    Only Abandoned passes, and KeyboardInterrupt in the main thread: elsewhere no key was pressed, but the code itself
-    has raised it. SystemExit does not pass: a handler must not end the worker.
-    """
-    try:
-        act()
-    except Abandoned:
-        raise
-    except BaseException as error:  # see above
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise
-        running = firing_state.current
-        if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
-            raise Abandoned from error
-        return error
-    return None
 
 
 def call_handler(

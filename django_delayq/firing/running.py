@@ -18,6 +18,7 @@ from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
+from django_delayq.firing.around import raised_by
 from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.failures import (
     TransientFailure,
@@ -32,7 +33,7 @@ from django_delayq.firing.failures import (
     verdict_of_death,
 )
 from django_delayq.firing.gathering import Gathering, next_part
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, tracked
 from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import (
     UNKNOWN_PAUSE,

@@ -17,7 +17,7 @@ from django_delayq.ledger.history import with_event
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
-from django_delayq.steps import PASSED, RAN, Ended, newest_due, step_of, with_over
+from django_delayq.steps import MAX_STEPS, PASSED, RAN, Ended, newest_due, step_of, with_over
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -78,12 +78,12 @@ def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: date
     """
     moved = []
     for row, obj in [(each.row, each.obj) for each in members if each.row.step]:
-        missed, newest = newest_due(plan_of_row(row, policy, obj=obj), row.steps_over, now)
+        missed, newest = newest_due(plan_of_row(row, policy, obj, now=now), now)
         is_declared = step_of(policy.steps, row.step) is not None
         if is_declared and not missed and (newest.name == row.step or newest.at > now):
             continue
         names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
-        ended = Ended(PASSED, ", ".join(names))
+        ended = Ended(PASSED, ", ".join(names[-MAX_STEPS:]))
         values = {**columns.waiting(policy.opening(newest.at, obj)), "step": newest.name}
         values |= columns.ATTEMPTS if newest.name != row.step else {}
         values["steps_over"] = with_over(row.steps_over, names)

@@ -37,8 +37,9 @@ from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import Abandoned, TimeLimitExceeded
 from django_delayq.firing import rails
+from django_delayq.firing.around import raised_by
 from django_delayq.firing.failures import persistently, record_error
-from django_delayq.firing.handler import raised_by, run_callbacks, tracked
+from django_delayq.firing.handler import run_callbacks, tracked
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork

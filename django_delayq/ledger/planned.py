@@ -13,13 +13,12 @@ from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.locking import read_committed, rows_of
-from django_delayq.lengths import end_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
-from django_delayq.steps import HANDLER, Planned, begun, next_of, with_over
+from django_delayq.steps import HANDLER, Course, Planned, passed_before, with_over
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -30,21 +29,21 @@ def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:
     return policy if policy is not None and policy.has_plan else None
 
 
-def plan_of_row(
-    row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime | None = None, obj: Any = None
-) -> list[Planned]:
-    """Return the plan of `row` for the deadline `due_at`, or for its own. `obj`: its object, if it was read."""
-    if obj is None and policy.plan_needs_object:
-        obj = _object_of(row, policy)
-    return _plan(policy, due_at or row.due_at, row.since_at, row.created_at, obj)
+def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None, **given: Any) -> Iterator[Planned]:
+    """Yield the plan of `row`, without what is over. `obj`: its object, if it was read. `given`: see `Course`."""
+    course = _course(policy, given.pop("due_at", row.due_at), row.since_at, row.created_at)
+    return policy.plan(course._replace(**{"obj": _needed(row, policy, obj), "over": row.steps_over, **given}))
 
 
-def _plan(
-    policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime, obj: Any
-) -> list[Planned]:
-    """Return the plan of a round. In staging it began earlier by how much the clock was advanced since then."""
-    began = [at and at - registry.advanced(policy.concrete_model, at) for at in (since_at, created_at)]
-    return policy.plan(due_at, began[0], began[1] or created_at, obj)
+def _needed(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> Any:
+    """Return `obj`, or read the object of `row` if the plan needs it."""
+    return _object_of(row, policy) if policy.plan_is_unknown(obj) else obj
+
+
+def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime) -> Course:
+    """Return the course of a round. In staging it began earlier by how much the clock was advanced since then."""
+    since, created = (at and at - registry.advanced(policy.concrete_model, at) for at in (since_at, created_at))
+    return Course(due_at, since if since is not None and since < due_at else created or created_at)
 
 
 def next_at(row: Timeout, due_at: datetime | None = None) -> Planned:
@@ -52,7 +51,7 @@ def next_at(row: Timeout, due_at: datetime | None = None) -> Planned:
     policy = registry.get(row.policy)
     if policy is None or not policy.has_plan:
         return Planned(due_at or row.due_at, row.step if policy is None else HANDLER)
-    return next_of(plan_of_row(row, policy, due_at), row.steps_over)
+    return next(plan_of_row(row, policy, due_at=due_at or row.due_at))
 
 
 def waits_longer(row: Timeout) -> bool:
@@ -83,7 +82,10 @@ def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datet
 
     Steps that are over in `row` stay so: it continues a former round.
     """
-    first, row.steps_over = begun(plan_of_row(row, policy, due_at, obj), row.steps_over, now)
+    obj = _needed(row, policy, obj)
+    plan = plan_of_row(row, policy, obj, due_at=due_at, now=now)
+    row.steps_over = passed_before(now, plan, row.steps_over)
+    first = next(plan_of_row(row, policy, obj, due_at=due_at))
     row.step = first.name
     return first.at
 
@@ -101,7 +103,9 @@ def begin_each(
         objects = {obj.pk: obj for obj in read_committed(rows, using)}
     found = []
     for pk, since_at, due_at in rounds:
-        first, over = begun(_plan(policy, due_at, since_at, now, objects.get(pk)), "", now)
+        course = _course(policy, due_at, since_at, now)._replace(obj=objects.get(pk), now=now)
+        over = passed_before(now, policy.plan(course), "")
+        first = next(policy.plan(course._replace(over=over)))
         found.append((first.at, first.name, over))
     return found
 
@@ -109,12 +113,14 @@ def begin_each(
 def following(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> tuple[Planned, str]:
     """Return what follows the step of `row`, and what is over then."""
     over = with_over(row.steps_over, [row.step])
-    return next_of(plan_of_row(row, policy, obj=obj), over), over
+    return next(plan_of_row(row, policy, obj, over=over)), over
 
 
 def final_at(row: Timeout, policy: TimeoutPolicy[Any] | None) -> datetime:
     """Return when the handler of `row` acts: at its deadline, or at the end of its grace."""
-    return row.due_at if policy is None or policy.grace is None else plan_of_row(row, policy)[-1].at
+    if policy is None or policy.grace is None:
+        return row.due_at
+    return policy.acts_at(row.due_at, _needed(row, policy))
 
 
 def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
@@ -122,8 +128,8 @@ def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
 
     At most half of `RETENTION` later: after that the row of the round may have been pruned, and it would begin again.
     """
-    grace = end_of(policy.grace, due_at, obj) if policy.grace is not None and not policy.plan_is_unknown(obj) else None
-    return due_at if grace is None else min(max(grace, due_at), due_at + get_settings().retention / 2)
+    grace_ends_at = policy.acts_at(due_at, obj)
+    return due_at if grace_ends_at == due_at else min(grace_ends_at, due_at + get_settings().retention / 2)
 
 
 def deadline_for(row: Timeout, run_at: datetime) -> datetime:

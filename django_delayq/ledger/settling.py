@@ -46,12 +46,10 @@ from django_delayq.ledger.statements import (
 )
 from django_delayq.ledger.stops import stop_in_force
 from django_delayq.ledger.subjects import object_id
-from django_delayq.lengths import end_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
 from django_delayq.policy_terms import reads_again
-from django_delayq.spans import Length
 
 State, Cause = Timeout.State, Timeout.Cause
 MATCHES: Final = 1
@@ -142,7 +140,7 @@ def mark_at_once(
 
     It is one statement with one snapshot, and waits for no lock. Where a row has changed since the snapshot and its
     lock is free, PostgreSQL (EvalPlanQual) evaluates conditions and columns again on the latest version, which it
-    locks. So a cancel that was committed in between prevents the firing. `late`: see `is_late`.
+    locks. So a cancel that was committed in between prevents the firing. `late`: see `LateRail`.
     """
     model: type[Model] = policy.model
     arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
@@ -188,16 +186,6 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
     )
     parameters = [Param(CharField(), "id"), Param(CharField(), "pk"), *(each for _, given in parts for each in given)]
     return Raw(sql, parameters, fields)
-
-
-def is_late(row: Timeout, now: datetime, late: Length, obj: Any) -> bool:
-    """Return whether `row` of `obj` would begin its first attempt more than `late` after the time it was to begin.
-
-    That is `run_at`, which is the deadline, or later: the end of a snooze, the opening that it has waited for, or when
-    an operator wanted it fired.
-    """
-    latest = None if row.attempts else end_of(late, row.run_at, obj)
-    return latest is not None and now > latest
 
 
 def defer(row: Timeout, run_at: datetime, using: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
@@ -77,7 +78,7 @@ def current_trace() -> str:
                 raise ValueError(f"{trace!r} is not a traceparent")
             if trace:
                 return str(trace)
-    except Exception as error:
+    except (Exception, SystemExit, CancelledError) as error:
         if _log_interval.is_over("trace"):
             words = "The trace of a timeout is not known, because of DELAYQ['AROUND']"
             logger.error(words, exc_info=shown(error), extra={"event": "around_failed"})

@@ -15,6 +15,7 @@ from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
 from django_delayq.ledger.columns import (
+    ATTEMPTS,
     DEFAULTS,
     MOVED_FIELDS,
     ROUND_FIELDS,
@@ -306,8 +307,8 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
         if row.state == State.HELD:
             vars(row).update(RUNNING_CLOCK)
             was_held = True
-        row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
-        row.steps_over = ""
+        row.since_at, row.first_due_at, row.extensions, row.steps_over = since_at, due_at, 0, ""
+        vars(row).update(ATTEMPTS)
         row.idempotency_key = new_idempotency_key()
         has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
@@ -315,7 +316,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
         if policy := planning_policy(row):
             begin(row, policy, due_at, clock.now())
         moves.append((row, due_at, None))
-    columns: tuple[str, ...] = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
+    columns: tuple[str, ...] = ("since_at", "first_due_at", "idempotency_key", *ATTEMPTS)
     columns += tuple(RUNNING_CLOCK) if was_held else ()
     columns += ("share",) if set_shares([row for row, *_ in moves], using) else ()
     columns += ("trace",) if has_new_trace else ()

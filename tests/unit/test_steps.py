@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,9 +11,20 @@ from dateutil.relativedelta import relativedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_delayq import WorkingHours
 from django_delayq.lengths import wrapped
-from django_delayq.spans import Wall
-from django_delayq.steps import HANDLER, Planned, Step, begun, left_of, newest_due, next_of, plan_of, step_of, with_over
+from django_delayq.spans import Wall, Working
+from django_delayq.steps import (
+    HANDLER,
+    Course,
+    HasPlan,
+    Planned,
+    Step,
+    newest_due,
+    passed_before,
+    step_of,
+    with_over,
+)
 from tests.support.examples import examples
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
@@ -28,7 +40,17 @@ def step(name: str, offset: Any, **options: Any) -> Step:
     return Step(name=name, handler=nothing, offset=offset, **options)
 
 
-def days(plan: list[Planned]) -> list[tuple[float, str]]:
+def plan_of(
+    steps: Iterable[Step], grace: Any, due_at: datetime, start: datetime = T0, **given: Any
+) -> Iterator[Planned]:
+    """Return the plan of a round with these steps; `given`: see `Course`."""
+    policy: Any = HasPlan()
+    policy.steps, policy.grace, policy.after, policy.needs_object = tuple(steps), grace, None, False
+    policy.length_in_use = lambda obj: None
+    return HasPlan.plan(policy, Course(due_at, start, **given))
+
+
+def days(plan: Iterable[Planned]) -> list[tuple[float, str]]:
     """Return a plan in days since `T0`."""
     return [((at - T0) / DAY, name) for at, name in plan]
 
@@ -37,12 +59,12 @@ DUNNING = [step("friendly", -3 * DAY), step("firm", timedelta(0), every=DAY, tim
 
 
 def test_a_plan_has_each_repetition_and_at_the_end_of_the_grace_the_handler() -> None:
-    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, T0, None)
+    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY)
     assert days(plan) == [(11, "friendly"), (14, "firm:1"), (15, "firm:2"), (16, "firm:3"), (17, HANDLER)]
 
 
 def test_steps_that_would_run_with_the_handler_or_later_are_left_out() -> None:
-    plan = plan_of([*DUNNING, step("late", relativedelta_of(days=2))], 2 * DAY, T0 + 14 * DAY, T0, None)
+    plan = plan_of([*DUNNING, step("late", relativedelta_of(days=2))], 2 * DAY, T0 + 14 * DAY)
     assert days(plan) == [(11, "friendly"), (14, "firm:1"), (15, "firm:2"), (16, HANDLER)]
 
 
@@ -51,20 +73,20 @@ def relativedelta_of(days: int) -> Any:
 
 
 def test_without_a_number_a_step_repeats_until_the_handler_acts() -> None:
-    plan = plan_of([step("daily", -2 * DAY, every=DAY)], None, T0 + 5 * DAY, T0, None)
+    plan = plan_of([step("daily", -2 * DAY, every=DAY)], None, T0 + 5 * DAY)
     assert days(plan) == [(3, "daily:1"), (4, "daily:2"), (5, HANDLER)]
 
 
 def test_a_fraction_counts_from_the_start_and_from_the_deadline_if_that_is_not_later() -> None:
     quarter = [step("quarter", 0.75)]
-    assert days(plan_of(quarter, None, T0 + 4 * DAY, T0, None)) == [(3, "quarter"), (4, HANDLER)]
-    assert days(plan_of(quarter, DAY, T0, T0 + DAY, None)) == [(0, "quarter"), (1, HANDLER)]
+    assert days(plan_of(quarter, None, T0 + 4 * DAY)) == [(3, "quarter"), (4, HANDLER)]
+    assert days(plan_of(quarter, DAY, T0, T0 + DAY)) == [(0, "quarter"), (1, HANDLER)]
 
 
 def test_a_span_counts_from_the_deadline_and_may_repeat_by_one() -> None:
     monthly = step("monthly", Wall(months=-2), every=Wall(months=1))
     due_at = datetime(2030, 5, 31, 12, tzinfo=UTC)
-    plan = plan_of([monthly], Wall(weeks=1), due_at, T0, None)
+    plan = plan_of([monthly], Wall(weeks=1), due_at)
     assert [(f"{at:%d %b}", name) for at, name in plan] == [
         ("31 Mar", "monthly:1"),
         ("30 Apr", "monthly:2"),
@@ -74,41 +96,47 @@ def test_a_span_counts_from_the_deadline_and_may_repeat_by_one() -> None:
 
 
 def test_a_span_that_does_not_advance_does_not_repeat() -> None:
-    plan = plan_of([step("stuck", -DAY, every=Wall(days=-1))], None, T0 + 3 * DAY, T0, None)
+    plan = plan_of([step("stuck", -DAY, every=Wall(days=-1))], None, T0 + 3 * DAY)
     assert days(plan) == [(2, "stuck:1"), (3, HANDLER)]
 
 
 def test_of_two_steps_at_one_time_the_one_that_was_declared_first_is_first() -> None:
-    plan = plan_of([step("b", -DAY), step("a", -DAY)], None, T0 + DAY, T0, None)
+    plan = plan_of([step("b", -DAY), step("a", -DAY)], None, T0 + DAY)
     assert [name for _, name in plan] == ["b", "a", HANDLER]
 
 
 def test_what_is_over_is_one_word_for_each_step() -> None:
     over = with_over("", ["friendly", "firm:1", "firm:3", "firm:2"])
     assert over == "friendly firm:3"
-    plan = plan_of(DUNNING, 5 * DAY, T0 + 14 * DAY, T0, None)
-    assert [name for _, name in left_of(plan, over)] == [HANDLER]
-    assert [name for _, name in left_of(plan, "firm:2")] == ["friendly", "firm:3", HANDLER]
+    plan = plan_of(DUNNING, 5 * DAY, T0 + 14 * DAY, over=over)
+    assert [name for _, name in plan] == [HANDLER]
+    plan = plan_of(DUNNING, 5 * DAY, T0 + 14 * DAY, over="firm:2")
+    assert [name for _, name in plan] == ["friendly", "firm:3", HANDLER]
     assert step_of(DUNNING, "firm:2") is DUNNING[1]
     assert step_of(DUNNING, HANDLER) is None
     assert step_of(DUNNING, "gone") is None
 
 
-def test_a_round_that_is_armed_late_passes_what_was_before() -> None:
-    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, T0, None)
-    assert begun(plan, "", T0 + 14.5 * DAY) == (Planned(T0 + 15 * DAY, "firm:2"), "friendly firm")
-    assert begun(plan, "", T0 + 15 * DAY) == (Planned(T0 + 15 * DAY, "firm:2"), "friendly firm")
-    assert begun(plan, "", T0 + 30 * DAY) == (Planned(T0 + 17 * DAY, HANDLER), "friendly firm:3")
+@pytest.mark.parametrize(
+    ("day", "following", "over"),
+    [
+        (14.5, Planned(T0 + 15 * DAY, "firm:2"), "friendly firm"),
+        (15, Planned(T0 + 15 * DAY, "firm:2"), "friendly firm"),
+        (30, Planned(T0 + 17 * DAY, HANDLER), "friendly firm:3"),
+    ],
+)
+def test_a_round_that_is_armed_late_passes_what_was_before(day: float, following: Planned, over: str) -> None:
+    now = T0 + day * DAY
+    assert passed_before(now, plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, now=now), "") == over
+    assert next(plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, over=over)) == following
 
 
 def test_after_an_outage_the_newest_step_is_left() -> None:
-    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, T0, None)
-    assert newest_due(plan, "friendly", T0 + 15.5 * DAY) == (["firm:1"], Planned(T0 + 15 * DAY, "firm:2"))
-    assert newest_due(plan, "", T0 + 20 * DAY) == (
-        ["friendly", "firm:1", "firm:2", "firm:3"],
-        Planned(T0 + 17 * DAY, HANDLER),
-    )
-    assert newest_due(plan, "", T0) == ([], Planned(T0 + 11 * DAY, "friendly"))
+    plan = plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY, over="friendly")
+    assert newest_due(plan, T0 + 15.5 * DAY) == (["firm:1"], Planned(T0 + 15 * DAY, "firm:2"))
+    missed, newest = newest_due(plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY), T0 + 20 * DAY)
+    assert (missed, newest) == (["friendly", "firm:1", "firm:2", "firm:3"], Planned(T0 + 17 * DAY, HANDLER))
+    assert newest_due(plan_of(DUNNING, 3 * DAY, T0 + 14 * DAY), T0) == ([], Planned(T0 + 11 * DAY, "friendly"))
 
 
 OFFSETS = st.one_of(st.integers(-40, 40).map(lambda n: n * DAY / 4), st.floats(0.05, 0.95))
@@ -127,7 +155,7 @@ DUE = st.integers(1, 80).map(lambda n: T0 + n * DAY / 4)
 @many
 @given(STEPS, GRACE, DUE)
 def test_a_plan_is_in_order_has_each_name_once_and_ends_with_the_handler(steps: Any, grace: Any, due_at: Any) -> None:
-    plan = plan_of(steps, grace, due_at, T0, None)
+    plan = list(plan_of(steps, grace, due_at))
     assert plan[-1] == (due_at + (grace or timedelta(0)), HANDLER)
     assert [at for at, _ in plan] == sorted(at for at, _ in plan)
     *others, (acts_at, _) = plan
@@ -144,7 +172,7 @@ def test_whatever_deadlines_a_round_gets_no_step_runs_twice_and_no_repetition_go
     over, ran = "", list[str]()
     for due_at, count in moves:
         for _ in range(count):
-            following = next_of(plan_of(steps, grace, due_at, T0, None), over)
+            following = next(plan_of(steps, grace, due_at, over=over))
             if following.name == HANDLER:
                 break
             ran.append(following.name)
@@ -160,11 +188,37 @@ def test_whatever_deadlines_a_round_gets_no_step_runs_twice_and_no_repetition_go
 def test_what_was_missed_is_before_what_runs_and_nothing_due_is_after_it(
     steps: Any, grace: Any, due_at: Any, quarters: int
 ) -> None:
-    plan, now = plan_of(steps, grace, due_at, T0, None), T0 + quarters * DAY / 4
-    missed, current = newest_due(plan, "", now)
+    plan, now = list(plan_of(steps, grace, due_at)), T0 + quarters * DAY / 4
+    missed, current = newest_due(iter(plan), now)
     places = [name for _, name in plan]
     assert places[: len(missed) + 1] == [*missed, current.name]
     assert all(at > now for at, _ in plan[len(missed) + 1 :])
+
+
+OFFICE = WorkingHours("UTC", {"mon-fri": ("09:00-12:00", "13:00-17:30")})
+EVERY = [timedelta(hours=7), Working(hours=7, calendar=OFFICE), Working(days=1, calendar=OFFICE), Wall(days=1)]
+
+
+@many
+@given(STEPS, st.sampled_from(EVERY), GRACE, DUE, st.tuples(st.integers(0, 400), st.integers(0, 9)))
+def test_what_is_computed_is_what_counting_from_the_first_one_leads_to(
+    steps: Any, every: Any, grace: Any, due_at: Any, state: tuple[int, int]
+) -> None:
+    steps, now, ran = [*steps, step("often", -20 * DAY, every=every)], T0 + state[0] * DAY / 4, state[1]
+    over = with_over("", [f"often:{ran}"] if ran else [])
+    counted = [
+        each
+        for each in plan_of(steps, grace, due_at)
+        if not each.name.startswith("often:") or int(each.name.removeprefix("often:")) > ran
+    ]
+    assert list(plan_of(steps, grace, due_at, over=over)) == counted
+    computed = list(plan_of(steps, grace, due_at, over=over, now=now))
+    passed = passed_before(now, computed, over)
+    assert {*passed.split()} == {*passed_before(now, counted, over).split()}
+    (missed, newest), (all_missed, current) = newest_due(iter(computed), now), newest_due(iter(counted), now)
+    assert newest == current
+    assert {*with_over(over, missed).split()} == {*with_over(over, all_missed).split()}
+    assert missed == all_missed or len(missed) > 20
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from django_delayq.models import Timeout
     from django_delayq.policies import TimeoutPolicy
 
-RAILS: Final[Sequence[Rail]] = (QuietRail(), LateRail(), ShadowRail(), BrakeRail())
-"""In this order: a timeout that must wait for opening hours is not late, and a late one is not in shadow mode."""
+RAILS: Final[Sequence[Rail]] = (LateRail(), QuietRail(), ShadowRail(), BrakeRail())
+"""In this order: what is too late does not wait for opening hours to be in time, and is not in shadow mode."""
 
 
 def room(policy: TimeoutPolicy[Any], guards: Guards) -> int:
@@ -38,6 +38,11 @@ def admitted(candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candid
     for rail in RAILS:
         candidates = rail.admitted(candidates, guards)
     return candidates
+
+
+def withhold(member: Member, guards: Guards, now: datetime) -> bool:
+    """Return whether `settle` would not let `member` fire, for which no answer of `confirm` matters."""
+    return any(rail.withholds(member, guards, now) for rail in RAILS)
 
 
 def settle(members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:

@@ -25,16 +25,16 @@ class QuietRail(Rail):
     def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
         return [] if guards.quiet else candidates
 
+    def withholds(self, member: Member, guards: Guards, now: datetime) -> bool:
+        """Return whether `within=` is closed at `now`."""
+        return bool(guards.quiet and not member.row.is_requested and guards.quiet.opening(now, member.obj) > now)
+
     def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-        policy, waiting = guards.quiet, list[Timeout]()
-        if policy is None:
-            return waiting
-        for row, obj in [(each.row, each.obj) for each in members if not each.row.is_requested]:
-            opens_at = policy.opening(now, obj)
-            if opens_at > now:
-                waiting.append(row)
-            else:  # lateness counts from the opening after the deadline, also if no worker has stored it before
-                opens_at = policy.opening(row.run_at, obj)
-            if opens_at > row.run_at:
-                settling.defer(row, opens_at, using)
-        return waiting
+        waiting = [each for each in members if self.withholds(each, guards, now)]
+        for each in members:
+            if guards.quiet is not None and not each.row.is_requested:
+                # lateness counts from the opening after the deadline, also if no worker has stored it before
+                opens_at = guards.quiet.opening(now if each in waiting else each.row.run_at, each.obj)
+                if opens_at > each.row.run_at:
+                    settling.defer(each.row, opens_at, using)
+        return [each.row for each in waiting]

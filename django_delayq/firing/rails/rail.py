@@ -33,6 +33,10 @@ class Rail:
         """Return those of `candidates` that one statement may lock, check and mark. `settle` decides about the rest."""
         return candidates
 
+    def withholds(self, member: Member, guards: Guards, now: datetime) -> bool:
+        """Return whether `settle` does not let `member` fire at `now`, so that `confirm` need not be asked."""
+        return False
+
     def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
         """Settle or move the rows of those due, locked `members` whose handler must not be called now; return them."""
         return []

@@ -142,3 +142,57 @@ def test_a_new_value_of_since_begins_anew(order: Order, declare: Declare, atomic
     assert state(row) == ("pending", "")
     fire_again(row)
     assert state(row) == ("dead", "limit")
+
+
+AFRESH: dict[str, Any] = {"attempts": 0, "snoozes": 0, "deaths": 0, "extensions": 0, "suspected_at": None}
+AFRESH |= {"first_failed_at": None, "last_failed_at": None, "claims": 0, "claimed_until": None, "asked_due_at": None}
+AFRESH |= {"is_requested": False, "is_due_by_request": False}
+
+
+def test_a_new_value_of_since_inherits_nothing_that_the_former_round_has_been_through(
+    order: Order, declare: Declare
+) -> None:
+    """Otherwise it would be dead after one death, and an error would have lasted for days after the first failure."""
+    policy = declare(Order, name="anew", after=timedelta(hours=1), since="created_at", when=Q(status="unpaid"))
+    order.created_at = timezone.now() - timedelta(days=1)
+    order.save()
+    row = order.timeouts.get(policy=policy.label)
+    ago = timezone.now() - timedelta(days=5)
+    been_through = {name: 2 if value == 0 and value is not False else ago for name, value in AFRESH.items()}
+    been_through |= {"is_requested": True, "is_due_by_request": True}
+    Timeout.objects.filter(pk=row.pk).update(**been_through)
+    order.created_at = timezone.now()
+    order.save()
+    row.refresh_from_db()
+    assert row.since_at == order.created_at
+    assert {name: getattr(row, name) for name in AFRESH} == AFRESH
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_round_whose_condition_ended_and_holds_again_keeps_its_snoozes_and_deaths(
+    order: Order, declare: Declare, atomic: bool
+) -> None:
+    """Otherwise a condition that flaps would snooze without end, under one idempotency key."""
+    keys = list[str]()
+
+    def handler(obj: Any, timeout: Any) -> None:
+        keys.append(timeout.idempotency_key)
+        snoozing(obj, timeout)
+
+    options: dict[str, Any] = {"after": timedelta(0), "since": "created_at", "when": Q(status="unpaid")}
+    policy = declare(Order, handler, name="flaps", atomic=atomic, limits=Limits(snoozes=2), **options)
+    order.created_at = timezone.now()
+    order.save()
+    for number in range(4):
+        for row in Timeout.objects.filter(policy=policy.label, state="pending"):
+            Timeout.objects.filter(pk=row.pk).update(deaths=1)
+            fire_again(row)
+        for status in ("paid", "unpaid"):
+            order.status = status
+            order.save()
+        if number == 1:
+            assert Timeout.objects.get(policy=policy.label, state="pending").snoozes == 2
+            assert Timeout.objects.get(policy=policy.label, state="pending").deaths == 1
+    newest = Timeout.objects.filter(policy=policy.label).latest("id")
+    assert state(newest) == ("dead", "limit")
+    assert (len(keys), len(set(keys))) == (3, 1)

@@ -138,6 +138,41 @@ def test_lateness_counts_from_the_opening_also_if_no_worker_ran_before(declare: 
     assert Timeout.objects.latest("id").cause == Timeout.Cause.LATE
 
 
+@pytest.mark.parametrize("kind", CALENDARS)
+@pytest.mark.parametrize(
+    ("back", "state", "asked"),
+    [
+        ("Mon 11:30", "fired", 1),
+        ("Mon 16:59", "skipped", 0),
+        ("Mon 17:01", "skipped", 0),
+        ("Tue 08:30", "skipped", 0),
+        ("Tue 09:01", "skipped", 0),
+    ],
+)
+def test_what_is_too_late_does_not_wait_for_the_opening_to_be_in_time(
+    declare: Declare, team: Team, kind: str, back: str, state: str, asked: int
+) -> None:
+    """The worker was down from before the deadline, at 11:00, until after the office has closed at 17:00."""
+    calls, questions = Calls(), list[Any]()
+    policy = declare(Ticket, calls, name="text", after=HOUR, within=CALENDARS[kind], late=Late(2 * HOUR), **OPEN)
+    policy.confirm()(lambda ticket, timeout: questions.append(timeout))
+    opened(team)
+    with clock.set_to(at(back)):
+        fire_due()
+    assert (only_row().state, len(calls), len(questions)) == (state, asked, asked)
+
+
+def test_nothing_is_asked_outside_of_the_hours(declare: Declare, team: Team) -> None:
+    questions = list[Any]()
+    policy = declare(Ticket, name="text", after=10 * HOUR, within="team__calendar", **OPEN)
+    policy.confirm()(lambda ticket, timeout: questions.append(clock.now()))
+    opened(team)
+    for now, fired in (("Mon 20:00", 0), ("Tue 08:59", 0), ("Tue 09:00", 1)):
+        with clock.set_to(at(now)):
+            assert fire_due() == fired
+    assert questions == [at("Tue 09:00")]
+
+
 def test_a_person_reads_why_it_waits(declare: Declare, team: Team) -> None:
     declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
     ticket = opened(team)

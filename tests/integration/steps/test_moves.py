@@ -282,7 +282,7 @@ def test_spans_of_the_object_decide_about_steps_and_grace(declare: Declare) -> N
     with at(0):
         order = sent()
         assert planned(order) == ("morning", 0.875, 2)
-        assert days(policy.plan(T0 + 2 * DAY, T0, T0, order)[-1].at) == 3
+        assert days(policy.acts_at(T0 + 2 * DAY, order)) == 3
         operations.postpone(dq.pending_timeouts(order, policy), by="anna", days=1)
         assert planned(order) == ("morning", 1.875, 3)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -184,6 +186,79 @@ def test_an_error_of_a_function_is_logged_once_a_minute_and_prevents_no_firing(
     assert record.exc_info
     if callable(function):
         assert set(seen) == {("outer",)}, "the others are entered"
+
+
+ENDS: list[type[BaseException]] = [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
+PLACES = ["made", "entered", "left"]
+
+
+class Raising:
+    """A function of `AROUND` that raises at one place what no `except Exception` catches."""
+
+    def __init__(self, error: type[BaseException], place: str) -> None:
+        self.error, self.place = error, place
+
+    def __call__(self, policy: Any, timeouts: Sequence[Timeout]) -> Raising:
+        return self.at("made")
+
+    def __enter__(self) -> None:
+        self.at("entered")
+
+    def __exit__(self, *args: object) -> None:
+        self.at("left")
+
+    def at(self, place: str) -> Raising:
+        if place == self.place:
+            raise self.error
+        return self
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("error", ENDS)
+def test_what_would_end_the_thread_neither_prevents_nor_repeats_nor_undoes_a_handler(
+    declare: Declare, around: Around, caplog: pytest.LogCaptureFixture, error: Any, mode: str
+) -> None:
+    """The limit lets the handlers run in another thread than the main one, as in a worker."""
+    around(*(Raising(error, place) for place in PLACES), outer)
+    limits = dq.Limits(run=timedelta(minutes=1))
+    policy = declare(Order, note_calls, name="fires", limits=limits, retry=dq.Retry.never(), **MODES[mode])
+    rows = [due(Order.objects.create(), policy) for _ in range(3)]
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+    assert [(state(row), row.attempts) for row in rows] == [(("fired", "due"), 1)] * 3
+    assert set(Effect.objects.values_list("what", "object_id")) == {("outer", row.object_id) for row in rows}
+    assert Effect.objects.count() == 3
+    [record] = [each for each in caplog.records if vars(each).get("event") == "around_failed"]
+    assert error.__name__ in str(record.exc_info)
+
+
+def note_calls(target: Any, timeouts: Any) -> None:
+    for row in timeouts if isinstance(timeouts, list) else [timeouts]:
+        Effect.objects.create(what=" ".join(INSIDE.get()), object_id=row.object_id)
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_a_handler_that_raises_it_fails_as_ever_beside_such_a_function(
+    order: Order, declare: Declare, around: Around, error: Any
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise error
+
+    around(*(Raising(error, place) for place in PLACES), outer)
+    limits = dq.Limits(run=timedelta(minutes=1))
+    row = due(order, declare(Order, handler, name="raises", limits=limits, retry=dq.Retry([60])))
+    fire(row)
+    assert state(row) == ("pending", "")
+    assert [each["error"] for each in row.errors] == [error.__name__]
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+def test_a_trace_that_cannot_be_known_keeps_no_timeout_from_being_scheduled(
+    order: Order, declare: Declare, around: Around, error: Any
+) -> None:
+    function = Raising(error, "traced")
+    vars(function)["get_trace"] = lambda: function.at("traced")
+    around(function)
+    assert due(order, declare(Order, name="traced")).trace == ""
 
 
 def test_a_handler_that_another_one_fires_is_surrounded_too(declare: Declare, around: Around) -> None:
