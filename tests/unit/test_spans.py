@@ -20,7 +20,7 @@ from pytest_django import Settings
 from django_delayq import lengths
 from django_delayq.calendars import WorkingHours, instant_of
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.lengths import as_length, elapsed, end_of, forward, resized
+from django_delayq.lengths import OwnTime, as_length, end_of, resized
 from django_delayq.spans import Length, Wall, Working
 from tests.support.examples import examples
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
@@ -37,6 +37,14 @@ def read(moment: datetime | None) -> str:
     assert moment is not None
     assert moment.tzinfo is UTC
     return f"{moment.astimezone(BERLIN):%a %d %b %Y %H:%M}"
+
+
+def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
+    return OwnTime(length, obj).elapsed(start, end)
+
+
+def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetime:
+    return OwnTime(length, obj).forward(start, by)
 
 
 def ticket(**team: Any) -> SimpleNamespace:
@@ -182,8 +190,8 @@ def test_a_path_or_a_callable_finds_the_calendar_of_an_object() -> None:
         (lambda obj: obj.team.calendar, ticket(calendar=OFFICE)),
     ):
         assert read(end_of(Working(hours=4, calendar=source), THURSDAY, obj)) == "Fri 06 Nov 2026 11:00"
-        assert elapsed(Working(hours=4, calendar=source), THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == 5 * timedelta(
-            hours=7.5
+        assert elapsed(Working(hours=4, calendar=source), THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == timedelta(
+            hours=37.5
         )
 
 
