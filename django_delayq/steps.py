@@ -164,7 +164,7 @@ def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
             yield Planned(at, step.name)
         return
     if at is not None and (over or course.now) and (every := lengths.steady(step.every, at, course.obj)):
-        newest = lengths.elapsed(step.every, at, min(course.now or at, acts_at), course.obj) // every
+        newest = lengths.OwnTime(step.every, course.obj).elapsed(at, min(course.now or at, acts_at)) // every
         number = max(min(newest, step.times or newest) - MAX_STEPS, over + 1)
         at = at if number == 1 else lengths.end_of(lengths.resized(step.every, every * (number - 1)), at, course.obj)
     while at is not None and at < acts_at and number <= (step.times or number):
@@ -180,9 +180,10 @@ def _first(step: Step, course: Course) -> datetime | None:
         return lengths.end_of(step.offset, due_at, obj)
     if start >= due_at:
         return due_at
-    is_open = lengths.elapsed(course.time, start, due_at, obj) > timedelta(0)
-    time = course.time if is_open else timedelta(0)  # without an open hour, real time
-    return lengths.forward(time, start, lengths.elapsed(time, start, due_at, obj) * step.offset, obj)
+    time = lengths.OwnTime(course.time, obj)
+    if time.elapsed(start, due_at) <= timedelta(0):  # without an open hour, real time
+        time = lengths.OwnTime(None)
+    return time.forward(start, time.elapsed(start, due_at) * step.offset)
 
 
 def newest_due(plan: Iterator[Planned], now: datetime) -> tuple[list[str], Planned]:

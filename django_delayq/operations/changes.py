@@ -238,7 +238,9 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
     event: dict[str, Any] = {"at": change.touched_at, "by": change.by, "reason": reason}
     if change.held_from is not None:
-        moved = _moves_of_hold(page, change, policy)
+        moved = list(moves_of_hold(page, change, policy))
+        unmoved = [row for row in page.rows if row.hold_ended_at == change.touched_at]
+        paging.update_each(unmoved, ("stops", "hold_ended_at"), page.using, WAITING)
         return len(move_rows(moved, page.using, what="hold_ended", columns=("stops",), **event))
     if change.shift is not None:
         moves = list(_shifted(page.rows, change.shift, page.using))
@@ -253,8 +255,9 @@ Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]
 """Rows with their new `due_at` and `run_at`."""
 
 
-def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
-    in_force, failed, unmoved = read_delay(policy, page.using), list[str](), list[Timeout]()
+def moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
+    """Yield the rows of `page` that the end of a hold moves. Note it in others: in another calendar they might move."""
+    in_force, failed = read_delay(policy, page.using), list[str]()
     if policy.relations:
         read_relations([page.object_of(row) for row in page.rows], policy.relations)
     for row in [each for each in page.rows if not each.has_stopped_clock]:
@@ -275,10 +278,8 @@ def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolic
         row.stops = with_stop(row.stops, begin, change.held_until)
         if due_at != row.due_at:
             yield row, due_at, row.run_at if row.is_requested else run_at_of(row, due_at)
-        elif row.stops:  # in another calendar it might move
+        elif row.stops:
             row.hold_ended_at = change.touched_at
-            unmoved.append(row)
-    paging.update_each(unmoved, ("stops", "hold_ended_at"), page.using, WAITING)
     log_failures(policy.label, failed)
 
 
