@@ -222,7 +222,7 @@ def full_port() -> Iterator[int]:
 
 
 def names(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], list[str]]) -> None:
-    """Stand in for the name server: it has these addresses for `endpoint.example`."""
+    """Replace the name server by one that has these addresses for `endpoint.example`."""
     real = socket.getaddrinfo
 
     def look_up(host: Any, port: Any, *args: Any, **options: Any) -> Any:
