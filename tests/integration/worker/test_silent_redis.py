@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.checks import INFO, WARNING
+from django.db import connections
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.backoff import LogInterval
@@ -90,6 +91,7 @@ class Attacker(threading.Thread):
     def run(self) -> None:
         while not self._stopping.wait(0.01):
             self._write()
+        connections.close_all()
 
     def stop(self) -> None:
         self._stopping.set()
