@@ -295,7 +295,8 @@ class DelayQueue:
 
     def foreign_heads(self, owned: Iterable[str]) -> list[bytes]:
         """Return names among the heads, at most 1,000, which are not those of the lines `owned`."""
-        known, client = {quoted(line).encode() for line in owned}, self._caller.client
+        client: Any = self._caller.client
+        known = {quoted(line).encode() for line in owned}
         end = MAX_BATCH + len(known)  # so that some are found if there are any
         with translated(client), understood("zrangebyscore"):
             ask: Any = ("ZRANGEBYSCORE", self.keys.heads, "-inf", "+inf", "LIMIT", 0, end)

@@ -190,7 +190,7 @@ def undeclared_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
 
 
 def known_labels(using: str) -> set[str]:
-    """Return the labels that a policy or a row has. What has another one in Redis is of nobody."""
+    """Return the labels that a policy or a row has. No line in Redis may have another one."""
     declared = {label for policy in registry for label in policy.labels}
     return declared.union(labels_in(Timeout.objects.using(using).all()))
 

@@ -150,7 +150,7 @@ def advanced_clock(using: str) -> Iterator[CheckMessage]:
     elif found := list(ClockAdvance.objects.using(using).order_by("at")):
         ahead, last = sum((each.length for each in found), timedelta(0)), found[-1]
         text = f"The clock of this database was advanced {plural(len(found), 'time')}, by {duration_text(ahead)}, "
-        text += f"last by {last.by} on {last.at:%Y-%m-%d %H:%M}: what waited then is due earlier by it."
+        text += f"last by {last.by} on {last.at:%Y-%m-%d %H:%M}: timeouts that were pending then are due earlier by it."
         hint = "See the settings with which delayq_clock was run. This remains until these rows of ClockAdvance go."
         yield Warning(text, hint=hint, id="clock.advanced")
 

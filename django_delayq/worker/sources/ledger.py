@@ -95,7 +95,7 @@ class LedgerSource:
         return self._with_more
 
     def first_due(self, lines: Lines) -> Mapping[str, int]:
-        """Return the first row of each line that is due and that nobody has claimed, and have the next `due` ask."""
+        """Return the first row of each line that is due and that no worker has claimed, and have the next `due` ask."""
         self.check_now()
         rows = {line: claiming.claimable(self._using, self.queues, line) for line in self.due(lines)}
         return {line: id for line, due in rows.items() for id in due.values_list("pk", flat=True)[:1]}

@@ -215,9 +215,9 @@ class Sources:
         self._must_poll = self._is_turn_of_redis = False
         self._database_used_at, self._look_at = time.monotonic(), 0.0
         self._first_due: Mapping[str, int] = {}
-        """What `LedgerSource.first_due` returned at the last look."""
+        """What `LedgerSource.first_due` returned when this worker has last asked it."""
         self._silent: dict[str, int] = {}
-        """The lines that are read from the ledger, too, each with the row that nobody has taken from Redis."""
+        """The lines that are read from the ledger, too, each with the row that no worker has taken from Redis."""
         self._unseen: dict[str, int] = {}
         """The last such row of each line that this worker has taken from the ledger, until it is done."""
 
@@ -258,7 +258,7 @@ class Sources:
         """Claim due timeouts of the lines that are silent in Redis, in turns with what it shows, until none is due.
 
         A line is silent if its first due row was the first one half a lease ago, and no worker has begun or claimed
-        it. So nothing that is written to Redis delays a timeout for longer, such as a lease that nobody has.
+        it. So nothing that is written to Redis delays a timeout for longer, such as a lease that no worker has.
         """
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + get_settings().lease.total_seconds() / 2
@@ -341,7 +341,7 @@ class Sources:
         for line in [line for line, id in self._unseen.items() if id in done]:
             id = self._unseen.pop(line)
             if firing_state.is_time_to_log(("silent", line)):
-                words = "Redis hides due timeouts of %s, so these are read from the database: %d had waited for half a lease"
+                words = "Redis hides due timeouts of %s, so they are read from the database: %d had waited half a lease"
                 logger.warning(words, line, id, extra={"event": "redis_silent", "policy": line, "timeout_id": id})
 
     def flush(self) -> None:

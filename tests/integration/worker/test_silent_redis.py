@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.checks import INFO, WARNING
+from django.db import connections
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.backoff import LogInterval
@@ -90,6 +91,7 @@ class Attacker(threading.Thread):
     def run(self) -> None:
         while not self._stopping.wait(0.01):
             self._write()
+        connections.close_all()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -166,8 +168,9 @@ def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(
     assert engine is not None
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     left = {queue.keys.line(row.policy), of_another_release}
-    assert {key.decode() for key in with_redis.zrange(queue.keys.heads, 0, -1)} == {row.policy, "of.another.release"}
-    assert {key.decode() for key in with_redis.keys(queue.keys.line("") + "*")} == left
+    client: Any = with_redis
+    assert {key.decode() for key in client.zrange(queue.keys.heads, 0, -1)} == {row.policy, "of.another.release"}
+    assert {key.decode() for key in client.keys(queue.keys.line("") + "*")} == left
     assert events(caplog, "django_delayq.engine") == ["foreign_lines"]
     engine.close()
 
