@@ -41,8 +41,8 @@ def register() -> None:
     """Register the checks below with Django."""
     for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_other_apps):
         register_check(check, "django_delayq")
-    for check in (check_databases, check_names, check_conditions):
-        register_check(check, "django_delayq", Tags.database)
+    for of_database in (check_databases, check_names, check_conditions):
+        register_check(of_database, "django_delayq", Tags.database)
     for check in (check_redis, check_bulk_writes, check_installation, check_silence):
         register_check(check, "django_delayq", deploy=True)
 

@@ -235,9 +235,10 @@ def _walk(node: Any) -> Iterator[Any]:
 def times_in(node: Any) -> Iterator[Any]:
     """Yield the dates in a condition, as it was declared, and the functions that return the current time."""
     parts = list(node) if isinstance(node, tuple | list | set) else []
+    of_django: Any = (Q, QuerySet, WhereNode, BaseExpression)
     if isinstance(node, date) or type(node).__name__.endswith("Now"):
         yield node
-    elif isinstance(node, Q | QuerySet | WhereNode | BaseExpression):
+    elif isinstance(node, of_django):
         having = [name for name in ("children", "value", "lhs", "rhs", "query", "where") if hasattr(node, name)]
         parts = [getattr(node, name) for name in having] or node.get_source_expressions()
     for part in parts:

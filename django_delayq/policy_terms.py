@@ -75,6 +75,16 @@ def has_column(policy: TimeoutPolicy[Any]) -> bool:
     return bool(_columns(policy))
 
 
+def reads_again(policy: TimeoutPolicy[Any]) -> bool:
+    """Return whether a deadline follows columns of other rows: before it decides, they are read again."""
+    return has_column(policy) or (has_since_path(policy) and policy.is_automatic)
+
+
+def has_since_path(policy: TimeoutPolicy[Any]) -> bool:
+    """Return whether `since` is a column of another row."""
+    return isinstance(policy.since, str) and "__" in policy.since
+
+
 @lru_cache(maxsize=1000)
 def prefix(policy: TimeoutPolicy[Any]) -> str:
     """Return the beginning of all terms of a policy that `has_column`: rows with another one are of other code."""

@@ -47,10 +47,10 @@ from django_delayq.arming.row_state import (
     ledger_fits,
     objects_of_policy,
     of_since,
+    present_data,
     row_state,
     row_states,
     slots_by_object,
-    terms_of,
 )
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
@@ -59,7 +59,7 @@ from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, tr
 from django_delayq.ledger.planned import acts_at
 from django_delayq.lengths import after_stop
 from django_delayq.models import Installation, Timeout
-from django_delayq.policy_terms import changed, has_column, terms_of_code, values_in
+from django_delayq.policy_terms import changed, has_column, has_since_path, reads_again, terms_of_code, values_in
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -146,14 +146,17 @@ def arm_outdated(policy: TimeoutPolicy[Any], rows: Iterable[tuple[Any, Timeout]]
     `rows`: each with the key of its object, which is locked, too. The value may have been changed past Django, or the
     sync has not come to its very many deadlines yet. A firing and the strict guard ask, so that they read the same.
     """
-    computed = {pk: row for pk, row in rows if row.is_waiting and row.terms and not row.key}
-    if not computed or not has_column(policy):
+    may_follow = not policy.has_plain_since
+    waiting = {pk: row for pk, row in rows if row.is_waiting and (row.terms or may_follow) and not row.key}
+    if not waiting or not reads_again(policy):
         return []
-    present = terms_of(policy, {pk: (row.since_at, None) for pk, row in computed.items()}, using)
-    outdated = [pk for pk, row in computed.items() if changed(policy, row.terms, present[pk])]
+    present, reads_since = present_data(policy, waiting, using), has_since_path(policy)
+    outdated = [pk for pk, (since_at, _) in present.items() if reads_since and since_at != waiting[pk].since_at]
+    if has_column(policy):
+        outdated += [pk for pk, (_, terms) in present.items() if changed(policy, waiting[pk].terms, terms)]
     if outdated:
         arm_many([policy], outdated, using, get_settings().catch_up)
-    return [computed[pk].pk for pk in outdated]
+    return [waiting[pk].pk for pk in set(outdated)]
 
 
 def arm_readable(

@@ -175,12 +175,20 @@ def terms_of(
         known = {pk: (since_at, obj) for pk, (since_at, obj) in rounds.items() if since_at is not None}
         found = {pk: terms_of_code(policy, obj, since_at) for pk, (since_at, obj) in known.items()}
     else:
-        rows = read_committed(rows_of(policy.concrete_model, using).filter(pk__in=list(rounds)), using)
-        with in_own_zone():
-            found = dict(rows.values_list("pk", terms_column(policy, using)))
-        to_python = root_of_key(policy.concrete_model).to_python
-        found = {to_python(pk): terms for pk, terms in found.items()}
+        found = {pk: terms or CONSTANT for pk, (_, terms) in present_data(policy, rounds, using).items()}
     return dict.fromkeys(rounds, CONSTANT) | found
+
+
+def present_data(
+    policy: TimeoutPolicy[Any], pks: Collection[Any], using: str
+) -> dict[Any, tuple[datetime | None, str | None]]:
+    """Return the `since` and the terms of rows now, by key, in one query; None: SQL does not know them."""
+    columns = _since(policy), _terms(policy, using)
+    rows = with_since(rows_of(policy.concrete_model, using).filter(pk__in=list(pks)), policy)
+    with in_own_zone():
+        found = list(read_committed(rows, using).values_list("pk", *columns))
+    to_python = root_of_key(policy.concrete_model).to_python
+    return {to_python(pk): (since_at, terms) for pk, since_at, terms in found}
 
 
 def _by_key(policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
@@ -394,15 +402,17 @@ def _hold_condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:
     """Return the columns of `when`, of `since` (NULL for a callable) and of the delay in force."""
-    empty = Value(None, output_field=DateTimeField())
-    name = since_name(policy, number)
-    since = empty if name is None else column_within_calendar(name)
     columns = {
         "holds": condition_value(policy, policy.when, using),
-        "since": since,
+        "since": _since(policy, number),
         "after": delay_in_force(policy, using),
     }
     return {f"delayq{number}_{name}": column for name, column in columns.items()}
+
+
+def _since(policy: TimeoutPolicy[Any], number: int = 0) -> Any:
+    name = since_name(policy, number)
+    return Value(None, output_field=DateTimeField()) if name is None else column_within_calendar(name)
 
 
 def condition_value(policy: TimeoutPolicy[Any], condition: Q | None, using: str) -> Any:

@@ -50,7 +50,7 @@ from django_delayq.lengths import end_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
-from django_delayq.policy_terms import has_column
+from django_delayq.policy_terms import reads_again
 from django_delayq.spans import Length
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -126,7 +126,7 @@ def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
     """
     if not connections[using].features.has_select_for_update or not policy.atomic or policy.batch:
         return False
-    if policy.confirmation is not None or policy.steps or reads_other_rows(policy) or has_column(policy):
+    if policy.confirmation is not None or policy.steps or reads_other_rows(policy) or reads_again(policy):
         return False
     return can_lock_and_write(policy.model, using) and not cast("Any", policy.model._meta.pk).is_relation
 

@@ -34,7 +34,7 @@ from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.lengths import end_of, length_text
 from django_delayq.models import WAITING, Timeout
-from django_delayq.policy_terms import CONSTANT, has_column
+from django_delayq.policy_terms import CONSTANT, reads_again
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -263,7 +263,7 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
 def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
     policy = subject.policy if strict else None
-    is_by_deadline = policy is not None and (policy.grace is not None or has_column(policy))
+    is_by_deadline = policy is not None and (policy.grace is not None or reads_again(policy))
     if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
         cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
         if cancelled:

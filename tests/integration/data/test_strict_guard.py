@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
 import django_delayq as dq
@@ -26,17 +29,27 @@ def is_in_time(purchase: Purchase) -> bool:
     return True
 
 
+DEADLINES: dict[str, dict[str, Any]] = {
+    "after": {"after": "channel__pay_within"},
+    "since": {"after": timedelta(0), "since": "channel__opens_at"},
+    "both": {"after": lambda purchase: timedelta(0), "since": "channel__opens_at"},
+}
+
+
 @pytest.mark.parametrize(("before", "after"), [(30, 90), (90, 30)])
+@pytest.mark.parametrize("kind", DEADLINES)
 def test_the_strict_guard_and_the_worker_agree_before_the_sync_has_passed(
-    channel: Channel, declare: Declare, before: int, after: int
+    channel: Channel, declare: Declare, kind: str, before: int, after: int
 ) -> None:
-    channel.pay_within = before * MINUTE
-    channel.save()
-    policy = declare(Purchase, name="terms", after="channel__pay_within", **UNPAID)
+    def set_to(minutes: int) -> None:
+        channel.pay_within, channel.opens_at = minutes * MINUTE, at(minutes)
+        channel.save()
+
+    set_to(before)
+    policy = declare(Purchase, name="terms", **{**UNPAID, **DEADLINES[kind]})
     Purchase.objects.bulk_create(Purchase(created_at=at(), channel=channel) for _ in range(MANY))
     first, *_, last = Purchase.objects.order_by("pk")
-    channel.pay_within = after * MINUTE
-    channel.save()
+    set_to(after)
     assert due(last) == [before], "the sync has not passed"
     with clock.set_to(at(35)):
         assert is_in_time(last) is (after > 35), "the deadline is 30 minutes, and not 90, or the other way round"

@@ -48,7 +48,7 @@ ONLY_POSTGRESQL = pytest.mark.skipif(
 def test_a_condition_that_the_database_refuses_is_reported_by_a_check_of_it(
     declare: Declare, model: Any, refused: Q, option: str
 ) -> None:
-    """Every save failed, and no check said so."""
+    """Every save failed, and no check reported it."""
     since = "begun_at" if model is Task else "created_at"
     options: dict[str, Any] = {"after": HOUR, "since": since, "when": Q()}
     policy = declare(model, name="refused", **{**options, option: refused})
