@@ -145,9 +145,11 @@ def arm_outdated(policy: TimeoutPolicy[Any], rows: Iterable[tuple[Any, Timeout]]
     `rows`: each with the key of its object, which is locked, too. The value may have been changed past Django, or the
     sync has not come to its very many deadlines yet. A firing and the strict guard ask, so that they read the same.
     """
-    reads_since = has_since_path(policy)
-    waiting = {pk: row for pk, row in rows if row.is_waiting and (row.terms or reads_since) and not row.key}
-    present = present_data(policy, waiting, using) if waiting and reads_again(policy) else {}
+    may_follow = not policy.has_plain_since
+    waiting = {pk: row for pk, row in rows if row.is_waiting and (row.terms or may_follow) and not row.key}
+    if not waiting or not reads_again(policy):
+        return []
+    present, reads_since = present_data(policy, waiting, using), has_since_path(policy)
     outdated = [pk for pk, (since_at, _) in present.items() if reads_since and since_at != waiting[pk].since_at]
     if has_column(policy):
         outdated += [pk for pk, (_, terms) in present.items() if changed(policy, waiting[pk].terms, terms)]
