@@ -350,8 +350,9 @@ def explaining_deadlocks(model: type[Model]) -> Iterator[None]:
         yield
     except OperationalError as error:
         if error_code(error) in _DEADLOCK and _explained.is_over(model):
-            words = "A deadlock at the lock of %s, of which a row is written. See 'Other rows' on the page on races: %s"
-            logger.warning(words, model._meta.label, error, extra={"event": "owner_deadlock"})
+            words = "Deadlock at the lock of %s, before a row that policies read is written. See the page on races: %s"
+            of_requests = logging.getLogger("django_delayq.arming")
+            of_requests.warning(words, model._meta.label, error, extra={"event": "owner_deadlock"})
         raise
 
 

@@ -88,7 +88,7 @@ def test_a_deadlock_of_an_owner_is_logged_once_with_the_page_that_explains_it(
 ) -> None:
     """Without our manager only the requests that deadlock show that they lock in another order."""
     monkeypatch.setattr(db_connections, "_explained", LogInterval(float("inf")))
-    caplog.set_level(logging.WARNING, "django_delayq.worker")
+    caplog.set_level(logging.WARNING, "django_delayq.arming")
     lost = 0
 
     def write(some: Payments) -> None:
