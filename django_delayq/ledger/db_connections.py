@@ -350,9 +350,9 @@ def explaining_deadlocks(model: type[Model]) -> Iterator[None]:
         yield
     except OperationalError as error:
         if error_code(error) in _DEADLOCK and _explained.is_over(model):
-            words = "A deadlock at the lock of %s, before a row that its policies read is written. See the page on races: %s"
-            extra = {"event": "owner_deadlock"}
-            logging.getLogger("django_delayq.arming").warning(words, model._meta.label, error, extra=extra)
+            words = "Deadlock at the lock of %s, before a row that policies read is written. See the page on races: %s"
+            of_requests = logging.getLogger("django_delayq.arming")
+            of_requests.warning(words, model._meta.label, error, extra={"event": "owner_deadlock"})
         raise
 
 
