@@ -8,7 +8,9 @@ from datetime import MAXYEAR, UTC, date, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.utils import timezone
+from django.utils import formats, timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_delayq import clock
 from django_delayq.calendars import Calendar
@@ -16,6 +18,23 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.paths import relations_on
 from django_delayq.spans import SAMPLE, BuiltIn, Length, Relative, Span, fitting_end, in_utc
 
+UNITS = {
+    "d": gettext_lazy("{n} d"),
+    "h": gettext_lazy("{n} h"),
+    "min": gettext_lazy("{n} min"),
+    "s": gettext_lazy("{n} s"),
+}
+_SPAN_UNITS = {
+    "working minute": ngettext_lazy("{n} working minute", "{n} working minutes"),
+    "working hour": ngettext_lazy("{n} working hour", "{n} working hours"),
+    "working day": ngettext_lazy("{n} working day", "{n} working days"),
+    "minute": ngettext_lazy("{n} minute", "{n} minutes"),
+    "day": ngettext_lazy("{n} day", "{n} days"),
+    "week": ngettext_lazy("{n} week", "{n} weeks"),
+    "month": ngettext_lazy("{n} month", "{n} months"),
+    "year": ngettext_lazy("{n} year", "{n} years"),
+}
+_IN_SPANS = re.compile(rf"(\S+) ({'|'.join(_SPAN_UNITS)})s?\b|\bat (\d\d:\S*\d)|(?<= )(before)\b")
 _LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
 
 
@@ -172,6 +191,31 @@ def is_negative(length: Length) -> bool:
 def length_text(length: Length) -> str:
     """Return `30 min`, `4 working hours, Europe/Berlin` or `1 month before, at 08:00, tenant__zone`."""
     return clock.duration_text(length) if isinstance(length, timedelta) else str(length)
+
+
+def duration_label(length: timedelta | float, *, is_exact: bool = False) -> str:
+    """Write a duration in the active language: in its two largest units, or `is_exact` in all."""
+    given = length if isinstance(length, timedelta) else timedelta(seconds=length)
+    units = re.findall(r"([\d.]+) (d|h|min|s)", clock.duration_text(given, is_exact=is_exact))
+    return " ".join(
+        str(UNITS[unit]).format(n=number.replace(".", formats.get_format("DECIMAL_SEPARATOR")))
+        for number, unit in units
+    )
+
+
+def length_label(length: Length) -> str:
+    """Write a delay or a span in the active language: `4 working hours, Europe/Berlin`."""
+    if isinstance(length, timedelta):
+        text = duration_label(abs(length), is_exact=True)
+        return _("{delay} before").format(delay=text) if length < timedelta(0) else text
+
+    def translated(found: re.Match[str]) -> str:
+        number, unit, time, _before = found.groups()
+        if unit is None:
+            return _("at {time}").format(time=time) if time else _("before")
+        return (_SPAN_UNITS[unit] % (1 if number == "1" else 2)).format(n=number)
+
+    return _IN_SPANS.sub(translated, length_text(length))
 
 
 def delay_text(length: Length, since: str) -> str:

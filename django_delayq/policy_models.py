@@ -189,7 +189,7 @@ class RateShare(models.Model):
 class UnfinishedRun(models.Model):
     """How far an operation has come that would change rows a second time if it were repeated. Deleted at its end.
 
-    Each page of rows advances it in the transaction that changes them: see `operations.runs`.
+    Each page of rows advances it in the transaction that changes them: see `operations.runner`.
     """
 
     id = models.BigAutoField(primary_key=True)

@@ -149,6 +149,9 @@ class Demo:
 
 
 def main() -> int:
+    if sys.argv[1:]:
+        _say(str(__doc__))
+        return 0 if sys.argv[1] in {"-h", "--help"} else 2
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     try:
         with tempfile.TemporaryDirectory(prefix="delayq-demo-") as directory, _redis(Path(directory)) as redis_url:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from django.contrib import messages
@@ -30,15 +31,16 @@ from django_delayq.ledger.controls import PolicyState, policy_state, policy_stat
 from django_delayq.ledger.locking import with_keys
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, tables_of
+from django_delayq.lengths import duration_label
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import whatif
 from django_delayq.monitoring.reports import MAX_READ
 from django_delayq.monitoring.snapshot import Obstacle
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
+from django_delayq.operations.previews import Preview
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
-from django_delayq.scheduling.story import duration_label
 
 MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
@@ -49,23 +51,11 @@ MAX_IDS_SHOWN: Final = 10
 MOVING: Final = frozenset(("postpone", "reschedule", "hold", "resume"))
 """The operations that move deadlines, but not the columns of objects that deadlines may follow."""
 POLICIES_OPERATIONS: Final = {
-    "pause": (
-        gettext_lazy("Pause these policies?"),
-        gettext_lazy(
-            "Their timeouts do not fire until they are resumed, or until the given time. Deadlines stay unchanged. "
-            "A policy that is stopped for longer is left as it is."
-        ),
-    ),
-    "hold": (
-        gettext_lazy("Hold these policies?"),
-        gettext_lazy(
-            "Their timeouts do not fire until they are resumed, or until the given time. Then all pending deadlines "
-            "are moved by the duration of the hold. A policy that is stopped for longer is left as it is."
-        ),
-    ),
-    "resume": (gettext_lazy("Resume these policies?"), POLICY_OPERATIONS["resume"].explanation),
+    "pause": gettext_lazy("Pause these policies?"),
+    "hold": gettext_lazy("Hold these policies?"),
+    "resume": gettext_lazy("Resume these policies?"),
 }
-"""The operations that the page of policies offers for several of them, with question and consequences."""
+"""The operations that the page of policies offers for several of them, with their questions."""
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -153,6 +143,9 @@ class OperationView(FormView):  # type: ignore[type-arg]
     template_name = "admin/django_delayq/operate.html"
     form_class = forms.OperationForm
     operation: Operation
+    button = ""
+    is_offered = True
+    """The operation would change something."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if not self.operation.is_permitted(request.user):
@@ -165,15 +158,24 @@ class OperationView(FormView):  # type: ignore[type-arg]
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         own = {"operation": self.operation, "title": self.operation.question, "explanation": self.operation.explanation}
-        own["delayq_banners"] = clock_banners()
+        found = kwargs.pop("previews", None) or ({} if self.operation.has_preview else self.previews())
+        said = {label: each.sentences(self.request.user) for label, each in found.items()}
+        own["consequences"] = [f"{label}: {' '.join(said[label])}" for label in said if label] or said.get("", [])
+        braked = [label for each in found.values() for label in each.brakes]
+        if POLICY_OPERATIONS["brake"].is_permitted(self.request.user):
+            own["brakes"] = [(each, address(self.site, "policycontrol_operate", each, "brake")) for each in braked]
+        own["delayq_banners"], own["is_offered"] = clock_banners(), self.is_offered
+        own["button"] = self.button or self.operation.button_for()
         return super().get_context_data(**self.site.each_context(self.request), **{**own, **kwargs})
 
     def form_valid(self, form: forms.OperationForm) -> HttpResponse:
         try:
             if not self.operation.has_preview or "confirmed" in self.request.POST:
                 return self.act(form)
-            preview = [] if "again" in self.request.POST else self.consequences(form)
-            return self.render_to_response(self.get_context_data(form=form, preview=preview))
+            if "again" in self.request.POST:
+                return self.render_to_response(self.get_context_data(form=form))
+            found = self.previews(**form.arguments)
+            return self.render_to_response(self.get_context_data(form=form, previews=found, is_preview=True))
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
@@ -182,8 +184,8 @@ class OperationView(FormView):  # type: ignore[type-arg]
         """Run the operation. DelayqError and ValueError are shown on the page."""
         raise NotImplementedError
 
-    def consequences(self, form: forms.OperationForm) -> list[str]:
-        """Return what an operation with a preview would do, in sentences."""
+    def previews(self, **arguments: Any) -> dict[str, Preview]:
+        """Return what the operation would do with these arguments; of several policies by their labels."""
         raise NotImplementedError
 
     def call(self, target: Any, form: forms.OperationForm, **more: Any) -> Any:
@@ -196,7 +198,7 @@ class OperationView(FormView):  # type: ignore[type-arg]
         return f"admin:{self.request.user.get_username()}"
 
     def log(self, changed: Any, form: forms.OperationForm) -> None:
-        message = str(self.operation.log_message).format(reason=form.cleaned_data["reason"])
+        message = f"{self.operation.button_for()}: {form.cleaned_data['reason']}"
         user_id: Any = self.request.user.pk
         LogEntry.objects.log_actions(user_id, changed, CHANGE, message)
 
@@ -237,8 +239,6 @@ class TimeoutOperationView(OperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         expected = list[str]()
-        if not self.operation.parameters:  # what is refused may depend on the parameters
-            expected = _left_unchanged(self.operation.call(self.rows, by=self.actor, dry_run=True))
         column = object_column(self.request, self.site)
         listed = self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
         rows = [
@@ -253,7 +253,6 @@ class TimeoutOperationView(OperationView):
             list=address(self.site, "timeout_changelist"),
             ids=",".join(map(str, self.ids)),
             count=len(self.ids),
-            button=self.operation.button_for(len(self.ids)),
             rows=rows,
             single=rows[0] if len(rows) == len(self.ids) == 1 else None,
             more=max(0, len(self.ids) - MAX_ROWS_SHOWN),
@@ -283,23 +282,13 @@ class TimeoutOperationView(OperationView):
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
 
-    def consequences(self, form: forms.OperationForm) -> list[str]:
-        """Return how many deadlines would change, and which rows would not."""
-        result: operations.Result = self.call(self.rows, form, dry_run=True)
-        n, due = result.changed, result.due_at_once
-        sentences = [(self.operation.will % n).format(n=n)]
-        if due:
-            text = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", due)
-            sentences.append(text.format(n=due))
-        return sentences + _left_unchanged(result)
-
-
-def _left_unchanged(result: operations.Result) -> list[str]:
-    sentences = []
-    for why, n in result.refused.items():
-        text = ngettext("{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n)
-        sentences.append(text.format(n=n, why=why.label))
-    return sentences
+    def previews(self, **arguments: Any) -> dict[str, Preview]:
+        """Return the preview of the operation on all rows, and have the button name those that it would change."""
+        preview = self.operation.preview(self.rows, **arguments)
+        # One that is firing counts as unchanged, but gets no further attempt.
+        n = preview.changed.value or preview.refused.get(operations.Refusal.NO_RETRY, 0)
+        self.button, self.is_offered = self.operation.button_for(n), n > 0
+        return {"": preview}
 
 
 class PolicyOperationView(OperationView):
@@ -314,8 +303,9 @@ class PolicyOperationView(OperationView):
         operation, policy = POLICY_OPERATIONS.get(kwargs["operation"]), registry.get(kwargs["label"])
         if operation is None or policy is None:
             raise Http404
-        self.operation, self.using = operation.for_policy(policy), database_of(policy.concrete_model)
+        self.using = database_of(policy.concrete_model)
         self.state = policy_state(policy, self.using)
+        self.operation, self.is_offered = operation.for_state(self.state), operation.fits(self.state)
 
     def get_initial(self) -> dict[str, Any]:
         """Keep the reason and the end of a stop that is in force, or the values of a guard rail."""
@@ -326,8 +316,8 @@ class PolicyOperationView(OperationView):
         return forms.initial_of(self.operation, self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        shown = {"state": self.state, **render.in_force(self.state), "button": self.operation.button_for()}
-        if self.operation.name in MOVING:
+        shown = {"state": self.state, **render.in_force(self.state)}
+        if self.operation.name in MOVING and self.operation.parameters:  # a pause moves nothing
             shown["expected"] = render.followed_columns([self.state.policy])
         return super().get_context_data(**self.around(), **shown, **kwargs)
 
@@ -361,32 +351,13 @@ class PolicyOperationView(OperationView):
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
 
-    def consequences(self, form: forms.OperationForm) -> list[str]:
-        """Return what a change of the delay would do, and would have done to the last rounds."""
-        pending = self._to_pending(form)
-        past = whatif.what_if(self.state.policy, form.arguments["after"], limit=MAX_READ)
-        return [*pending, *(whatif.sentences(past) if past.rounds else ())]
-
-    def _to_pending(self, form: forms.OperationForm) -> list[str]:
-        preview = operations.preview_delay(self.state.policy, **form.arguments)
-        delays, overdue = (preview.before, preview.after), preview.overdue
-        before, after = (_("depends on the object") if value is None else render.length(value) for value in delays)
-        pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
-        sentences = [_("Delay in force: {delay}.").format(delay=before), _("New delay: {delay}.").format(delay=after)]
-        if preview.mode == "keep":
-            return [*sentences, _("Pending timeouts: {n}. None of them is moved.").format(n=pending)]
-        sentences.append(_("Pending timeouts: {n}. All of them are moved.").format(n=pending))
-        if preview.hand_set:
-            text = ngettext(
-                "{n} other deadline was set by hand, and stays.",
-                "{n} other deadlines were set by hand, and stay.",
-                preview.hand_set,
-            )
-            sentences.append(text.format(n=preview.hand_set))
-        if overdue is None:
-            return [*sentences, _("It is unknown how many of them would be due immediately.")]
-        due = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", overdue)
-        return [*sentences, due.format(n=overdue)]
+    def previews(self, **arguments: Any) -> dict[str, Preview]:
+        """Return the preview of the operation; of a change of the delay also what it would have done to past rounds."""
+        preview = self.operation.preview(self.state.policy, **arguments)
+        if self.operation.name == "delay":
+            past = whatif.what_if(self.state.policy, arguments["after"], limit=MAX_READ)
+            preview = replace(preview, notes=(*preview.notes, *(whatif.sentences(past) if past.rounds else ())))
+        return {"": preview}
 
 
 class PoliciesOperationView(PolicyOperationView):
@@ -401,6 +372,8 @@ class PoliciesOperationView(PolicyOperationView):
         given = request.POST if request.method == "POST" else request.GET
         labels = {policy.label for label in given.getlist("policy") if (policy := registry.get(label))}
         self.states = [each for each in policy_states(database_of(Timeout)) if "all" in given or each.label in labels]
+        for state in sorted(self.states, key=lambda state: state.stop == PolicyControl.Stop.HELD)[-1:]:
+            self.operation = self.operation.for_state(state)  # deadlines are moved if any of them is on hold
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Return to the list if no policy is selected."""
@@ -415,11 +388,19 @@ class PoliciesOperationView(PolicyOperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
-        own = {**self.around(), "policies": shown, "button": self.operation.button_for(len(shown))}
-        if self.operation.name in MOVING:
+        self.button = self.operation.button_for(len(shown))
+        own = {**self.around(), "policies": shown}
+        if self.operation.name in MOVING and self.operation.parameters:
             own["expected"] = render.followed_columns(state.policy for state in self.states)
-        own["title"], own["explanation"] = POLICIES_OPERATIONS[self.operation.name]
+        own["title"] = POLICIES_OPERATIONS[self.operation.name]
+        if self.operation.name != "resume":
+            more = _("A policy that is stopped for longer is left as it is.")
+            own["explanation"] = f"{self.operation.explanation} {more}"
         return OperationView.get_context_data(self, **own, **kwargs)
+
+    def previews(self, **arguments: Any) -> dict[str, Preview]:
+        """Return the preview of each policy."""
+        return {state.label: self.operation.preview(state.policy) for state in self.states}
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
         """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq.admin import render
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
+from django_delayq.lengths import length_label
 from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import Operation
 
@@ -94,7 +95,7 @@ class OperationForm(forms.Form):
                 shown.append((_("deadline"), render.time_tag(value)))
             elif isinstance(each, Length) and each.has_direction and value is not None:
                 direction = dict(DIRECTIONS)["earlier" if value < timedelta(0) else "later"]
-                shown.append((_("deadline"), f"{render.delay(abs(value))}, {direction}"))
+                shown.append((_("deadline"), f"{length_label(abs(value))}, {direction}"))
         return [*shown, (self.fields["reason"].label, self.cleaned_data["reason"])]
 
 

@@ -21,17 +21,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
+from django_delayq.admin import actions as operate
 from django_delayq.admin import filters, render
-from django_delayq.admin.actions import (
-    POLICIES_OPERATIONS,
-    PoliciesOperationView,
-    PolicyOperationView,
-    TimeoutOperationView,
-    banners,
-    buttons,
-    permitted_actions,
-    timeout_actions,
-)
 from django_delayq.admin.changelist import (
     LedgerAdmin,
     LedgerChangeList,
@@ -77,7 +68,7 @@ class TimeoutAdmin(LedgerAdmin):
     search_fields = ("object_id", "key")
     # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
     date_hierarchy = "due_at"
-    actions = timeout_actions()
+    actions = operate.timeout_actions()
     list_per_page = 50
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -130,8 +121,8 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_urls(self) -> list[Any]:
         # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
-        operate = TimeoutOperationView.as_view(site=self.admin_site)
-        view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
+        page = operate.TimeoutOperationView.as_view(site=self.admin_site)
+        view = transaction.non_atomic_requests(self.admin_site.admin_view(page))
         return [path("operate/<slug:operation>/", view, name="django_delayq_timeout_operate"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
@@ -141,15 +132,15 @@ class TimeoutAdmin(LedgerAdmin):
             raise PermissionDenied
         policy = request.GET.get(filters.POLICY)
         found = obstacles(database_of(Timeout), [policy] if policy else None)
-        shown = banners(request, self.admin_site, found)
+        shown = operate.banners(request, self.admin_site, found)
         return super().changelist_view(request, {"delayq_banners": shown, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = context.get("original")
-        context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
+        context["delayq_buttons"] = operate.buttons(request, row, self.admin_site) if row else []
         if row is not None:
             found = [] if row.is_settled else obstacles(database_of(Timeout), [row.policy], [row.queue])
-            context["delayq_banners"] = banners(request, self.admin_site, found)
+            context["delayq_banners"] = operate.banners(request, self.admin_site, found)
             (row,) = named([row], request.user)
             if row.delayq_name:  # type: ignore[attr-defined]
                 about = selection.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
@@ -159,7 +150,7 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
-        permitted = permitted_actions(request, self.admin_site)
+        permitted = operate.permitted_actions(request, self.admin_site)
         return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}
 
 
@@ -169,9 +160,9 @@ class PolicyControlAdmin(LedgerAdmin):
 
     def get_urls(self) -> list[Any]:
         # Moving rows commits page by page, so it must not run in a transaction around the request.
-        operate = PolicyOperationView.as_view(site=self.admin_site)
-        view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
-        selected = PoliciesOperationView.as_view(site=self.admin_site)
+        page = operate.PolicyOperationView.as_view(site=self.admin_site)
+        view = transaction.non_atomic_requests(self.admin_site.admin_view(page))
+        selected = operate.PoliciesOperationView.as_view(site=self.admin_site)
         view_selected = transaction.non_atomic_requests(self.admin_site.admin_view(selected))
         policies = self.admin_site.admin_view(self.changelist_view)
         report = self.admin_site.admin_view(partial(report_view, site=self.admin_site))
@@ -197,7 +188,7 @@ class PolicyControlAdmin(LedgerAdmin):
             "opts": self.model._meta,
             "media": self.media,
             "policies": [self._shown(request, status, changing) for status in statuses],
-            "delayq_banners": banners(request, self.admin_site, found),
+            "delayq_banners": operate.banners(request, self.admin_site, found),
             "for_selected": self._for_selected(request),
             **(extra_context or {}),
         }
@@ -205,7 +196,7 @@ class PolicyControlAdmin(LedgerAdmin):
 
     def _for_selected(self, request: HttpRequest) -> list[dict[str, Any]]:
         """Return labels and addresses of the operations on several policies that the visitor may do."""
-        offered = [POLICY_OPERATIONS[name] for name in POLICIES_OPERATIONS]
+        offered = [POLICY_OPERATIONS[name] for name in operate.POLICIES_OPERATIONS]
         return [
             {"label": each.label, "address": address(self.admin_site, "policycontrol_operate_selected", each.name)}
             for each in offered

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from django.utils import formats, timezone
@@ -21,28 +21,18 @@ from django.utils.translation import ngettext
 from django_delayq import clock
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import is_user_code, moment
-from django_delayq.lengths import length_text
+from django_delayq.lengths import UNITS, duration_label, length_label
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Limits
 from django_delayq.policy_rules import condition_text
-from django_delayq.scheduling.story import (
-    EVENT_LABELS,
-    RETRIED_EVENTS,
-    StoryEvent,
-    actor_label,
-    explain_timeout,
-    operator_label,
-    precise,
-    reason_label,
-)
-from django_delayq.spans import Length
+from django_delayq.scheduling import story as stories
 
 Stop = PolicyControl.Stop
 SIGNS = {
     "pending": "◷",
-    "held": "⏸",
+    "held": "‖",
     "failing": "↻",
     "firing": "▶",
     "fired": "✓",
@@ -51,45 +41,19 @@ SIGNS = {
     "dead": "!",
 }
 """A sign for each state, so that states do not differ by colour alone; failing is pending after a failed attempt."""
-UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
-def duration_parts() -> dict[str, str]:
+def duration_parts() -> list[str]:
     """Return the parts of durations, in the order in which the script expects them."""
-    return {
-        "later": _("in {span}"),
-        "late": _("{span} late"),
-        "now": _("now"),
-        "days": _("{n} d"),
-        "hours": _("{n} h"),
-        "minutes": _("{n} min"),
-        "seconds": _("{n} s"),
-    }
-
-
-def duration(seconds: int) -> str:
-    """Render a duration in its two largest units, without seconds from ten minutes on."""
-    parts, shown = duration_parts(), _largest_units(abs(seconds))
-    return " ".join(parts[unit].format(n=count) for unit, count in shown.items() if count or len(shown) == 1)
-
-
-def _largest_units(seconds: int) -> dict[str, int]:
-    counts, rest = {}, seconds
-    for unit, size in UNIT_SECONDS.items():
-        counts[unit], rest = divmod(rest, size)
-    units = [unit for unit in counts if unit != "seconds" or seconds < 600]
-    first = next((place for place, unit in enumerate(units) if counts[unit]), len(units) - 1)
-    return {unit: counts[unit] for unit in units[first : first + 2]}
+    return [_("in {span}"), _("{span} late"), _("now"), *map(str, UNITS.values())]
 
 
 def until(at: datetime, now: datetime) -> str:
     """Render the time from `now` until `at`: `in 12 min`, `3 s late` or `now`."""
-    left = (at - now).total_seconds()
-    parts = duration_parts()
-    if left > 0:
-        return parts["later"].format(span=duration(math.ceil(left)))
-    seconds = math.floor(-left)
-    return parts["late"].format(span=duration(seconds)) if seconds else parts["now"]
+    left, (later, late, now_label, *_units) = (at - now).total_seconds(), duration_parts()
+    seconds = math.ceil(left) if left > 0 else math.floor(-left)
+    span = duration_label(seconds - seconds % 60 if seconds >= 600 else seconds)  # as the script does
+    return (later if left > 0 else late).format(span=span) if seconds else now_label
 
 
 def time_tag(at: datetime | None) -> SafeString | str:
@@ -108,7 +72,7 @@ def countdown(at: datetime) -> SafeString:
         '<bdi class="delayq-left" data-delayq-due="{}" data-delayq-now="{}" data-delayq-words="{}">{}</bdi>',
         clock.to_ms(at),
         clock.to_ms(now),
-        "|".join(duration_parts().values()),
+        "|".join(duration_parts()),
         until(at, now),
     )
 
@@ -134,13 +98,13 @@ def deadline(row: Timeout) -> SafeString:
         more = countdown(row.due_at)
     elif row.has_stopped_clock:
         words = _("stopped, {duration} left")
-        more = words.format(duration=duration(math.ceil(row.time_left.total_seconds())))
+        more = words.format(duration=duration_label(row.time_left))
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif row.state == Timeout.State.FIRED and row.settled_at is not None:
         late = (row.settled_at - row.due_at).total_seconds()  # negative if an operator fired it early
-        words = _("fired {seconds} s after it") if late >= 0 else _("fired {seconds} s before it")
-        more = words.format(seconds=precise(abs(late)))
+        words = _("fired {duration} after it") if late >= 0 else _("fired {duration} before it")
+        more = words.format(duration=duration_label(abs(late)))
     shown = '{}<br><bdi class="delayq-more">{}</bdi>' if more else "{}"
     return format_html(shown, time_tag(row.due_at), more)
 
@@ -161,7 +125,7 @@ def policy_tag(label: str) -> SafeString:
 
 def reason(stored: str) -> SafeString | str:
     """Render the first lines of a reason; the tooltip has all of it."""
-    text = reason_label(stored)
+    text = stories.reason_label(stored)
     return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text) if text else "-"
 
 
@@ -197,7 +161,7 @@ def story(row: Timeout, values: str = "") -> SafeString:
 
     `values` are those of the object that the condition reads, if the round ended because it did not hold any more.
     """
-    events = explain_timeout(row)
+    events = stories.explain_timeout(row)
     now = format_html("<br>{} <code>{}</code>", _("The object has now:"), values) if values else ""
     if events.deadline:
         now = format_html("{}<br>{}", now, events.deadline)
@@ -209,28 +173,26 @@ def story(row: Timeout, values: str = "") -> SafeString:
     )
 
 
-def _event(event: StoryEvent) -> SafeString:
+def _event(event: stories.StoryEvent) -> SafeString:
     parts: list[SafeString | str] = []
     if "until" in event.details:
         parts.append(format_html(_("until {until}"), until=time_tag(moment(str(event.details["until"])))))
     if event.what == "held":
-        parts.append(_("{duration} left").format(duration=duration(math.ceil(event.details.get("rest", 0)))))
+        parts.append(_("{duration} left").format(duration=duration_label(event.details.get("rest", 0))))
     if "to" in event.details:
-        words = _("next attempt {time}") if event.what in RETRIED_EVENTS else _("to {time}")
+        words = _("next attempt {time}") if event.what in stories.RETRIED_EVENTS else _("to {time}")
         parts.append(format_html(words, time=time_tag(moment(str(event.details["to"])))))
     if "error" in event.details:
         parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
     if "late" in event.details:
-        late = event.details["late"]  # negative if an operator fired it early
-        words = _("{seconds} s after the deadline") if late >= 0 else _("{seconds} s before the deadline")
-        parts.append(words.format(seconds=precise(abs(late))))
+        parts.append(stories.late_label(event.details["late"]))
     if event.by:
-        parts.append(actor_label(event.by))
-    name = f"{EVENT_LABELS.get(event.what, event.what)} {event.details.get('timeout', '')}".strip()
+        parts.append(stories.actor_label(event.by))
+    name = f"{stories.EVENT_LABELS.get(event.what, event.what)} {event.details.get('timeout', '')}".strip()
     # &#32;: the theme grappelli strips spaces between tags.
     line = format_html('{}&#32;<span class="delayq-what">{}</span>', time_tag(event.at), name)
     line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
-    reason = reason_label(event.reason)
+    reason = stories.reason_label(event.reason)
     return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
 
 
@@ -267,34 +229,15 @@ def trace(error: dict[str, Any]) -> str:
     return text
 
 
-def delay(value: timedelta) -> str:
-    """Render a delay in its two largest units, and in seconds too if those are not exact."""
-    if value < timedelta(0):
-        return _("{delay} before").format(delay=delay(-value))
-    seconds = value.total_seconds()
-    shown = duration(int(seconds))
-    if seconds == sum(count * UNIT_SECONDS[unit] for unit, count in _largest_units(int(seconds)).items()):
-        return shown
-    number = int(seconds) if seconds.is_integer() else 2  # the plural of a fraction
-    text = formats.number_format(float(f"{seconds:.6f}")) if seconds % 1 else f"{seconds:.0f}"
-    rest = ngettext("{n} second", "{n} seconds", number).format(n=text)
-    return f"{shown} ({rest})"
-
-
-def length(value: Length) -> str:
-    """Render a delay; a span as it describes itself, in the same words in all languages."""
-    return delay(value) if isinstance(value, timedelta) else length_text(value)
-
-
 def in_force(state: PolicyState) -> dict[str, Any]:
     """Render what is declared and in force for a policy, by the names that the templates use."""
     policy, after = state.policy, state.policy.after
     if after is None:
         declared = _("none: each call sets its own")
     else:
-        declared = _("depends on the object") if policy.fixed_length is None else length(policy.fixed_length)
+        declared = _("depends on the object") if policy.fixed_length is None else length_label(policy.fixed_length)
     changed = _("{delay} (declared: {declared})")  # by an operator
-    present = declared if state.length is None else length(state.length)
+    present = declared if state.length is None else length_label(state.length)
     since = _("the time of scheduling") if policy.since is None else policy.since
     return {
         "model_label": policy.model._meta.label,
@@ -337,7 +280,9 @@ def stop(state: PolicyState) -> str:
     if state.until is not None:
         again = _("Resumes automatically at {time}, {left}.")
         parts.append(format_html(again, time=time_tag(state.until), left=countdown(state.until)))
-    parts.append(_("By {who}: {reason}").format(who=operator_label(state.by), reason=reason_label(state.reason)))
+    parts.append(
+        _("By {who}: {reason}").format(who=stories.operator_label(state.by), reason=stories.reason_label(state.reason))
+    )
     return format_html_join(" ", "{}", ((part,) for part in parts))
 
 
@@ -351,15 +296,15 @@ def guard_rails(state: PolicyState) -> list[tuple[str, str]]:
             "dead": _("dead if it would fire more than {delay} late"),
             "fire": _("fires also if it is more than {delay} late"),
         }
-        texts["late"] = words[late.then].format(delay=length(late.after))
+        texts["late"] = words[late.then].format(delay=length_label(late.after))
     if brake is not None:
         text = ngettext(
             "pauses after more than {n} firing in {delay}", "pauses after more than {n} firings in {delay}", brake.most
         )
-        texts["brake"] = text.format(n=brake.most, delay=delay(brake.per))
+        texts["brake"] = text.format(n=brake.most, delay=length_label(brake.per))
     if state.shadow:
         text = _("{share} of the objects are skipped, and nothing fires for them")
-        texts["shadow"] = text.format(share=f"{state.shadow} %")
+        texts["shadow"] = text.format(share=percent(state.shadow))
     names = {"late": _("Late"), "brake": _("Brake"), "shadow": _("Shadow mode")}
     found = []
     for guard, text in texts.items():
@@ -374,18 +319,23 @@ def _limits(limits: Limits) -> list[tuple[str, str]]:
     """Render the limits of a policy, which only its declaration sets."""
     found = []
     if limits.run is not None:
-        found.append((_("Longest call"), delay(limits.run)))
+        found.append((_("Longest call"), length_label(limits.run)))
     if limits.rate is not None:
         words = ngettext("{n} attempt in {delay}", "{n} attempts in {delay}", limits.rate.count)
-        rate = words.format(n=limits.rate.count, delay=delay(limits.rate.per))
+        rate = words.format(n=limits.rate.count, delay=length_label(limits.rate.per))
         if limits.rate.by is not None:
             rate = _("{rate}, for each value of {column}").format(rate=rate, column=limits.rate.by)
         found.append((_("Highest rate"), rate))
     if limits.snoozes is not None:
         found.append((_("Most snoozes"), str(limits.snoozes)))
     if limits.total is not None:
-        found.append((_("Furthest move"), length(limits.total)))
+        found.append((_("Furthest move"), length_label(limits.total)))
     return found
+
+
+def percent(number: float) -> str:
+    """Render a percentage: whole, or to a tenth."""
+    return _("{n} %").format(n=formats.number_format(number, 1 if isinstance(number, float) else 0))
 
 
 def lag(seconds: float | None) -> str:
@@ -394,4 +344,4 @@ def lag(seconds: float | None) -> str:
         return "-"
     if abs(seconds) < 1:
         return _("{n} ms").format(n=f"{seconds * 1000:.0f}")
-    return _("{n} s").format(n=formats.number_format(round(seconds, 1), 1))
+    return duration_label(round(seconds, 1))

@@ -47,7 +47,7 @@ class ReportForm(forms.Form):
     """What to count by, and how far back."""
 
     by = forms.ChoiceField(
-        label=_("by"), choices=(("day", _("day")), ("month", _("month")), ("field", _("field"))), required=False
+        label=_("group by"), choices=(("day", _("day")), ("month", _("month")), ("field", _("field"))), required=False
     )
     field = forms.CharField(label=_("field of the object"), required=False, max_length=200)
     days = forms.TypedChoiceField(label=_("period"), choices=PERIODS, coerce=int)
@@ -127,7 +127,7 @@ def _line(line: Figures) -> dict[str, Any]:
         "name": line.name,
         "rounds": line.rounds,
         "in_time": line.in_time,
-        "share": "-" if line.share is None else f"{line.share:.1%}",
+        "share": "-" if line.share is None else render.percent(line.share * 100),
         "ended_late": line.ended_late,
         "fired": line.fired,
         "shadow": line.shadow,
@@ -136,7 +136,7 @@ def _line(line: Figures) -> dict[str, Any]:
         "dead": line.dead,
         "late_p50": render.lag(line.late_p50),
         "late_p99": render.lag(line.late_p99),
-        "time_to_event": "-" if line.time_to_event is None else render.duration(round(line.time_to_event)),
+        "time_to_event": render.lag(line.time_to_event),
     }
 
 

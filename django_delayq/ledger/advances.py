@@ -53,8 +53,11 @@ def refusal(using: str) -> str:
     if not is_allowed():
         if settings.installation is not None and settings.installation == settings.production:
             return f"This is the installation {settings.installation!r}, which DELAYQ['PRODUCTION'] names."
-        missing = " and ".join(name for name in ("INSTALLATION", "PRODUCTION") if not getattr(settings, name.lower()))
-        return f"DELAYQ[{missing!r}] is not set: this may be production. Set it, or DEBUG, in staging."
+        missing = [
+            f"DELAYQ[{name!r}]" for name in ("INSTALLATION", "PRODUCTION") if not getattr(settings, name.lower())
+        ]
+        verb, it = ("is", "it") if len(missing) == 1 else ("are", "them")
+        return f"{' and '.join(missing)} {verb} not set: this may be production. Set {it}, or DEBUG, in staging."
     known = ledger_name(using)
     if known is not None and known == settings.production:
         return f"The database belongs to {known!r}, which DELAYQ['PRODUCTION'] names. See manage.py delayq_adopt."

@@ -9,10 +9,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.db import OperationalError, ProgrammingError, router, transaction
+from django.utils import translation
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
@@ -22,6 +24,7 @@ from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.logs import one_line
+from django_delayq.management import output
 from django_delayq.management.options import (
     Selection,
     add_parameters,
@@ -30,32 +33,23 @@ from django_delayq.management.options import (
     values_of,
     wrong_value,
 )
-from django_delayq.management.output import (
-    Cells,
-    Encodable,
-    Paint,
-    Painted,
-    as_json,
-    encoding_of,
-    guards_of,
-    stop_of,
-    table,
-    terminal_width,
-)
 from django_delayq.models import WAITING, Timeout
 from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.policies import outlasts
+from django_delayq.operations.previews import Preview, preview_timeouts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
+FIRING: Final = ("fire", "retry", "refire")
+"""The operations whose result need not say that their timeouts are due at once."""
 STILL_FIRING: Final = 3
 """The exit code of a cancellation that could only forbid further attempts. Not 0, so that a script does not refund."""
 PROGRESS_SECONDS: Final = 60
 """More often, the log of a nightly sync of a big table would be mostly progress."""
-INDENT: Final = Painted("  ")
+INDENT: Final = output.Painted("  ")
 
 
 def actor() -> str:
@@ -64,6 +58,12 @@ def actor() -> str:
         return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
     except KeyError:
         return f"cli:{os.getuid()}"
+
+
+def foretold(preview: Preview) -> str:
+    """Return what an operation would do, in English."""
+    with translation.override("en"):
+        return one_line(" ".join(preview.sentences()))
 
 
 def has_terminal() -> bool:
@@ -82,7 +82,7 @@ class TextCommand(BaseCommand):
     """A command whose output and options may be in any script, whatever the encoding of the terminal has."""
 
     def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
-        streams: Any = Encodable(stdout or sys.stdout), Encodable(stderr or sys.stderr)
+        streams: Any = output.Encodable(stdout or sys.stdout), output.Encodable(stderr or sys.stderr)
         super().__init__(*streams, **options)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -91,7 +91,7 @@ class TextCommand(BaseCommand):
             for text in values_of(value) if name != "reason" else ():  # which is stored without them
                 if isinstance(text, str) and clean(text) != text:
                     raise wrong_value(f"--{name.replace('_', '-')}", text, "is not text in the encoding of this shell")
-        options |= {name: Encodable(options[name]) for name in ("stdout", "stderr") if options.get(name)}
+        options |= {name: output.Encodable(options[name]) for name in ("stdout", "stderr") if options.get(name)}
         return super().execute(*args, **options)
 
 
@@ -132,19 +132,21 @@ class ReportCommand(DelayqCommand):
         parser.add_argument("--json", action="store_true", help="print JSON, with all values")
 
     def print(self, value: Any, lines: Iterable[str], options: dict[str, Any]) -> None:
-        if text := as_json(value, encoding_of(self.stdout)) if options["json"] else "\n".join(lines):
+        if text := output.as_json(value, output.encoding_of(self.stdout)) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
 
-    def wrapped(self, text: str, paint: Paint = str, *, label: Painted = INDENT, hanging: int = 0) -> list[str]:
+    def wrapped(
+        self, text: str, paint: output.Paint = str, *, label: output.Painted = INDENT, hanging: int = 0
+    ) -> list[str]:
         """Return `text` as lines that fit the terminal, beside `label`; `hanging`: blanks before all but the first."""
-        text, width, blank = one_line(text), terminal_width(self.stdout), " " * len(label)
+        text, width, blank = one_line(text), output.terminal_width(self.stdout), " " * len(label)
         lines = [text] if width is None else textwrap.wrap(text, width - len(label), subsequent_indent=" " * hanging)
         return [f"{blank if place else label.paint(label)}{paint(line)}" for place, line in enumerate(lines)]
 
-    def table(self, head: Sequence[str], rows: Sequence[Cells], *optional: str) -> list[str]:
+    def table(self, head: Sequence[str], rows: Sequence[output.Cells], *optional: str) -> list[str]:
         """Return a table that fits the terminal; `optional` columns are omitted first."""
-        painted = [Painted(name, self.style.MIGRATE_LABEL) for name in head]
-        return table(painted, rows, terminal_width(self.stdout), optional=optional)
+        painted = [output.Painted(name, self.style.MIGRATE_LABEL) for name in head]
+        return output.table(painted, rows, output.terminal_width(self.stdout), optional=optional)
 
 
 class AskingCommand(DelayqCommand):
@@ -239,7 +241,11 @@ class TimeoutCommand(OperatorCommand):
         rows, absent = selection.rows, selection.absent()
         self.ask(self.name, count(rows), options)
         result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
-        self.report(self.summary(result), options)
+        said = self.summary(result)
+        if result.dry_run:  # those that are refused are listed below
+            preview = preview_timeouts(replace(result, refused={}), OPERATIONS[self.name].will)
+            said += f". {foretold(preview)}"
+        self.report(said, options)
         lines, code = [], STILL_FIRING if result.refused.keys() == {Refusal.NO_RETRY} and not absent else 1
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
@@ -252,7 +258,7 @@ class TimeoutCommand(OperatorCommand):
 
     def summary(self, result: Result) -> str:
         """Return what was done, or with `--dry-run` would be."""
-        due = f", {result.due_at_once} of them due at once" if result.due_at_once else ""
+        due = f", {result.due_at_once} of them due at once" if result.due_at_once and self.name not in FIRING else ""
         before = f", and {result.continued} before it was interrupted" if result.continued else ""
         return f"{result.changed} {self.done}{due}{before}"
 
@@ -290,7 +296,7 @@ class PolicyCommand(OperatorCommand):
 
     def shown(self, state: PolicyState) -> str:
         """Return what the operation changes, as the report has it before and after."""
-        return stop_of(state)
+        return output.stop_of(state)
 
     def handle(self, *args: Any, **options: Any) -> None:
         # All labels are looked up before the first policy is changed: with a wrong label nothing changes.
@@ -299,14 +305,14 @@ class PolicyCommand(OperatorCommand):
             others = ", or --all" if self.all_help else ""
             raise CommandError(f"Which policies? Give their labels, such as shop.order.cancel_unpaid{others}.")
         found = [(policy, database_of(policy.concrete_model)) for policy in policies]
-        states = [(policy_state(policy, using), using) for policy, using in found]
+        states, operation = [(policy_state(policy, using), using) for policy, using in found], OPERATIONS[self.name]
         for before, using in states:
             if self.parameters(options).get("shift") and before.stop in {"held", "releasing"}:  # only resume shifts
                 self.ask(f"move the deadlines of {before.label}, which are", _pending(before.policy, using), options)
         refused = []
         for before, using in states:
             policy = before.policy
-            was = f"{policy.label} (was {self.shown(before)}; {_pending(policy, using)} pending)"
+            was = f"{policy.label} (was {self.shown(before).rstrip('.')}; {_pending(policy, using)} pending)"
             if options.get("all") and (why := self.left_alone(before, options)):
                 self.report(f"{was}: {why}", options)
                 continue
@@ -317,13 +323,11 @@ class PolicyCommand(OperatorCommand):
             except PolicyConflict as error:  # the others are changed: an operator stops them in an emergency
                 refused.append(str(error))
                 continue
-            if change is None:
-                now = "nothing to change"
-            elif options["dry_run"]:
-                now = f"would be {self.done}"
-            else:
-                moved = f"; {change.moved} moved, {change.unmoved} left unchanged" if change.moved else ""
-                now = f"{self.shown(policy_state(policy, using))}{moved}"
+            moved = f"; {change.moved} moved, {change.unmoved} left unchanged" if change and change.moved else ""
+            now = f"{self.shown(policy_state(policy, using))}{moved}" if change else "nothing to change"
+            if change and options["dry_run"]:
+                preview = operation.preview(policy, **self.parameters(options))
+                now = f"would be {self.done}. {foretold(preview)}"
             self.report(f"{was}: {now}", options)
         if refused:
             raise CommandError("\n".join(refused))
@@ -360,6 +364,6 @@ class GuardCommand(PolicyCommand):
     labels, done = None, "changed"
 
     def shown(self, state: PolicyState) -> str:
-        text, by = guards_of(state)[self.name]
+        text, by = output.guards_of(state)[self.name]
         origin = f", set by {by}" if by else ", as declared" if text != "off" else ""
         return f"{text}{origin}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import django
 from django.core.checks import INFO, CheckMessage, Error, Info, Warning
@@ -18,7 +18,7 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
-from django_delayq.clock import database_now, duration_text, plural, to_ms
+from django_delayq.clock import brief, database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.db_connections import (
@@ -179,7 +179,7 @@ def workers(using: str) -> Iterator[CheckMessage]:
             hint = f'Its log names the reason, in the last line that ends with "{REDIS_AWAY}".'
             yield Warning(text, hint=hint, id="workers.redis")
         if worker.stuck_seconds > STUCK_SECONDS:
-            text = f"{worker.name} has not checked for due timeouts for {worker.stuck_seconds:.0f} s."
+            text = f"{worker.name} has not checked for due timeouts for {brief(worker.stuck_seconds)}."
             hint = "Restart it. Its timeouts fire when their leases expire."
             yield Error(text, hint=hint, id="workers.stuck")
         if worker.stuck_threads:
@@ -282,10 +282,13 @@ def _notable(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
             hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {label} --state dead"
         yield Warning(plural(policy.dead, f"of {label} is dead.", f"of {label} are dead."), hint=hint, id="dead")
     if state is not None and state.is_stopped and state.stopped_at is not None:
-        since = now - state.stopped_at
-        text = f"{label} is {state.stop} for {duration_text(since, is_exact=False)}, by {state.by}. {state.reason}"
-        kind, resume = (Warning, f"delayq_resume {label}") if since > STOPPED_WARNING else (Info, None)
-        yield kind(text.strip(), hint=resume, id="stopped")
+        since, waited = now - state.stopped_at, now - (policy.oldest_due_at or now)
+        words = [f"{label} is {state.stop} for {duration_text(since, is_exact=False)}, by {state.by}", state.reason]
+        words += [f"{policy.due} due, the oldest for {duration_text(waited, is_exact=False)}"] * bool(waited)
+        is_waited_for = state.until is None and waited >= timedelta(hours=1)
+        kind: Any = Error if state.is_braked else Warning if is_waited_for or since > STOPPED_WARNING else Info
+        resume = f"delayq_resume {label} --dry-run shows what would fire." if kind is not Info else None
+        yield kind(f"{'. '.join(each.rstrip('.') for each in words if each)}.", hint=resume, id="stopped")
     if policy.sync is not None and policy.sync.failed:
         one = f"object of {label} is not synced: its deadline cannot be computed."
         many = f"objects of {label} are not synced: their deadlines cannot be computed."
@@ -336,7 +339,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
         text += (
             f" The {plural(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
-            f"so that minute takes {busiest.value / rate:.0f} s and the hour {due.value / rate / 60:.0f} min. "
+            f"so that minute takes {brief(busiest.value / rate)} and the hour {brief(due.value / rate)}. "
             f"This needs up to {opened} database connections."
         )
     yield Info(text, id="capacity")

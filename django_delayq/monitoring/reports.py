@@ -15,15 +15,7 @@ from django.db.models import F, Model
 from django_delayq.clock import database_now
 from django_delayq.exceptions import DelayqError, suggestion
 from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger.rollups import (
-    SettledRow,
-    Tally,
-    counted,
-    day_of,
-    quantile,
-    rows_between,
-    start_of,
-)
+from django_delayq.ledger.rollups import SettledRow, Tally, counted, day_of, quantile, rows_between, start_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import YEARS
 from django_delayq.models import PolicyDay, Timeout
@@ -253,7 +245,7 @@ def may_count_by(user: Any, model: type[Model], path: str) -> bool:
 
 
 FIGURES: Final = tuple(field.name for field in fields(Figures))
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_rows(report: Report) -> Iterator[list[str]]:
@@ -263,5 +255,7 @@ def csv_rows(report: Report) -> Iterator[list[str]]:
     """
     yield [report.by if name == "name" else name for name in FIGURES]
     for line in (*report.lines, report.total):
-        cells = ("" if value is None else value for value in (getattr(line, name) for name in FIGURES))
-        yield [f"'{cell}" if str(cell).startswith(_FORMULA) else str(cell) for cell in cells]
+        cells = ("" if value is None else str(value) for value in (getattr(line, name) for name in FIGURES))
+        yield [
+            f"'{cell}" if cell.startswith(_FORMULA) or cell.lstrip().startswith(_FORMULA) else cell for cell in cells
+        ]

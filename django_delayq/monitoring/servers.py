@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.utils.version import get_version_tuple
 
-from django_delayq.clock import database_now, duration_text, plural, to_ms
+from django_delayq.clock import brief, database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
@@ -31,7 +31,7 @@ def skew(name: str, clock: str, ahead: float) -> CheckMessage:
     if seconds < SKEW_WARNING_SECONDS:
         return Info(f"{clock} agrees with the database's.", id=name)
     kind = Error if seconds >= SKEW_ERROR_SECONDS else Warning
-    text = f"{clock} is {seconds:.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's."
+    text = f"{clock} is {brief(seconds)} {'ahead of' if ahead > 0 else 'behind'} the database's."
     return kind(text, hint="Synchronize both machines by NTP, such as timedatectl set-ntp true.", id=name)
 
 

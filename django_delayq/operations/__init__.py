@@ -19,17 +19,8 @@ if it is not declared.
 from django_delayq.operations.changes import PolicyConflict, continue_moves
 from django_delayq.operations.clocks import hold_timeout, pause_timeout, resume_timeout
 from django_delayq.operations.personal_data import erase, export
-from django_delayq.operations.policies import (
-    DelayPreview,
-    brake,
-    change_delay,
-    hold,
-    late,
-    pause,
-    preview_delay,
-    resume,
-    shadow,
-)
+from django_delayq.operations.policies import brake, change_delay, hold, late, pause, resume, shadow
+from django_delayq.operations.previews import DelayPreview, preview_delay
 from django_delayq.operations.replanning import replan
 from django_delayq.operations.runner import Refusal, Refused, Result
 from django_delayq.operations.selection import related_timeouts

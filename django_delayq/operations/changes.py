@@ -238,7 +238,7 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
     event: dict[str, Any] = {"at": change.touched_at, "by": change.by, "reason": reason}
     if change.held_from is not None:
-        return len(move_rows(_moves_of_hold(page, change, policy), page.using, what="hold_ended", **event))
+        return len(move_rows(moves_of_hold(page, change, policy), page.using, what="hold_ended", **event))
     if change.shift is not None:
         moves = list(_shifted(page.rows, change.shift, page.using))
         return len(move_rows(moves, page.using, what="replanned", **event))
@@ -252,7 +252,8 @@ Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]
 """Rows with their new `due_at` and `run_at`."""
 
 
-def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
+def moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
+    """Yield the rows of `page` that the end of a hold moves."""
     in_force, failed = read_delay(policy, page.using), list[str]()
     if policy.relations:
         read_relations([page.object_of(row) for row in page.rows], policy.relations)

@@ -8,15 +8,7 @@ from typing import Any
 from django_delayq import signals
 from django_delayq.arming import holding
 from django_delayq.models import Timeout
-from django_delayq.operations.runner import (
-    Action,
-    Context,
-    Progress,
-    Refusal,
-    Result,
-    Target,
-    refuse_unless_waiting,
-)
+from django_delayq.operations.runner import Action, Context, Progress, Refusal, Result, Target, refuse_unless_waiting
 from django_delayq.scheduling.holding import checked_end
 
 
@@ -84,8 +76,8 @@ def resume_timeout(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if why := refuse_unless_waiting(row, context) or (None if row.held_by_hand else Refusal.NOT_HELD):
             return why
-        if not holding.is_held_by_condition(row, context.using):
-            context.action.due_at_once += holding.attempt_if_resumed(row, context.using, context.now) <= context.now
+        is_held = holding.is_held_by_condition(row, context.using)
+        context.fires(row, not is_held and holding.attempt_if_resumed(row, context.using, context.now) <= context.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> list[Timeout]:

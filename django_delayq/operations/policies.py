@@ -13,39 +13,29 @@ does not fire later.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from django.db import connections
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.utils.translation import gettext as _
 
 from django_delayq import clock
-from django_delayq.arming.holding import Plan
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache, valid_guards
+from django_delayq.ledger.controls import PolicyState, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
-from django_delayq.ledger.paging import Page, each_page, newest_id
+from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import Count, count_each
 from django_delayq.lengths import resized
-from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
+from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, run_move, unfinished, wake_for
-from django_delayq.operations.replanning import Plans
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.policy_options import Brake, Late, Then
-from django_delayq.spans import Length
 
 Stop, What = PolicyControl.Stop, PolicyChange.What
 Mode = Literal["keep", "recompute", "shift"]
 MODES: Final[tuple[Mode, ...]] = ("keep", "recompute", "shift")
-MAX_COUNT: Final = 100_000
-"""A preview counts at most this many rows."""
-MAX_COMPUTED: Final = 10_000
-"""So many deadlines of a span are computed for a preview, in about a second: a page must not take longer."""
 DECLARED: Final = "declared"
 HOLD_ACTOR: Final = "hold"
 """The actor of the end of a hold, if the control names none: it was written by hand."""
@@ -216,86 +206,6 @@ def _resume(
     return change
 
 
-@dataclass(frozen=True, slots=True)
-class DelayPreview:
-    """The effect of another delay on pending timeouts.
-
-    Attributes:
-        before: the delay in force; None: it differs from object to object.
-        after: the new delay; None: as before.
-        pending: the number of pending and held timeouts that the change concerns, at most `MAX_COUNT`.
-        overdue: how many of the new deadlines of pending ones have passed; None: it cannot be computed beforehand.
-        is_capped: it concerns more than `MAX_COUNT`.
-        hand_set: how many others keep their deadlines, because they were set by hand: at most `MAX_COUNT`.
-    """
-
-    before: Length | None
-    after: Length | None
-    mode: Mode
-    pending: int
-    overdue: int | None
-    is_capped: bool
-    hand_set: int = 0
-
-
-def preview_delay(
-    policy: str | TimeoutPolicy[Any], after: timedelta | None, mode: Mode = "recompute", *, hand_set: bool = False
-) -> DelayPreview:
-    """Return what `change_delay` would do. Writes nothing, and raises the same."""
-    found = get_policy(policy)
-    using = database_of(found.concrete_model)
-    before, now = policy_state(found, using), clock.now()
-    new, shift = _new_delay(found, after, mode, before.delay)
-    rows = {state.value: _rows_of(found, state, using) for state in WAITING}
-    wanted = dict[str, QuerySet[Timeout]]()
-    if mode == "recompute" and not hand_set:
-        wanted = {f"hand_set {state}": of_state.filter(terms=None) for state, of_state in rows.items()}
-        rows = {state: of_state.filter(terms__isnull=False) for state, of_state in rows.items()}
-    pending = rows[Timeout.State.PENDING.value]
-    if mode != "recompute":
-        wanted["overdue"] = pending.filter(due_at__lte=now - shift)
-    elif new is not None:
-        wanted["overdue"] = pending.filter(_is_overdue(new, now))
-    counts = count_each({**wanted, **rows}, using, MAX_COUNT)
-    number = Count(sum(counts[state].value for state in rows), any(counts[state].is_capped for state in rows))
-    overdue = counts["overdue"].value if "overdue" in counts else None
-    length = PolicyState(found, after=after).length
-    if overdue is None and length is not None and number.value <= MAX_COMPUTED:  # a span
-        overdue = sum(each_page(pending, lambda page: _count_overdue(page, found, after, now), dry_run=True))
-    kept = sum(count.value for name, count in counts.items() if name.startswith("hand_set"))
-    is_capped = number.is_capped or number.value > MAX_COUNT
-    return DelayPreview(before.length, length, mode, min(number.value, MAX_COUNT), overdue, is_capped, kept)
-
-
-def _rows_of(policy: TimeoutPolicy[Any], state: str, using: str) -> QuerySet[Timeout]:
-    rows: QuerySet[Timeout] = Timeout.objects.using(using).filter(state=state).of_labels(policy.labels)
-    return rows.order_by("policy", "state", "run_at", "id")
-
-
-def _is_overdue(delay: timedelta, now: datetime) -> Q:
-    """Return the condition that a row would be due by now if its deadline were computed again with this delay.
-
-    By how much holds have moved a computed deadline, they move the new one.
-    """
-    begun, due_at, computed = Value(now - delay, DateTimeField()), F("due_at"), F("computed_due_at")
-    moved = ExpressionWrapper(due_at - computed, DurationField())
-    is_moved = Q(terms__isnull=False, due_at__gt=computed)
-    begun_if_moved = ExpressionWrapper(begun - moved, DateTimeField())
-    # A row without `since` counts from when it was scheduled, and is never due before.
-    unset = Q(since_at__isnull=True) if delay >= timedelta(0) else Q(pk__in=[])
-    return Q(
-        Q(~is_moved, Q(since_at__lte=begun) | (unset & Q(created_at__lte=begun)))
-        | Q(is_moved, Q(since_at__lte=begun_if_moved) | (unset & Q(created_at__lte=begun_if_moved)))
-    )
-
-
-def _count_overdue(page: Page, policy: TimeoutPolicy[Any], after: timedelta | None, now: datetime) -> int:
-    """Return how many of the rows of `page` would be due by now if their deadlines were computed again."""
-    plans = Plans(page, page.rows, {policy: after})
-    found = [plan for row in page.rows if isinstance(plan := plans.of(row), Plan)]
-    return sum(plan.due_at <= now for plan in found)
-
-
 def change_delay(
     policy: str | TimeoutPolicy[Any],
     after: timedelta | None,
@@ -319,7 +229,7 @@ def change_delay(
             `since` plus the new delay; without `since` it counts from when it was scheduled. `"shift"`: each moves by
             the difference, so that one set by hand keeps its distance. By how much holds have moved a deadline, they
             move the new one, and a clock that is stopped stays stopped. A retry that is due even later keeps its time.
-            Timeouts that are overdue then fire at once: see `preview_delay`.
+            Timeouts that are overdue then fire at once: see `previews.preview_delay`.
         hand_set: `"recompute"` also computes deadlines that were set by hand.
         progress: called with the number of rows examined, page by page.
 
@@ -333,7 +243,7 @@ def change_delay(
     with control_of(found, by, reason) as (control, change):
         # Of the locked row: `policy_state` may show the state before a concurrent change that was waited for.
         before = PolicyState(found, after=control.after).delay
-        new, shift = _new_delay(found, after, mode, before)
+        new, shift = new_delay(found, after, mode, before)
         control.after = after
         change.what = What.DELAY
         seconds = [None if delay is None else delay.total_seconds() for delay in (before, new)]
@@ -358,7 +268,7 @@ def check_delay(policy: TimeoutPolicy[Any], after: timedelta | None) -> None:
             resized(policy.fixed_length, after, strict=True)
 
 
-def _new_delay(
+def new_delay(
     policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode, before: timedelta | None
 ) -> tuple[timedelta | None, timedelta]:
     """Return the new delay, None if it differs from object to object; and by how much `mode` shifts pending deadlines.

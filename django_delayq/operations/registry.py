@@ -15,11 +15,11 @@ from django.utils.translation import ngettext_lazy
 from django_delayq import operations
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.operations import previews
 from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
-from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
 
-DEADLINES_CHANGE: Final = ngettext_lazy("{n} deadline will change.", "{n} deadlines will change.")
+TIMEOUTS_CHANGE: Final = ngettext_lazy("{n} timeout will change.", "{n} timeouts will change.")
 State, Stop = Timeout.State, PolicyControl.Stop
 FOR_SEVERAL_POLICIES: Final = ("pause", "hold", "resume")
 NOT_MOVING: Final = frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD})
@@ -36,8 +36,9 @@ class Operation:
         parameters: what else `call` takes, and an operator gives.
         is_either: exactly one of the parameters must be given.
         off: for guard rails: the arguments that switch it off. With None for all that is required, it is as declared.
-        has_preview: the admin shows the consequences of the parameters before it asks for a confirmation.
-        will: for a preview: what will happen to `{n}` timeouts, by number.
+        foresee: for policies: the function that returns the preview of `call`, of the policy and the parameters.
+        has_preview: the preview depends on the parameters, so the admin asks for these before.
+        will: for timeouts: what will happen to `{n}` of them, by number.
         states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
         moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
         label: for a button beside the policy.
@@ -48,7 +49,6 @@ class Operation:
         question: the title of the page that asks for confirmation and a reason.
         explanation: the consequences.
         done: the result for `{n}` timeouts, by number.
-        log_message: for Django's admin log, with `{reason}`.
     """
 
     name: str
@@ -57,8 +57,9 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     is_either: bool = False
     off: Mapping[str, Any] | None = None
+    foresee: Callable[..., previews.Preview] = previews.preview_waiting
     has_preview: bool = False
-    will: Any = DEADLINES_CHANGE
+    will: Any = TIMEOUTS_CHANGE
     states: frozenset[str] = NOT_MOVING
     moves_rows: bool = False
     label: Any = None
@@ -68,7 +69,6 @@ class Operation:
     question: Any
     explanation: Any
     done: Any = None
-    log_message: Any
 
     def is_permitted(self, user: Any) -> bool:
         """Return whether `user` may see what this changes, and change it."""
@@ -86,9 +86,17 @@ class Operation:
         # A policy without a delay of its own has none that could be changed.
         return subject.stop in self.states and (self.name != "delay" or subject.policy.after is not None)
 
-    def for_policy(self, policy: TimeoutPolicy[Any]) -> Operation:
-        """Return the operation as `policy` allows it: without a `since`, its delay is not negative."""
-        if self.name != "delay" or policy.since is not None:
+    def preview(self, target: Any, **arguments: Any) -> previews.Preview:
+        """Return what `call` would do now with these arguments. Writes nothing, and raises the same."""
+        if self.name in POLICY_OPERATIONS:
+            return self.foresee(target, **arguments)
+        return previews.preview_timeouts(self.call(target, by="preview", dry_run=True, **arguments), self.will)
+
+    def for_state(self, state: PolicyState) -> Operation:
+        """Return the operation as this state allows it: without `since`, no negative delay; no shift after a pause."""
+        if self.name == "resume" and state.stop != Stop.HELD:
+            return replace(self, parameters=())
+        if self.name != "delay" or state.policy.since is not None:
             return self
         after: Any = self.parameters[0]
         return replace(self, parameters=(replace(after, least=timedelta(0), help=""), *self.parameters[1:]))
@@ -177,7 +185,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         question=_("Cancel these timeouts?"),
         explanation=_("They will not fire. Timeouts that are firing now are not retried if they fail."),
         done=ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
-        log_message=_("Cancelled: {reason}"),
     ),
     Operation(
         name="fire",
@@ -190,7 +197,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         question=_("Fire these timeouts now?"),
         explanation=_("They are due immediately. A worker fires each of them if its condition still holds."),
         done=ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
-        log_message=_("Fired now: {reason}"),
     ),
     Operation(
         name="postpone",
@@ -198,6 +204,8 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         permission="postpone_timeout",
         parameters=(Length("after", "--by", _("Later by"), least=timedelta.resolution, in_units=True), TO),
         is_either=True,
+        has_preview=True,
+        will=previews.DEADLINES_CHANGE,
         states=frozenset({State.PENDING, State.HELD}),
         button=ngettext_lazy("Postpone the timeout", "Postpone {n} timeouts"),
         action=_("Postpone selected timeouts"),
@@ -205,7 +213,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         question=_("Postpone these timeouts?"),
         explanation=_("Each gets a later deadline: by a duration, or one time for all of them."),
         done=ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
-        log_message=_("Postponed: {reason}"),
     ),
     Operation(
         name="reschedule",
@@ -214,6 +221,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         parameters=(Length("shift", "--by", _("By"), least=timedelta.min, has_direction=True), TO),
         is_either=True,
         has_preview=True,
+        will=previews.DEADLINES_CHANGE,
         states=frozenset({State.PENDING, State.HELD}),
         button=ngettext_lazy("Change the deadline", "Change {n} deadlines"),
         action=_("Change the deadlines of selected timeouts"),
@@ -223,7 +231,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "Each gets another deadline, earlier or later. The next page shows how many would be due immediately."
         ),
         done=ngettext_lazy("{n} deadline was changed.", "{n} deadlines were changed."),
-        log_message=_("Deadline changed: {reason}"),
     ),
     Operation(
         name="replan",
@@ -231,6 +238,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         permission="postpone_timeout",
         parameters=(HAND_SET,),
         has_preview=True,
+        will=previews.DEADLINES_CHANGE,
         states=frozenset({State.PENDING, State.HELD}),
         button=ngettext_lazy("Compute the deadline again", "Compute {n} deadlines again"),
         action=_("Compute the deadlines of selected timeouts again"),
@@ -241,7 +249,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "next page shows how many would be due immediately."
         ),
         done=ngettext_lazy("{n} deadline was computed again.", "{n} deadlines were computed again."),
-        log_message=_("Deadline computed again: {reason}"),
     ),
     Operation(
         name="hold_timeout",
@@ -258,7 +265,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "later than that time."
         ),
         done=ngettext_lazy("The clock of {n} timeout is stopped.", "The clocks of {n} timeouts are stopped."),
-        log_message=_("Clock stopped: {reason}"),
     ),
     Operation(
         name="pause_timeout",
@@ -275,13 +281,11 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "deadlines have passed."
         ),
         done=ngettext_lazy("{n} timeout is paused.", "{n} timeouts are paused."),
-        log_message=_("Paused: {reason}"),
     ),
     Operation(
         name="resume_timeout",
         call=operations.resume_timeout,
         permission="hold_timeout",
-        has_preview=True,
         will=ngettext_lazy("{n} timeout will be resumed.", "{n} timeouts will be resumed."),
         states=frozenset({State.HELD}),
         button=ngettext_lazy("Let the clock of the timeout run", "Let the clocks of {n} timeouts run"),
@@ -293,7 +297,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "it was. A clock that the condition of the policy stops stays stopped until that does not hold."
         ),
         done=ngettext_lazy("The hold of {n} timeout has ended.", "The holds of {n} timeouts have ended."),
-        log_message=_("Clock runs again: {reason}"),
     ),
     Operation(
         name="retry",
@@ -306,13 +309,13 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         question=_("Retry these dead timeouts?"),
         explanation=_("They are pending again and due immediately, with all their attempts left."),
         done=ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
-        log_message=_("Retried: {reason}"),
     ),
     Operation(
         name="refire",
         call=operations.refire,
         permission="refire_timeout",
         parameters=(Moment("at", "--at", _("Due at"), _("Empty: now.")),),
+        has_preview=True,
         states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
         button=ngettext_lazy("Fire the timeout again", "Fire {n} timeouts again"),
         action=_("Fire selected settled timeouts again"),
@@ -323,7 +326,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "outside the database, such as messages, are repeated."
         ),
         done=ngettext_lazy("{n} timeout is scheduled again.", "{n} timeouts are scheduled again."),
-        log_message=_("Fired again: {reason}"),
     ),
     Operation(
         name="erase",
@@ -340,7 +342,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
             "stored."
         ),
         done=ngettext_lazy("{n} timeout was emptied of personal data.", "{n} timeouts were emptied of personal data."),
-        log_message=_("Data erased: {reason}"),
     ),
 )
 POLICY_OPERATIONS: Final = _by_name(
@@ -354,10 +355,9 @@ POLICY_OPERATIONS: Final = _by_name(
         button=ngettext_lazy("Pause the policy", "Pause {n} policies"),
         question=_("Pause this policy?"),
         explanation=_(
-            "Its timeouts do not fire until it is resumed. Deadlines stay unchanged: "
-            "timeouts that are due by then fire immediately."
+            "Timeouts do not fire while a policy is paused. Deadlines stay unchanged: those that are due when it is "
+            "resumed fire immediately."
         ),
-        log_message=_("Paused: {reason}"),
     ),
     Operation(
         name="hold",
@@ -368,14 +368,14 @@ POLICY_OPERATIONS: Final = _by_name(
         button=ngettext_lazy("Hold the policy", "Hold {n} policies"),
         question=_("Hold this policy?"),
         explanation=_(
-            "Its timeouts do not fire. When it is resumed, all pending deadlines are moved by the duration of the "
-            "hold. Use it for an outage during which customers cannot act."
+            "Timeouts do not fire while a policy is on hold. When it is resumed, all pending deadlines are moved by "
+            "the duration of the hold. Use it for an outage during which customers cannot act."
         ),
-        log_message=_("Held: {reason}"),
     ),
     Operation(
         name="resume",
         call=operations.resume,
+        foresee=previews.preview_resume,
         permission="pause_policy",
         parameters=(Flag("shift", "--no-shift", _("Move deadlines"), SHIFT_HELP, default=True),),
         states=frozenset({Stop.PAUSED, Stop.HELD}),
@@ -383,12 +383,12 @@ POLICY_OPERATIONS: Final = _by_name(
         label=_("Resume"),
         button=ngettext_lazy("Resume the policy", "Resume {n} policies"),
         question=_("Resume this policy?"),
-        explanation=_("Due timeouts fire within two seconds. After a hold, deadlines are moved first."),
-        log_message=_("Resumed: {reason}"),
+        explanation=_("Due timeouts fire within two seconds."),
     ),
     Operation(
         name="delay",
         call=operations.change_delay,
+        foresee=previews.preview_delay,
         permission="change_policy_delay",
         parameters=(
             DELAY,
@@ -403,7 +403,6 @@ POLICY_OPERATIONS: Final = _by_name(
         explanation=_(
             "New timeouts get the new delay. For pending ones, choose. The next page shows the consequences."
         ),
-        log_message=_("Delay changed: {reason}"),
     ),
     Operation(
         name="late",
@@ -421,7 +420,6 @@ POLICY_OPERATIONS: Final = _by_name(
             "A timeout whose first attempt would begin later than this after its deadline is skipped, or kept as "
             "dead. Settled timeouts do not change."
         ),
-        log_message=_("Limit of lateness changed: {reason}"),
     ),
     Operation(
         name="brake",
@@ -439,7 +437,6 @@ POLICY_OPERATIONS: Final = _by_name(
             "The policy pauses itself when more of its timeouts than this fire within the period. "
             "A pause that is in force remains until it is resumed."
         ),
-        log_message=_("Brake changed: {reason}"),
     ),
     Operation(
         name="shadow",
@@ -454,7 +451,6 @@ POLICY_OPERATIONS: Final = _by_name(
             "In shadow mode everything happens but the handler: timeouts are skipped when they are due, and do not "
             "fire after shadow mode is switched off."
         ),
-        log_message=_("Shadow mode changed: {reason}"),
     ),
 )
 OPERATIONS: Final = TIMEOUT_OPERATIONS | POLICY_OPERATIONS

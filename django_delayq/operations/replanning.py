@@ -18,15 +18,7 @@ from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.paging import Page
 from django_delayq.models import Timeout
-from django_delayq.operations.runner import (
-    Action,
-    Context,
-    Progress,
-    Refusal,
-    Result,
-    Target,
-    refuse_unless_waiting,
-)
+from django_delayq.operations.runner import Action, Context, Progress, Refusal, Result, Target, refuse_unless_waiting
 from django_delayq.paths import read_relations
 from django_delayq.policies import TimeoutPolicy, registry
 from django_delayq.policy_terms import has_column, terms_of_code, values_in
@@ -155,7 +147,7 @@ def replan(
             return plan
         if plan.is_of(row):
             return Refusal.SAME_DEADLINE
-        context.action.due_at_once += writing.run_at_of(row, plan.due_at) <= context.now
+        context.fires(row, writing.run_at_of(row, plan.due_at) <= context.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> None:

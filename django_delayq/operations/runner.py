@@ -1,35 +1,47 @@
-"""Run an operation on timeouts page by page: lock the objects, lock the rows, refuse or change each row, report."""
+"""Run an operation on timeouts page by page: lock the objects, lock the rows, refuse or change each row, report.
+
+An interrupted call that is repeated continues. Postponed twice, a timeout would be an hour too late. So an operation
+that would change a row a second time stores after each page how far it has come, in the transaction of that page. The
+same call, within a day, continues behind it: the same operation and arguments, for what the same statement selects. Two
+such calls at a time share the rows.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from django.db import connections
 from django.db.models import Max, Q, QuerySet, TextChoices
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
+from django_delayq.ledger import statements
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.history import clean, clipped
-from django_delayq.ledger.locking import read_committed
+from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import Page, each_page, newest_id
+from django_delayq.ledger.paging import Page, each_page, newest_id, read_page
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import Timeout
-from django_delayq.operations import runs
-from django_delayq.policies import registry
+from django_delayq.ledger.subjects import order_matters
+from django_delayq.models import Timeout, UnfinishedRun
+from django_delayq.policies import labels_of, registry
 
 State = Timeout.State
+R = TypeVar("R")
 logger = logging.getLogger("django_delayq.operations")
 
 MAX_IDS: Final = 1_000
 """A result lists at most this many changed and as many refused rows. It counts all of them."""
+FORGOTTEN_AFTER: Final = timedelta(days=1)
+"""An operator who repeats an operation on another day means to do it again."""
 MAX_ACTOR_LENGTH: Final = 150
 """The length of the column `by`, and of user names in Django."""
 
@@ -77,7 +89,7 @@ class Result:
         ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
         refusals: the first `MAX_IDS` unchanged rows.
         dry_run: nothing was written.
-        due_at_once: how many of the changed rows are due now because of it. 0 in the pages of `progress`.
+        due: how many of the changed rows of each policy are due now because of it. Empty in the pages of `progress`.
         continued: how many rows the same call had changed before it was interrupted; they are not among `changed`.
     """
 
@@ -87,8 +99,12 @@ class Result:
     ids: tuple[int, ...] = ()
     refusals: tuple[Refused, ...] = ()
     dry_run: bool = False
-    due_at_once: int = 0
+    due: Mapping[str, int] = field(default_factory=dict)
     continued: int = 0
+
+    @property
+    def due_at_once(self) -> int:
+        return sum(self.due.values())
 
     @property
     def unchanged(self) -> int:
@@ -126,12 +142,12 @@ class Action:
     """If it begins rounds: the id of the newest row before the first page."""
     begun: set[str] = field(default_factory=set)
     """The slots in which it has begun rounds, or in a dry run would have; about 150 bytes each."""
-    due_at_once: int = 0
-    """How many rows it has made due now, or in a dry run would have."""
+    due: Counter[str] = field(default_factory=Counter)
+    """How many rows of each policy it has made due now, or in a dry run would have."""
     continued: int = 0
     """How many rows the same call had changed before it was interrupted."""
     arguments: object = None
-    """What distinguishes the call from others, if it would change a row a second time. See `runs`."""
+    """What distinguishes the call from others, if it would change a row a second time. See `_begin_or_continue`."""
 
     def run(
         self, target: Target, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
@@ -175,17 +191,17 @@ class Action:
                 *(self.name, by, total.changed, total.unchanged),
                 extra={"event": "timeouts_operated", "verb": self.name, "by": by, "reason": reason},
             )
-        return replace(total, due_at_once=self.due_at_once, continued=self.continued)
+        return replace(total, due=dict(self.due), continued=self.continued)
 
     def _pages(self, target: Any, change: Callable[[Page], Result], by: str, *, dry_run: bool) -> Iterator[Result]:
         """Return the results of all pages, or of those that an interrupted call has left."""
         by_id = "-pk" if self.begins_rounds else "pk"
-        if self.arguments is None or dry_run or not runs.may_continue(target):
+        if self.arguments is None or dry_run or not _may_continue(target):
             return each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run)
         rows = target.using(database_of(Timeout, target)).order_by(by_id)
-        run = runs.begin_or_continue(rows, self.name, self.arguments, by)
+        run = _begin_or_continue(rows, self.name, self.arguments, by)
         self.newest, self.continued = run.newest_id, run.changed
-        return runs.each_page(rows, run, change, lambda result: result.changed)
+        return _each_page_of(rows, run, change, lambda result: result.changed)
 
 
 @dataclass
@@ -200,6 +216,10 @@ class Context:
     """The time of the database."""
     refused: list[Timeout] = field(default_factory=list)
     """The rows of the page that stay unchanged."""
+
+    def fires(self, row: Timeout, is_due: bool = True) -> None:
+        """Note whether the operation makes `row`, which it does not refuse, due now."""
+        self.action.due[labels_of(row.policy)[0]] += is_due
 
     @property
     def using(self) -> str:
@@ -264,3 +284,71 @@ def checked_actor(by: str) -> str:
     if not isinstance(by, str) or not by.strip():
         raise ValueError(f"by= names who does it, such as 'admin:alice', and must not be {by!r}.")
     return clean(by.strip())[:MAX_ACTOR_LENGTH]
+
+
+def _may_continue(target: object) -> bool:
+    """Return whether `target` is a selection whose rows can be read in the order of their ids, page by page."""
+    if not isinstance(target, QuerySet) or target.model is not Timeout or order_matters(target):
+        return False
+    return not connections[database_of(Timeout, target)].in_atomic_block
+
+
+def _begin_or_continue(rows: QuerySet[Timeout], verb: str, arguments: object, by: str) -> UnfinishedRun:
+    """Return the run of this operation that was interrupted, or a new one, which is not saved yet.
+
+    Raises the database's errors.
+    """
+    using = rows.db
+    sql, parameters = rows.order_by().values("pk").query.get_compiler(using).as_sql()
+    digest = hashlib.blake2b(repr((verb, arguments, sql, parameters)).encode(), digest_size=32).hexdigest()
+    recent = Q(touched_at__gt=clock.DatabaseNow() - FORGOTTEN_AFTER)
+    found = UnfinishedRun.objects.using(using).filter(recent, digest=digest).first()
+    if found is not None:
+        return found
+    newest = newest_id(using)
+    cursor = newest + 1 if _is_descending(rows) else 0
+    return UnfinishedRun(verb=verb, digest=digest, by=by, cursor=cursor, newest_id=newest)
+
+
+def _is_descending(rows: QuerySet[Timeout]) -> bool:
+    return rows.query.order_by == ("-pk",)
+
+
+def _each_page_of(
+    rows: QuerySet[Timeout], run: UnfinishedRun, change: Callable[[Page], R], changed: Callable[[R], int]
+) -> Iterator[R]:
+    """Call `change` for each page of `rows`, ordered by id, behind the place of `run`; yield its results.
+
+    Each page is a transaction of its own, which also stores the place, and how many rows were `changed`; the last one
+    deletes the run. One page alone stores nothing.
+    """
+    using, beyond, is_last = rows.db, "pk__lt" if _is_descending(rows) else "pk__gt", False
+    while not is_last:
+        with transaction_of(using):
+            if run.pk is not None:
+                place = next(iter(for_update(UnfinishedRun.objects.using(using).filter(pk=run.pk), using)), None)
+                if place is None:  # another call has completed it
+                    return
+                run = place
+            behind = rows.filter(pk__lte=run.newest_id, **{beyond: run.cursor})
+            page: list[int] = list(behind.values_list("pk", flat=True)[: statements.CHUNK])
+            result = change(read_page(list(dict.fromkeys(page)), using, only=Q()))
+            is_last = len(page) < statements.CHUNK
+            if not is_last:
+                run.cursor, run.changed = page[-1], run.changed + changed(result)
+                _save(run, using)
+            elif run.pk is not None:
+                run.delete(using=using)
+        yield result
+
+
+def _save(run: UnfinishedRun, using: str) -> None:
+    """Store the place of `run`; the first time, forget those that no call has continued."""
+    run.touched_at = clock.database_now(using)
+    runs = UnfinishedRun.objects.using(using)
+    if run.pk is not None:
+        run.save(using=using, update_fields=["cursor", "changed", "touched_at"])
+        return
+    runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()
+    run.at = run.touched_at
+    run.save(using=using)

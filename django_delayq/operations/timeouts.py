@@ -92,6 +92,7 @@ def fire_now(
             return why
         if policy is None:
             return Refusal.POLICY_UNKNOWN
+        context.fires(row, policy.label not in context.stopped)
         return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
 
     def write(rows: list[Timeout], context: Context) -> None:
@@ -162,7 +163,7 @@ def _moves(
         before = holding.deadline_if_resumed(row, context.using, context.now) if is_stopped else row.due_at
         if due_at == before or (due_at < before and unless is Refusal.NOT_LATER):
             return unless
-        context.action.due_at_once += writing.run_at_of(row, due_at) <= context.now
+        context.fires(row, writing.run_at_of(row, due_at) <= context.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> None:
@@ -226,7 +227,9 @@ def retry(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if row.state != State.DEAD:
             return Refusal.NOT_DEAD
-        return refuse_round(row, context, is_same_round=True)
+        why = refuse_round(row, context, is_same_round=True)
+        context.fires(row, why is None)
+        return why
 
     def write(rows: list[Timeout], context: Context) -> None:
         for row in rows:
@@ -264,7 +267,9 @@ def refire(
     wanted = None if at is None else check_moment(at, "at")
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        return refuse_round(row, context) if row.is_settled else Refusal.NOT_SETTLED
+        why = refuse_round(row, context) if row.is_settled else Refusal.NOT_SETTLED
+        context.fires(row, why is None and (wanted is None or wanted <= context.now))
+        return why
 
     def write(rows: list[Timeout], context: Context) -> list[Timeout]:
         due_at = max(wanted or context.now, context.now)

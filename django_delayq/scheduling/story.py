@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import Any, cast
 
 from django.db.models import Q
-from django.utils import formats
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -24,6 +23,7 @@ from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, DIED, SINCE_CHANGED, message_of, moment
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
+from django_delayq.lengths import UNITS, duration_label
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.policy_rules import condition_columns, condition_text
@@ -72,20 +72,8 @@ REASON_LABELS = {
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
 _NUMBERS_OF_BRAKE = re.compile(BRAKED.replace(".", r"\.").replace("{", "(?P<").replace("}", ">.+)"))
-_UNITS = {
-    "d": gettext_lazy("{n} d"),
-    "h": gettext_lazy("{n} h"),
-    "min": gettext_lazy("{n} min"),
-    "s": gettext_lazy("{n} s"),
-}
 ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a save of its object")}
 """Actors that are not operators."""
-
-
-def precise(seconds: float) -> str:
-    """Write a number of seconds as the active language does: to the millisecond below ten, whole above."""
-    digits = 3 if abs(seconds) < 10 else 0
-    return str(formats.number_format(round(seconds, digits), digits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +106,7 @@ class StoryEvent:
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
-            late = self.details["late"]  # negative if an operator fired it early
-            words = _("{seconds} s after the deadline") if late >= 0 else _("{seconds} s before the deadline")
-            parts.append(words.format(seconds=precise(abs(late))))
+            parts.append(late_label(self.details["late"]))
         if self.by:
             parts.append(actor_label(self.by))
         return ", ".join(parts) + (f" ({reason_label(self.reason)})" if self.reason else "")
@@ -164,7 +150,7 @@ def reason_label(reason: str) -> str:
     if numbers := _NUMBERS_OF_BRAKE.fullmatch(reason):
         words = _("{count} timeouts fired within {per}; the brake allows {most}.")
         units = re.findall(r"([\d.]+) (d|h|min|s)", numbers["per"])
-        per = " ".join(str(_UNITS[unit]).format(n=number) for number, unit in units)
+        per = " ".join(str(UNITS[unit]).format(n=number) for number, unit in units)
         return words.format(**{**numbers.groupdict(), "per": per})
     return str(REASON_LABELS.get(reason, reason))
 
@@ -298,11 +284,10 @@ def _value_label(value: Any) -> str:
     return duration_label(value) if isinstance(value, timedelta) else str(value)
 
 
-def duration_label(length: timedelta | float) -> str:
-    """Write a duration in its two largest units, in the active language."""
-    given = length if isinstance(length, timedelta) else timedelta(seconds=length)
-    units = re.findall(r"([\d.]+) (d|h|min|s)", clock.duration_text(given, is_exact=False))
-    return " ".join(str(_UNITS[unit]).format(n=number) for number, unit in units)
+def late_label(seconds: float) -> str:
+    """Return how long after its deadline a timeout fired; before it, if an operator had it fired early."""
+    words = _("{duration} after the deadline") if seconds >= 0 else _("{duration} before the deadline")
+    return words.format(duration=duration_label(abs(seconds)))
 
 
 def _why_stopped(subject: Subject) -> str:

@@ -11,8 +11,8 @@ from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
 from django_delayq.contrib.countdown import Countdown, countdown_of
+from django_delayq.lengths import duration_label
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.scheduling.story import duration_label
 
 register = template.Library()
 

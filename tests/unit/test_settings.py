@@ -44,6 +44,9 @@ def test_an_unknown_key_is_refused_with_the_near_one(settings: Any) -> None:
         get_settings()
     assert isinstance(refused.value, (DelayqError, ImproperlyConfigured))
     assert [message.id for message in run_checks(tags=["django_delayq"], databases=[])][:1] == ["django_delayq.E001"]
+    settings.DELAYQ = {"THREADS": 4}  # of which no key is a misspelling
+    with pytest.raises(ConfigError, match="Known are: .*CONCURRENCY"):
+        get_settings()
 
 
 def test_no_process_starts_with_a_wrong_setting_not_even_a_web_server_which_runs_no_checks() -> None:

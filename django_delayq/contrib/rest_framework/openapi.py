@@ -18,12 +18,7 @@ if _IS_INSTALLED:
     from drf_spectacular.extensions import OpenApiSerializerExtension, OpenApiSerializerFieldExtension
     from drf_spectacular.openapi import AutoSchema
     from drf_spectacular.types import OpenApiTypes
-    from drf_spectacular.utils import (
-        OpenApiParameter,
-        OpenApiResponse,
-        PolymorphicProxySerializer,
-        extend_schema,
-    )
+    from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, PolymorphicProxySerializer, extend_schema
 
     class RequestExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
         """The requests of actions have no other fields than the described ones."""

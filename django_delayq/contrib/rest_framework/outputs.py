@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from types import NoneType
 from typing import Any, Final
 
+from django.contrib.auth.models import AnonymousUser
 from django.contrib.contenttypes.models import ContentType
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
@@ -19,11 +20,12 @@ from django_delayq.contrib.rest_framework.fields import Instant, SecondsField, s
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import Count
+from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.lengths import length_text
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.monitoring import reports, snapshot
 from django_delayq.operations import Refusal
+from django_delayq.operations.previews import preview_resume
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Then
 from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import explain_timeout
@@ -256,12 +258,22 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         help_text=_("How many pending timeouts are tried again after a failure, up to 10,000.")
     )
     braked = serializers.BooleanField(source="is_braked", help_text=_("Its own brake has paused it."))
+    preview = serializers.SerializerMethodField(
+        help_text=_("What resuming it would do now: how many timeouts fire, and sentences; null: it is not stopped.")
+    )
     late = LateSerializer(allow_null=True)
     brake = BrakeSerializer(allow_null=True)
     shadow = serializers.IntegerField(help_text=_("The percentage of objects in shadow mode."))
     guards_set_by = serializers.SerializerMethodField(
         help_text=_("Who has set `late`, `brake` or `shadow`; without one, it is as declared.")
     )
+
+    def get_preview(self, state: PolicyState) -> dict[str, Any] | None:
+        if not state.is_stopped:
+            return None
+        preview = preview_resume(state.policy)
+        # This request may not see the names of all objects: without a user, their keys are shown.
+        return {"due": (preview.due or NOTHING).value, "text": " ".join(preview.sentences(AnonymousUser()))}
 
     def get_failing(self, state: PolicyState) -> int:
         return snapshot.count_failing(state.policy.labels, database_of(Timeout)).value

@@ -17,12 +17,7 @@ outbox.connect()
 
 
 @timeout_policy(
-    Delivery,
-    after=timedelta(0),
-    since="created_at",
-    when=Q(delivered_at=None),
-    atomic=False,
-    search="message_id",
+    Delivery, after=timedelta(0), since="created_at", when=Q(delivered_at=None), atomic=False, search="message_id"
 )
 def deliver(message: Delivery, timeout: Timeout) -> None:
     """Send the message to its endpoint, and note that it was accepted.

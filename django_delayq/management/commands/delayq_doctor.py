@@ -9,6 +9,7 @@ from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Error, Info, 
 from django.core.management.base import CommandParser
 from django.db import Error as DatabaseFailure
 
+from django_delayq.clock import brief
 from django_delayq.ledger.routing import database_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Painted
@@ -68,4 +69,4 @@ def workers_here() -> Iterator[CheckMessage]:
         yield Error(f"No worker is running on {host}.", hint=hint, id="workers.here")
     for worker in found:
         kind = Error if worker.stuck_seconds > STUCK_SECONDS else Info
-        yield kind(f"{worker.name} checked for due timeouts {worker.stuck_seconds:.0f} s ago.", id="workers.here")
+        yield kind(f"{worker.name} checked for due timeouts {brief(worker.stuck_seconds)} ago.", id="workers.here")

@@ -127,9 +127,11 @@ def _by_search(options: dict[str, Any]) -> list[Subject]:
 
 def _by_object(options: dict[str, Any]) -> list[Subject]:
     """Return the subjects of the object that have rows, and then the other policies of its model."""
-    model, key, name = model_of(options["model"]), options["object"], options["policy"]
+    label, key, name = options["model"], options["object"], options["policy"]
     if key is None:
-        raise CommandError("Which object? Give its model and its primary key, such as shop.order 1234.")
+        words = "Which object? Give its model and its primary key, such as shop.order 1234."
+        raise CommandError(f"{words} Did you mean --search {label}?")
+    model = model_of(label)
     using = database_of(model)
     every: TimeoutQuerySet = Timeout.objects.using(using)
     try:

@@ -10,10 +10,12 @@ from django.db import router
 
 from django_delayq import clock
 from django_delayq.ledger.search import labels_in
+from django_delayq.logs import one_line
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import Selection, add_selection, number
 from django_delayq.management.output import Painted, local
 from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.operations.selection import is_key_in, names_of
 from django_delayq.policies import registry
 
@@ -71,6 +73,9 @@ class Command(ReportCommand):
             shown = [self._shown(row, names.get((row.content_type_id, row.object_id), "")) for row in rows]
             filled = [name for name in shown[0] if name in ALWAYS or any(row[name] for row in shown)]
             self.print((), self.table(filled, [[row[name] for name in filled] for row in shown]), options)
+            for each in obstacles(selected.rows.db, {row.policy for row in rows if row.is_waiting}, ()):
+                if each.policy:
+                    self.stdout.write(one_line(f"{each.policy} fires nothing now: {each.english()}"))
         else:
             self.stdout.write("No timeouts.")
         if len(found) > limit:

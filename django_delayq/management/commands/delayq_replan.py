@@ -8,13 +8,10 @@ from django.utils import translation
 from django_delayq.clock import plural
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import Count
-from django_delayq.lengths import length_text
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.monitoring.reports import MAX_READ
 from django_delayq.monitoring.whatif import sentences, what_if
-from django_delayq.operations import preview_delay
-from django_delayq.spans import Length
+from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(PolicyCommand):
@@ -37,24 +34,16 @@ class Command(PolicyCommand):
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
             options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
             options["declared"] = options["after"] is None
-        seen = preview_delay(policy, **self.parameters(options))
-        pending = Count(seen.pending, seen.is_capped)
-        overdue = "an unknown number" if seen.overdue is None else seen.overdue
-        change = f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}"
-        kept = f", and {seen.hand_set} set by hand, which stay" if seen.hand_set else ""
-        self.stdout.write(f"{change}; {pending} pending, of which {overdue} would be due at once{kept}")
-        past = what_if(policy, self.parameters(options)["after"], limit=MAX_READ)
+        given = self.parameters(options)
+        preview = OPERATIONS[self.name].preview(policy, **given)
+        past = what_if(policy, given["after"], limit=MAX_READ)
         with translation.override("en"):
-            for line in sentences(past) if past.rounds else ():
-                self.stdout.write(line)
+            said = [*preview.sentences(), *(sentences(past) if past.rounds else ())]
+        self.stdout.write("\n".join([f"{policy.label}:", *said]))
         if options["dry_run"]:
-            self.report(f"would {mode} {plural(pending, 'pending deadline')}", options)
+            self.report(f"would {mode} {plural(preview.changed, 'pending deadline')}", options)
             return
         if mode != "keep":
-            self.ask(mode, pending, options)
+            self.ask(mode, preview.changed, options)
         done = self.run_operation(policy, options)
         self.stdout.write(f"changed; {done.moved} moved, {done.unmoved} left unchanged")
-
-
-def _shown(delay: Length | None) -> str:
-    return "computed" if delay is None else length_text(delay)

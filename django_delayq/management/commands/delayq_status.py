@@ -129,8 +129,9 @@ def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
         return
     if policy.is_stopped:
         until = f" until {local(state.until)}" if state.until else ""
-        why = f": {state.reason}" if state.reason else ""
-        yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", "warning")
+        why = f": {state.reason.rstrip('.')}" if state.reason else ""
+        level: Any = "bad" if state.is_braked else "warning"
+        yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", level)
     if policy.failing.value:
         words = plural(policy.failing, "has failed, and is tried again", "have failed, and are tried again")
         yield Line("failing", f"{policy.label}: {words}", "warning")

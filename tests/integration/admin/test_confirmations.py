@@ -103,9 +103,9 @@ def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: lis
     answers[f"{other} preview"] = browser.post(other, later, headers={"accept-language": code})
     for address, answer in answers.items():
         assert answer.status_code == 200 and answer.headers["content-language"] == code
-        act, *choose_again, back = buttons(answer)
-        assert len(choose_again) == (1 if address.endswith("preview") else 0), address
-        assert ambiguities(act, *choose_again, back) == [], address
+        *acting, back = buttons(answer)  # without one that acts where nothing would change
+        assert not address.endswith("preview") or len(acting) == 2, address
+        assert not acting or ambiguities(*acting, back) == [], address
         assert ".." not in words(answer), "an abbreviation at the end of a sentence"
         for label in re.findall(r'(?s)<label for="id_[^>]*>(.*?)</label>', answer.content.decode()):
             assert label.endswith(translation.gettext(":")), "the colon of the language"
@@ -194,7 +194,7 @@ def test_where_a_deadline_follows_a_column_the_pages_that_move_it_say_so(
         (f"{reverse(SELECTED, args=['pause'])}?policy=testapp.order.pay", False),
         (f"{reverse(OPERATION, args=['cancel'])}?ids={ids}", False),
         (reverse(OPERATE, args=["testapp.order.pay", "hold"]), is_said),
-        (reverse(OPERATE, args=["testapp.order.pay", "resume"]), is_said),
+        (reverse(OPERATE, args=["testapp.order.pay", "resume"]), False),  # it is not on hold
         (reverse(OPERATE, args=["testapp.order.pay", "pause"]), False),
     ):
         assert (sentence in words(browser.get(address))) is has_sentence, address

@@ -33,7 +33,7 @@ def test_the_consequences_come_first_and_then_the_deadlines_move(admin_client: C
     rows = [*make(count=2), *make("dead")]
     Timeout.objects.filter(pk=rows[1].pk).update(due_at=timezone.now() + timedelta(hours=9))
     text = shown(admin_client.post(address("reschedule"), asked(rows, **MINUTES_90)))
-    assert "2 deadlines will change." in text and "1 of them would be due immediately." in text
+    assert "2 deadlines will change." in text and "1 is due and fires now." in text
     assert "1 of them will be left unchanged: dead: retry instead" in text
     assert 'name="confirmed"' in text and 'type="hidden" name="amount" value="90"' in text
     assert not any(row.history for row in Timeout.objects.all())

@@ -176,6 +176,7 @@ def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:
     [
         ([], "Which timeouts"),
         (["testapp.order"], "Which object"),
+        (["A-2026-0001"], "Did you mean --search A-2026-0001"),
         (["testapp.ordr", "1"], "no model"),
         (["testapp.order", "one"], "one is not a key of Order"),
         (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),

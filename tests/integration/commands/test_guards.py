@@ -83,7 +83,10 @@ def test_a_wrong_setting_is_refused_and_changes_nothing(do: Do, arguments: list[
 
 def test_a_dry_run_sets_no_guard(do: Do) -> None:
     report = do("delayq_shadow", REMIND, "on", "--dry-run").out
-    assert report.strip() == (f"{REMIND} (was off; 0 pending): would be changed (dry run: nothing was changed)")
+    assert (
+        report.strip()
+        == f"{REMIND} (was off; 0 pending): would be changed. 0 timeouts are pending. (dry run: nothing was changed)"
+    )
     assert policy_state(REMIND, "default").shadow == 0
 
 

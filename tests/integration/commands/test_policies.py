@@ -166,7 +166,8 @@ def test_a_delay_is_changed_with_a_preview(do: Do, mode: str, minutes: int) -> N
     (order,) = unpaid()
     arguments = ("delayq_replan", UNPAID, "--after", "45m", "--mode", mode)
     said = do(*arguments, "--dry-run").out
-    assert f"{UNPAID}: from 30 min to 45 min; 1 pending, of which 0 would be due at once" in said
+    numbers = "1 deadline stays." if mode == "keep" else "1 deadline will change.\nNone is due now."
+    assert f"{UNPAID}:\n{numbers}\nThe first: {order.pk}.\nDelay in force: 30 min.\nNew delay: 45 min." in said
     assert f"would {mode} 1 pending deadline (dry run: nothing was changed)" in said
     assert not PolicyChange.objects.exists()
     assert f"changed; {0 if mode == 'keep' else 1} moved" in do(*arguments, "--reason", "holidays").out

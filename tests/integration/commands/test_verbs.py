@@ -11,6 +11,7 @@ import pytest
 from django.core.management import CommandError
 from django.utils import timezone
 
+from django_delayq import operations
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import as_if, pending
@@ -256,3 +257,13 @@ def test_the_list_as_json_says_beside_it_that_there_is_more(do: Do) -> None:
     assert len(json.loads(output.out)) == 2
     assert output.err == "... and more: raise --limit, now 2, or select fewer\n"
     assert do("delayq_list", "--json", "--limit", "3").err == ""
+
+
+def test_a_list_states_why_its_timeouts_do_not_fire(do: Do) -> None:
+    some()
+    assert "fires nothing" not in do("delayq_list").out
+    operations.pause(REMIND, by="brake", reason="21 timeouts fired within 10 min; the brake allows 20.")
+    line = do("delayq_list").out.splitlines()[-1]
+    assert line.startswith(f"{REMIND} fires nothing now: Its policy is paused by its brake until")
+    assert "the brake allows 20." in line
+    assert "fires nothing" not in do("delayq_list", "--state", "fired").out

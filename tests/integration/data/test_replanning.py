@@ -195,12 +195,12 @@ def test_the_commands_replan_a_selection_and_a_policy(declare: Declare, capsys: 
     redeclared(declare, 45 * MINUTE)
     label = "testapp.purchase.pay"
     call_command("delayq_replan_timeout", policy=label, object=[str(first.pk)], dry_run=True)
-    assert "1 computed again (dry run" in capsys.readouterr().out
+    assert "1 computed again. 1 deadline will change." in capsys.readouterr().out
     call_command("delayq_replan_timeout", policy=label, object=[str(first.pk)])
     assert (due(first), due(second)) == ([45], [30])
     call_command("delayq_replan", label, mode="recompute")
     said = capsys.readouterr().out
-    assert "and 1 set by hand, which stay" in said and "1 moved, 2 left unchanged" in said
+    assert "1 other deadline was set by hand, and stays." in said and "1 moved, 2 left unchanged" in said
     assert (due(second), due(by_hand)) == ([45], [60])
     call_command("delayq_replan", label, "--mode=recompute", "--hand-set")
     assert due(by_hand) == [45]

@@ -179,8 +179,8 @@ def test_people_see_that_it_is_paused_and_its_deadline(
         done = api.post(f"/api/timeouts/{row.pk}/resume_timeout/", {"dry_run": True}, format="json").json()
         assert (done["changed"], done["due_at_once"]) == (True, True)
         address = reverse("admin:django_delayq_timeout_operate", args=["resume_timeout"])
-        page = admin_client.post(address, {"ids": row.pk, "reason": "over"}).content.decode()
-        assert "1 timeout will be resumed." in page and "1 of them would be due immediately." in page
+        page = admin_client.get(address, {"ids": row.pk}).content.decode()
+        assert "1 timeout will be resumed." in page and "1 is due and fires now." in page
         call_command("delayq_resume_timeout", f"--id={row.pk}", "--dry-run")
         assert "1 resumed, 1 of them due at once" in capsys.readouterr().out
         countdown = countdown_of(order, "answer")

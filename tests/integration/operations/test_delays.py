@@ -172,7 +172,7 @@ def test_a_preview_says_how_many_would_be_due_at_once() -> None:
 
 
 def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.operations.policies.MAX_COUNT", 2)
+    monkeypatch.setattr("django_delayq.operations.previews.MAX_COUNT", 2)
     for _ in range(3):
         unpaid()
     seen = preview_delay(UNPAID, MINUTE)

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_delayq import schedule_timeouts
 from django_delayq.clock import database_now
 from django_delayq.models import Timeout, UnfinishedRun
-from django_delayq.operations import change_deadline, postpone, refire, runs
+from django_delayq.operations import change_deadline, postpone, refire, runner
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,7 +86,7 @@ def test_another_duration_and_another_selection_are_other_operations() -> None:
 def test_on_another_day_it_is_done_to_all() -> None:
     with pytest.raises(Interrupted):
         later(progress=interrupt)
-    UnfinishedRun.objects.update(touched_at=database_now("default") - runs.FORGOTTEN_AFTER - HOUR)
+    UnfinishedRun.objects.update(touched_at=database_now("default") - runner.FORGOTTEN_AFTER - HOUR)
     result = later()
     assert (result.changed, result.continued) == (1200, 0)
 
@@ -96,7 +96,7 @@ def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeyp
         raise ValueError("broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr(runs, "_save", fail)
+        broken.setattr(runner, "_save", fail)
         with pytest.raises(ValueError, match="broken"):
             later()
     assert deadlines() == {deadline: 1200}

@@ -1,0 +1,141 @@
+"""The table of docs/monitoring.md: what burns is shown by the doctor, and in the other places of the table."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import strip_tags
+
+import django_delayq as dq
+from django_delayq import Brake, operations
+from django_delayq.contrib.prometheus import Gauges
+from django_delayq.models import Timeout
+from django_delayq.monitoring.doctor import examine
+from django_delayq.redis_clients import forget_engine
+from tests.docs.pages import ROOT, code, read
+from tests.integration.commands.conftest import a_worker
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, due_orders
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+TABLE = list(read(ROOT / "docs" / "monitoring.md").table("what burns", "doctor"))
+HOURS = timedelta(hours=2)
+
+
+def run_worker(until: Callable[[], bool], what: str) -> None:
+    worker = RunningWorker(concurrency=1)
+    try:
+        wait_until(until, what)
+    finally:
+        worker.stop()
+
+
+class Burning:
+    """Make a thing burn, each in its own way."""
+
+    def __init__(self, declare: Any, settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+        self.declare, self.settings, self.caplog = declare, settings, caplog
+
+    def events(self) -> set[str]:
+        return {getattr(record, "event", "") for record in self.caplog.records}
+
+    def a_brake_has_stopped_a_policy(self) -> None:
+        policy = self.declare(Order, name="braked", brake=Brake(1, per=timedelta(minutes=10)))
+        due_orders(policy, 5)
+        run_worker(lambda: "policy_paused" in self.events(), "the brake stops it")
+        a_worker()
+
+    def a_policy_is_stopped_without_an_end_and_its_timeouts_wait(self) -> None:
+        due_orders("remind")
+        Timeout.objects.update(
+            due_at=timezone.now() - HOURS, run_at=timezone.now() - HOURS, created_at=timezone.now() - HOURS
+        )
+        operations.pause("testapp.order.remind", by="admin:eve")
+        a_worker()
+
+    def redis_is_away(self) -> None:
+        self.settings.DELAYQ = {**self.settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+        forget_engine()
+        due_orders("remind")
+        run_worker(lambda: Timeout.objects.get().state == "fired", "it fires without Redis")
+        a_worker()
+
+    def handlers_fail(self) -> None:
+        def handle(order: Any, timeout: Any) -> None:
+            raise RuntimeError("no answer")
+
+        policy = self.declare(Order, handle, name="failing", retry=dq.Retry([0, 0, 3600]))
+        due_orders(policy)
+        run_worker(lambda: Timeout.objects.get().attempts == 3, "three attempts have failed")
+        a_worker()
+
+    def timeouts_are_overdue(self) -> None:
+        due_orders("remind")
+        Timeout.objects.update(
+            due_at=timezone.now() - HOURS, run_at=timezone.now() - HOURS, created_at=timezone.now() - HOURS
+        )
+        a_worker()
+
+    def no_worker_is_running(self) -> None:
+        due_orders("remind")
+
+    def the_clock_was_advanced(self) -> None:
+        self.settings.DELAYQ = {**self.settings.DELAYQ, "INSTALLATION": "staging", "PRODUCTION": "production"}
+        operations.advance_clock(HOURS, actor="cli:eve")
+        a_worker()
+
+    def workers_of_two_releases_run(self) -> None:
+        a_worker(version="0.1.0")
+        a_worker(version="0.2.0")
+
+
+@pytest.fixture
+def burning(declare: Any, settings: Settings, caplog: pytest.LogCaptureFixture, redis_url: str) -> Iterator[Burning]:
+    caplog.set_level("INFO", "django_delayq")
+    yield Burning(declare, settings, caplog)
+    forget_engine()
+
+
+def text_of(client: Client, name: str) -> str:
+    return html.unescape(strip_tags(client.get(reverse(f"admin:django_delayq_{name}_changelist")).content.decode()))
+
+
+def test_the_table_names_everything_that_a_pager_must_know() -> None:
+    named = {re.sub(r"\W+", "_", row[0].lower()).strip("_") for row in TABLE}
+    assert named == {name for name in vars(Burning) if not name.startswith("_") and name != "events"}
+    assert all(code(row[1]) for row in TABLE), "the doctor knows all of it"
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
+def test_what_burns_is_shown_where_the_table_says_so(row: list[str], burning: Burning, admin_client: Client) -> None:
+    what, doctor, status, admin, metrics, log = row
+    getattr(burning, re.sub(r"\W+", "_", what.lower()).strip("_"))()
+    level, (finding,) = doctor.split()[0], code(doctor)
+    found = {(finding.id, type(finding).__name__.lower()) for finding in examine()}
+    assert (finding, level) in found, found
+    out = io.StringIO()
+    call_command("delayq_status", stdout=out)
+    for words in code(status):
+        assert words in out.getvalue()
+    pages = " ".join(" ".join(text_of(admin_client, name) for name in ("policycontrol", "timeout")).split())
+    for words in code(admin):
+        assert words in pages
+    samples = {(sample.name, sample.value) for family in Gauges().collect() for sample in family.samples}
+    for name in code(metrics):
+        expected = {number for number in (0, 1) if f"{name}` is {number}" in metrics}
+        assert any(each == name and (value in expected if expected else value > 0) for each, value in samples), samples
+    assert set(code(log)) <= burning.events()

@@ -1,0 +1,181 @@
+"""Each confirmation names how many timeouts change, how many fire at once, the first of them, and nothing else."""
+
+from __future__ import annotations
+
+import html
+import io
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+from django.urls import include, path, reverse
+from django.utils import timezone
+from django.utils.html import strip_tags
+from rest_framework.test import APIClient
+
+import django_delayq as dq
+from django_delayq import Brake, operations
+from django_delayq.models import PolicyControl, Timeout
+from django_delayq.operations.previews import DEADLINES_CHANGE
+from django_delayq.operations.registry import (
+    NOT_MOVING,
+    OPERATIONS,
+    POLICY_OPERATIONS,
+    TIMEOUT_OPERATIONS,
+    Operation,
+)
+from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.integration.operations.test_contract import (
+    COMMANDS,
+    GOOD,
+    HOUR,
+    UNPAID,
+    each_example,
+    each_operation,
+    ready,
+    target_of,
+)
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
+__all__ = ["ready"]
+
+POLICY = "testapp.order.braked"
+OPERATE = "admin:django_delayq_policycontrol_operate"
+DUE = "25 are due and fire now. The first: A-00, A-01, A-02."
+AGAIN = "The brake of testapp.order.braked allows 20 in 10 min: it will stop it again. Change it first."
+
+
+def due_now() -> int:
+    return Timeout.objects.filter(state="pending", run_at__lte=timezone.now()).count()
+
+
+def words(client: Any, address: str, sent: Any = None) -> str:
+    answer = client.get(address) if sent is None else client.post(address, sent)
+    return " ".join(html.unescape(strip_tags(answer.content.decode().replace("<li", " <li"))).split())
+
+
+def dry_run(operation: Operation, *given: str) -> str:
+    out = io.StringIO()
+    call_command(f"delayq_{COMMANDS.get(operation.name, operation.name)}", *given, "--dry-run", stdout=out)
+    return out.getvalue()
+
+
+@each_example
+@pytest.mark.usefixtures("ready")
+def test_a_preview_has_the_numbers_of_what_then_happens(operation: Operation, values: dict[str, Any]) -> None:
+    rows, target = list(Timeout.objects.values("pk", "due_at")), target_of(operation)
+    preview, before = operation.preview(target, **values), due_now()
+    operation.call(target, by=BY, **values)
+    if operation.name in TIMEOUT_OPERATIONS:
+        assert preview.changed.value == 1 and preview.names()
+    elif preview.will is DEADLINES_CHANGE:
+        moved = [row for row in rows if Timeout.objects.get(pk=row["pk"]).due_at != row["due_at"]]
+        assert preview.changed.value == len(moved)
+    assert (preview.due.value if preview.due else 0) == due_now() - (before if not preview.due else 0)
+
+
+@each_operation
+@pytest.mark.usefixtures("ready")
+def test_each_edge_shows_the_sentences_of_the_preview(operation: Operation, admin_client: Client) -> None:
+    values = {name: value for name, value in GOOD[operation.name][-1].items() if operation.has_preview}
+    target = target_of(operation)
+    if operation.name not in TIMEOUT_OPERATIONS:
+        address, given = reverse(OPERATE, args=[UNPAID, operation.name]), [UNPAID]
+    else:
+        address, given = reverse("admin:django_delayq_timeout_operate", args=[operation.name]), [f"--id={target.pk}"]
+    if operation.name == "delay":
+        sent: Any = {"amount": 1, "unit": "hours", "mode": "recompute", "hand_set": "on", "reason": "x"}
+        given += ["--after=1h", "--mode=recompute", "--hand-set"]
+    elif operation.has_preview:
+        at = timezone.localtime() + 24 * HOUR
+        sent = {"ids": target.pk, "reason": "x", "at": at.strftime("%Y-%m-%dT%H:%M"), "hand_set": "on"}
+        given += (
+            ["--hand-set"] if operation.name == "replan" else [f"--{'at' if operation.name == 'refire' else 'to'}=1d"]
+        )
+        values = {"hand_set": True} if operation.name == "replan" else {"at": at}
+    else:
+        sent = None
+        address += f"?ids={target.pk}" if operation.name in TIMEOUT_OPERATIONS else ""
+        given += {"late": ["6h"], "brake": ["5", "--per=1h"], "shadow": ["--share=10"]}.get(operation.name, [])
+    said = " ".join(operation.preview(target, **values).sentences())
+    assert said
+    page, line = words(admin_client, address, sent), " ".join(dry_run(operation, *given).split())
+    assert said in page, operation.name
+    assert said in line, operation.name
+
+
+@pytest.fixture
+def braked(declare: Any) -> None:
+    """Twenty-five due timeouts of a policy that its brake has paused, which allows twenty in ten minutes."""
+    brake = Brake(20, per=timedelta(minutes=10))
+    policy = declare(Order, name="braked", since="created_at", after=timedelta(minutes=1), search="note", brake=brake)
+    orders = [Order.objects.create(status="new", note=f"A-{number:02}") for number in range(25)]
+    dq.schedule_timeouts(orders, policy, at=timezone.now() - HOUR)
+    for number, order in enumerate(orders):
+        at = timezone.now() - HOUR + timedelta(seconds=number)
+        Timeout.objects.filter(object_id=order.pk).update(due_at=at, run_at=at)
+    operations.pause(policy, by="brake", reason="21 timeouts fired within 10 min; the brake allows 20.")
+
+
+@pytest.mark.usefixtures("braked")
+def test_resuming_after_a_brake_says_what_fires_and_that_it_will_stop_again(admin_client: Client) -> None:
+    address, brake = (reverse(OPERATE, args=[POLICY, name]) for name in ("resume", "brake"))
+    page, text = admin_client.get(address).content.decode(), words(admin_client, address)
+    assert f"{DUE} {AGAIN}" in text
+    assert f'href="{brake}"' in page
+    for foreign in ("Move deadlines", "created_at", "hold"):
+        assert foreign not in text
+    line = dry_run(OPERATIONS["resume"], POLICY)
+    assert f"{DUE} {AGAIN}" in line and ".;" not in line
+    shown = APIClient()
+    shown.force_login(admin_client.get("/admin/").wsgi_request.user)
+    preview = shown.get(f"/api/policies/{POLICY}/").data["preview"]
+    keys = ", ".join(str(order.pk) for order in Order.objects.order_by("note")[:3])
+    assert preview == {"due": 25, "text": f"{DUE.replace('A-00, A-01, A-02', keys)} {AGAIN}"}
+    operations.resume(POLICY, by=BY)
+    assert shown.get(f"/api/policies/{POLICY}/").data["preview"] is None
+
+
+@pytest.mark.usefixtures("braked")
+def test_what_a_hold_or_a_limit_of_lateness_keeps_from_firing_is_not_said_to_fire(declare: Any) -> None:
+    PolicyControl.objects.update(stop="held", stopped_at=timezone.now() - 2 * HOUR)
+    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR, restarted_at=None)
+    resume = OPERATIONS["resume"]
+    assert resume.preview(POLICY).sentences() == [
+        "25 deadlines will change.", "None is due now.", "If deadlines are not moved, 25 fire.",
+    ]  # fmt: skip
+    assert resume.preview(POLICY, shift=False).due == (25, False)
+    PolicyControl.objects.update(stop="paused")
+    operations.late(POLICY, after=HOUR / 2, by=BY)
+    assert resume.preview(POLICY).sentences() == ["None is due now.", "25 are too late, and become: skipped"]
+
+
+@each_operation
+@pytest.mark.usefixtures("controls_are_read_again")
+def test_what_would_change_nothing_is_not_offered(operation: Operation, admin_client: Client) -> None:
+    at, sent = (timezone.localtime() + 24 * HOUR).strftime("%Y-%m-%dT%H:%M"), None
+    if operation.name in POLICY_OPERATIONS:
+        if operation.states >= NOT_MOVING:
+            pytest.skip("it is possible in each state")
+        address = reverse(OPERATE, args=[UNPAID, operation.name])
+        operations.hold(UNPAID, by=BY)  # which may not be paused
+        if operation.name == "resume":
+            operations.resume(UNPAID, by=BY)
+    else:
+        address = reverse("admin:django_delayq_timeout_operate", args=[operation.name])
+        row = (
+            pending(Order.objects.create())
+            if operation.states.isdisjoint({"pending"})
+            else dead(Order.objects.create())
+        )
+        if operation.name == "cancel":
+            as_if(row, "fired", "due")
+        sent = {"ids": row.pk, "reason": "x", "at": at} if operation.has_preview else None
+        address += "" if sent else f"?ids={row.pk}"
+    answer = admin_client.get(address) if sent is None else admin_client.post(address, sent)
+    assert answer.status_code == 200 and "Consequences" in words(admin_client, address, sent)
+    assert 'name="confirmed"' not in answer.content.decode()
