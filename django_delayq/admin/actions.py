@@ -388,7 +388,6 @@ class PoliciesOperationView(PolicyOperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
-        self.button = self.operation.button_for(len(shown))
         own = {**self.around(), "policies": shown}
         if self.operation.name in MOVING and self.operation.parameters:
             own["expected"] = render.followed_columns(state.policy for state in self.states)
@@ -399,8 +398,10 @@ class PoliciesOperationView(PolicyOperationView):
         return OperationView.get_context_data(self, **own, **kwargs)
 
     def previews(self, **arguments: Any) -> dict[str, Preview]:
-        """Return the preview of each policy."""
-        return {state.label: self.operation.preview(state.policy) for state in self.states}
+        """Return the preview of each policy to which it can be done, and have the button name their number."""
+        fitting = [state for state in self.states if self.operation.fits(state)]
+        self.button, self.is_offered = self.operation.button_for(len(fitting)), bool(fitting)
+        return {state.label: self.operation.preview(state.policy) for state in fitting}
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
         """Change each policy. What refuses, or is stopped for longer, keeps its state, and a message names it."""

@@ -238,7 +238,7 @@ def test_steps_run_in_order_at_their_part_of_the_time(declare: Declare) -> None:
         ({"INSTALLATION": "production", "PRODUCTION": "production"}, True, "which DELAYQ..PRODUCTION.. names"),
         ({"INSTALLATION": None, "PRODUCTION": "production"}, False, "INSTALLATION.. is not set"),
         ({"INSTALLATION": "staging", "PRODUCTION": None}, False, "PRODUCTION.. is not set"),
-        ({"INSTALLATION": None, "PRODUCTION": None}, False, "INSTALLATION... and DELAYQ..PRODUCTION... are not set"),
+        ({"INSTALLATION": None, "PRODUCTION": None}, False, "INSTALLATION.. and DELAYQ..PRODUCTION.. are not set"),
         ({"INSTALLATION": None, "PRODUCTION": None}, True, ""),
         ({"INSTALLATION": "staging", "PRODUCTION": "production"}, False, ""),
     ],
