@@ -221,7 +221,7 @@ class Timeout(models.Model):
     held_when = models.BooleanField(default=False, editable=False)
     """`hold_when` held for its object when it was compared last, beside a hold by hand: its clock stays stopped."""
     stops: Field[Any, Any] = models.JSONField(null=True, default=None, editable=False)
-    """When its clock was stopped in this round, oldest first: see `ledger.holding.with_stop`. Its deadline is what its
+    """When its clock was stopped in this round, oldest first: see `history.with_stop`. Its deadline is what its
     policy computes, moved by these, so that another calendar measures them again."""
     keeps_deadline = models.BooleanField(default=False, editable=False)
     """Of a row that is held by hand: it is paused, its clock runs, and its deadline stays where it is. `remaining` is

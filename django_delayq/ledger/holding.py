@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.ledger.columns import RUNNING_CLOCK, far
-from django_delayq.ledger.history import MAX_EVENTS, clipped, iso, moment, record
+from django_delayq.ledger.history import clipped, record, with_stop
 from django_delayq.ledger.outbox import push_rows
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.planned import set_next
@@ -24,25 +24,6 @@ if TYPE_CHECKING:
 _WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history", "step", "steps_over")
 _WRITTEN += ("due_at", "ready_at", "asked_due_at")
 _RESUMED = (*_WRITTEN, "restarted_at", "stops")
-
-
-def with_stop(stops: Any, begin: datetime, end: datetime) -> Any:
-    """Return the stops of a round, as its column has them, with one more, which ended last.
-
-    Beyond `MAX_EVENTS`, two become one: those with the least time between them, so that no deadline becomes earlier.
-    """
-    if end <= begin:
-        return stops
-    longer = [*(stops or ()), [iso(begin), iso(end)]]
-    if len(longer) > MAX_EVENTS:
-        at = min(range(1, len(longer)), key=lambda n: moment(longer[n][0]) - moment(longer[n - 1][1]))
-        longer[at - 1 : at + 1] = [[longer[at - 1][0], longer[at][1]]]
-    return longer
-
-
-def stops_of(stops: Any) -> list[tuple[datetime, datetime]]:
-    """Return begin and end of each of the stops that a column has."""
-    return [(moment(begin), moment(end)) for begin, end in stops or ()]
 
 
 def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:

@@ -17,7 +17,7 @@ from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.clock import database_now, within_calendar
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import PolicyState, policy_state
-from django_delayq.ledger.holding import stops_of
+from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.planned import acts_at
 from django_delayq.ledger.rollups import read_settled
 from django_delayq.ledger.routing import database_of

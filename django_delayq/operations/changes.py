@@ -27,8 +27,7 @@ from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped
-from django_delayq.ledger.holding import with_stop
+from django_delayq.ledger.history import clipped, with_stop
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.planned import waits_longer
 from django_delayq.ledger.routing import database_of

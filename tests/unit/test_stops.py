@@ -13,8 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from django_delayq.calendars import WorkingHours
-from django_delayq.ledger.history import MAX_EVENTS
-from django_delayq.ledger.holding import stops_of, with_stop
+from django_delayq.ledger.history import MAX_EVENTS, stops_of, with_stop
 from django_delayq.lengths import OwnTime, end_of
 from django_delayq.spans import Length, Wall, Working
 from tests.support.examples import examples
