@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+from collections.abc import Iterable
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.utils import timezone
@@ -72,44 +74,60 @@ def end_of(length: Length, since: datetime | date, obj: Any) -> datetime | None:
     return clock.within_calendar(found)
 
 
-def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
-    """Return the time from `start` to `end` that `length` counts, negative if `end` is before `start`.
+class OwnTime(NamedTuple):
+    """The time in which the deadline of one object counts: open hours of the calendar of a span, else real time."""
 
-    That is the open time of its calendar, and real time for a length without one.
-    """
-    begin, finish, calendar = in_utc(start), in_utc(end), _calendar_of(length, obj)
-    return finish - begin if calendar is None else timedelta(seconds=calendar.between(begin, finish))
+    length: Length | None
+    """None: real time."""
+    obj: Any = None
+    has_grace: bool = False
+    """The handler acts later than at the deadline, so that a deadline which has passed still counts."""
 
+    def elapsed(self, start: datetime, end: datetime) -> timedelta:
+        """Return how much of it lies between two datetimes; negative if `end` is earlier."""
+        calendar = self._calendar()
+        if calendar is None:
+            return in_utc(end) - in_utc(start)
+        return timedelta(seconds=calendar.between(in_utc(start), in_utc(end)))
 
-def forward(length: Length, start: datetime, by: timedelta, obj: Any) -> datetime:
-    """Return when `length` has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
+    def forward(self, start: datetime, by: timedelta) -> datetime:
+        """Return when it has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
 
-    Raises:
-        InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
-    """
-    if by <= timedelta(0):
-        return start
-    found, calendar = clock.shifted(start, by), _calendar_of(length, obj)
-    if calendar is None:
-        return found
-    try:
-        found = calendar.add(in_utc(start), by.total_seconds())
-    except OverflowError:
-        found = datetime(MAXYEAR, 1, 1, tzinfo=UTC)
-    return clock.shifted(fitting_end(found), timedelta(0))
+        Without a length it is at the latest the last supported datetime.
 
+        Raises:
+            InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
+        """
+        if by <= timedelta(0):
+            return start
+        if self.length is None:
+            return clock.within_calendar(start, by) or clock.latest_start(timedelta.resolution)
+        found, calendar = clock.shifted(start, by), self._calendar()
+        if calendar is None:
+            return found
+        try:
+            found = calendar.add(in_utc(start), by.total_seconds())
+        except OverflowError:
+            found = datetime(MAXYEAR, 1, 1, tzinfo=UTC)
+        return clock.shifted(fitting_end(found), timedelta(0))
 
-def after_stop(length: Length | None, due_at: datetime, begin: datetime, end: datetime, obj: Any) -> datetime:
-    """Return the deadline `due_at` if its clock was stopped from `begin` to `end`.
+    def after_stop(self, due_at: datetime, stopped_at: datetime, resumed_at: datetime) -> datetime:
+        """Return what becomes of the deadline `due_at` if its clock is stopped between two datetimes.
 
-    The rest counts on from `end` in the own time of `length`, so that a night adds nothing to working hours. None: real
-    time, as for a deadline that had passed at `begin`. Raises InvalidDelay, see `forward`.
-    """
-    if end <= begin:
-        return due_at
-    if length is None or due_at <= begin:
-        return clock.shifted(due_at, end - begin)
-    return forward(length, end, elapsed(length, begin, due_at, obj), obj)
+        It moves by how much of this time that was, counted from the deadline itself. So a night or a weekend does not
+        move working hours, and no deadline becomes earlier. One that has passed is due when the clock runs again, but
+        with a grace, it stays as long ago as it was. Raises InvalidDelay: see `forward`.
+        """
+        moved = self.forward(due_at, self.elapsed(stopped_at, resumed_at))
+        return moved if moved == due_at or (self.has_grace and due_at < stopped_at) else max(moved, resumed_at)
+
+    def after_stops(self, due_at: datetime, stops: Iterable[tuple[datetime, datetime]]) -> datetime:
+        """Return what becomes of `due_at` by several stops, the oldest first: see `after_stop`."""
+        return functools.reduce(lambda found, stop: self.after_stop(found, *stop), stops, due_at)
+
+    def _calendar(self) -> Calendar | None:
+        calendar_of = getattr(self.length, "calendar_of", None)
+        return None if calendar_of is None else calendar_of(self.obj)
 
 
 def resized(length: Length, to: timedelta, *, strict: bool = False) -> Length:
@@ -184,7 +202,3 @@ def delay_text(length: Length, since: str) -> str:
     if not amount:
         return f"{since} {rest}"
     return f"{amount}{'' if amount.endswith('before') else ' after'} {since}{rest}"
-
-
-def _calendar_of(length: Length, obj: Any) -> Calendar | None:
-    return length.calendar_of(obj) if hasattr(length, "calendar_of") else None

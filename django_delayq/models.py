@@ -208,7 +208,7 @@ class Timeout(models.Model):
         _("rest of its time"), null=True, blank=True, default=None
     )
     """Of a row that is held, or was when it was cancelled: how long its deadline is ahead when its clock runs again.
-    Negative if its clock was stopped within the grace of its policy."""
+    Negative if its clock was stopped within the grace of its policy. Only displayed: see `arming.holding`."""
     held_at: Field[datetime | None, datetime | None] = models.DateTimeField(
         _("on hold since"), null=True, blank=True, default=None
     )
@@ -218,6 +218,11 @@ class Timeout(models.Model):
     """When a hold by hand ends by itself."""
     held_by_hand = models.BooleanField(_("on hold by hand"), default=False)
     """Only `resume_timeout` or `held_until` ends it, also if the condition `hold_when` does not hold."""
+    held_when = models.BooleanField(default=False, editable=False)
+    """`hold_when` held for its object when it was compared last, beside a hold by hand: its clock stays stopped."""
+    stops: Field[Any, Any] = models.JSONField(null=True, default=None, editable=False)
+    """When its clock was stopped in this round, oldest first: see `history.with_stop`. Its deadline is what its
+    policy computes, moved by these, so that another calendar measures them again."""
     keeps_deadline = models.BooleanField(default=False, editable=False)
     """Of a row that is held by hand: it is paused, its clock runs, and its deadline stays where it is. `remaining` is
     how much later than the deadline its next attempt is."""

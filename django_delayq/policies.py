@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
@@ -16,6 +17,7 @@ from django_delayq.calendars import Calendar, is_calendar
 from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
 from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
 from django_delayq.lengths import (
+    OwnTime,
     as_length,
     end_of,
     is_negative,
@@ -271,17 +273,16 @@ class TimeoutPolicy(HasPlan, Generic[M]):
             length = None if found is None else as_length(found, f"after of {self.label}")
         return length if length is None or in_force is None else resized(length, in_force)
 
-    def length_in_use(self, obj: M | None, in_force: timedelta | None = None) -> Length | None:
-        """Return the delay by whose own time the clock of a timeout runs; None: real time.
+    def own_time(self, obj: Any, in_force: timedelta | None = None) -> OwnTime:
+        """Return the time by which the clock of a timeout runs. `obj`: its object, or the values that `after` reads.
 
-        As `length_of`, but also for a timeout whose object is gone, or for which `after` raises.
+        That of `length_of`; real time also for a timeout whose object is gone, or for which `after` raises.
         """
-        if obj is None and self.needs_object:
-            return None
-        try:
-            return self.length_of(obj, in_force)
-        except Exception:  # noqa: BLE001 - `after` of the application: the clock runs on in real time
-            return None
+        length = None
+        if obj is not None or not self.needs_object:
+            with suppress(Exception):  # `after` of the application: the clock runs on in real time
+                length = self.length_of(obj, in_force)
+        return OwnTime(length, obj, self.grace is not None)
 
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
         """Return the deadline of the round that began at `since_at`; None: there is none.

@@ -12,7 +12,6 @@ from django.db import transaction
 from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Changes, Round
-from django_delayq.arming.holding import OwnTime
 from django_delayq.backoff import LogInterval
 from django_delayq.clock import database_now
 from django_delayq.ledger import paging, writing
@@ -21,6 +20,7 @@ from django_delayq.ledger.history import record
 from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Timeout
@@ -55,7 +55,10 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         for row, each in restarted:
             row.terms = each.terms
         writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], using)
-        if stopped := [(row, each.rest) for row, each in restarted if each.rest is not None]:
+        stopped = [(row, each.rest) for row, each in restarted if each.rest is not None]
+        for row, _ in stopped:
+            row.held_at = changes.move[row.pk].held_at
+        if stopped:
             hold_rows(stopped, using, at=clock.now(), by="save")
     moved += _recompute(changes.recompute, using)
     held, resumed = _set_clocks(changes, ran, using)
@@ -108,13 +111,13 @@ def _warn_of_rearmed(row: Timeout) -> None:
 def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
     """Give waiting rows whose data has changed their new deadlines; return the rows.
 
-    By how much a hold or a stopped clock had moved the former deadline, the new one is moved, too.
+    What has stopped their clocks in this round moves the new deadlines, too.
     """
     rows, moves = Timeout.objects.using(using), []
     for ids in chunks(list(rounds)):
         for row in lock_in_slot_order(rows.filter(pk__in=ids, slot_taken=1, terms__isnull=False), using):
             each = rounds[row.pk]
-            time = OwnTime.for_data(each.state.policy, each.data, each.state.after)
+            time = each.state.policy.own_time(each.data, each.state.after)
             plan = holding.plan_of(row, each.due_at, each.terms, time)
             holding.follow(row, plan)
             row.asked_due_at = None if plan.due_at == plan.computed else plan.computed
@@ -133,25 +136,33 @@ def _new_row(each: Round, using: str) -> Timeout:
             row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
-        row.restarted_at = each.kept.restarted_at
+        row.restarted_at, row.stops = each.kept.restarted_at, each.kept.stops
     if each.rest is not None:
-        row.run_at, row.remaining, row.held_at = far(), each.rest, row.created_at
+        row.run_at, row.remaining, row.held_at = far(), each.rest, each.held_at
         record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())
     return row
 
 
 def _set_clocks(changes: Changes, ran: Sequence[Timeout], using: str) -> tuple[list[Timeout], list[Timeout]]:
-    """Stop clocks, also of the rows `ran`, and let others run; return the rows of both."""
+    """Stop clocks, also of the rows `ran`, and let others run; return the rows of both.
+
+    A hold by hand that has reached its end ends first. Of one that lasts, note whether the condition holds beside it.
+    """
     if not (changes.hold or changes.resume or ran):
         return [], []
     ids, rows = [*changes.hold, *changes.resume], Timeout.objects.using(using)
     locked = [
         row for chunk in chunks(ids) for row in lock_in_slot_order(rows.filter(pk__in=chunk, slot_taken=1), using)
     ]
-    now = database_now(using)
+    now, ended = database_now(using), holding.end_passed(locked, using)
+    if noted := [row for row in locked if row.held_by_hand]:
+        for row in noted:
+            row.held_when = row.pk in changes.hold
+        update_each(noted, ("held_when",), using, (State.HELD,))
     running = [*ran, *(row for row in locked if row.pk in changes.hold and row.state == State.PENDING)]
     stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]
-    return holding.hold(running, using, now, by="save"), holding.resume(stopped, using, now, by="save")
+    resumed = [*ended, *holding.resume(stopped, using, now, by="save")]
+    return holding.hold(running, using, now, by="save"), resumed
 
 
 def _cancel(cancel: dict[int, tuple[RowState, Timeout.Cause]], using: str) -> None:

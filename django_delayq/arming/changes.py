@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from django.db import DataError
 from django.db import Error as DatabaseError
 
+from django_delayq import clock
 from django_delayq.clock import plural
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.history import message_of
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
     from django_delayq.policies import TimeoutPolicy
 
-HELD_BY_CONDITION = 1
-"""What `held_how` returns for a row that is not also held by hand."""
 RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
@@ -36,7 +35,8 @@ KEPT_COLUMNS: tuple[str, ...] = (
     "is_due_by_request",
     "own_key",
 )
-KEPT_COLUMNS += ("remaining", "restarted_at", "terms", "computed_due_at", "keeps_deadline", "is_guarded", "steps_over")
+KEPT_COLUMNS += ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "stops")
+KEPT_COLUMNS += ("remaining", "keeps_deadline", "held_at", "held_until", "held_when", "settled_at")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -50,10 +50,12 @@ class RoundMemory(NamedTuple):
     """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
-    rest: timedelta | None = None
-    """The rest of its time, if it was held; it continues with that. None: its clock was running."""
+    stopped_at: datetime | None = None
+    """Since when its clock was stopped, and has been since; None: it was running."""
+    resumed_at: datetime | None = None
+    """When it began to run again although it was held: its hold by hand had an end, which no worker has noticed."""
     restarted_at: datetime | None = None
-    """When its deadline was last set independently of the former one. If it was held: now, when its rest begins."""
+    """When its deadline was last set independently of the former one. If it was held: when its clock runs again."""
     terms: str | None = None
     """With which values its deadline was computed; None: it was set by hand."""
     computed_due_at: datetime | None = None
@@ -61,15 +63,20 @@ class RoundMemory(NamedTuple):
     """A guard has ended it."""
     steps_over: str = ""
     """Its steps that ran, or were passed: they do not run again."""
+    stops: Any = None
+    """When its clock was stopped before."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
         """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
         due_at = None if row["is_due_by_request"] else row["due_at"]
         held_until = row["hold_ended_at"] or row["created_at"]
-        rest = None if row["keeps_deadline"] else row["remaining"]
-        more = (rest, row["restarted_at"], row["terms"], row["computed_due_at"], row["is_guarded"], row["steps_over"])
-        return cls(due_at, row["first_due_at"], row["extensions"], held_until, row["own_key"], *more)
+        stopped_at = None if row["keeps_deadline"] or row["remaining"] is None else row["held_at"]
+        ended_at = row["held_until"] if stopped_at and not row["held_when"] else None
+        resumed_at = ended_at if ended_at is not None and ended_at <= row["settled_at"] else None
+        names = ("first_due_at", "extensions", "restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over")
+        kept = {name: row[name] for name in (*names, "stops")} | {"key": row["own_key"], "stopped_at": stopped_at}
+        return cls(due_at, held_until=held_until, resumed_at=resumed_at, **kept)
 
 
 class Round(NamedTuple):
@@ -88,6 +95,11 @@ class Round(NamedTuple):
     def terms(self) -> str:
         """Return with what values its deadline was computed."""
         return terms_now(self.state, self.since_at, self.data)
+
+    @property
+    def held_at(self) -> datetime:
+        """Return since when its clock is stopped, if it is: since the beginning, if it is a new round."""
+        return (self.kept and self.kept.stopped_at) or min(self.since_at, clock.now())
 
 
 def terms_now(state: RowState, since_at: datetime, data: Any) -> str:
@@ -133,10 +145,8 @@ class Changes:
 
     def set_clock(self, state: RowState, row_id: int, held: int) -> None:
         """Stop the clock of a waiting round, or let it run, if it must be otherwise. `held`: see `held_how`."""
-        if state.on_hold and not held:
-            self.hold[row_id] = state
-        elif state.on_hold is not None and not state.on_hold and held == HELD_BY_CONDITION:
-            self.resume[row_id] = state
+        if state.on_hold is not None and state.on_hold != bool(held & 1):
+            (self.hold if state.on_hold else self.resume)[row_id] = state
 
 
 @dataclass(slots=True)

@@ -1,16 +1,19 @@
-"""Stop the clock of a timeout, and let it run again: the rest of its time, and the deadline that follows from it.
+"""Stop the clock of a timeout, and let it run again: since when it is stopped, and the deadline that follows from it.
 
 A row is held while the condition `hold_when` of its policy holds, or a hold by hand lasts, which only `resume_timeout`
-or its end ends. Its `remaining` counts in its policy's own time: open hours for a span with a calendar, else real time.
+or its end ends. It keeps its deadline, `due_at`, and `held_at`. When its clock runs again, `OwnTime.after_stop` moves
+the deadline by what was stopped of its policy's own time: open hours for a span with a calendar, else real time. Each
+stop is kept in `stops`, so that a deadline that is computed again is moved by the same. `remaining` is only displayed.
 
-| event | the rest of its time, or its deadline |
+| event | since when its clock is stopped, or its deadline |
 | --- | --- |
-| its clock is stopped | from now to the deadline, or to the next attempt if it waits for a retry or a snooze |
-| it is armed while `hold_when` holds | all of it: from `since` to the deadline |
+| its clock is stopped | since now, or since its policy is on hold; a retry or a snooze then waits as much longer |
+| it is armed while `hold_when` holds | since the beginning, `since` |
 | it is paused by hand | its deadline stays where it is, and it fires when it is resumed, if that has passed |
-| its deadline had passed, also unnoticed | nothing: it fires when its clock runs |
-| its clock runs again | the deadline is now plus the rest |
-| `when` stops holding | the cancelled row keeps the rest, with which the round continues when `when` holds again |
+| its deadline had passed, also unnoticed | it fires when its clock runs |
+| it is moved to a given deadline | since now; if it is moved by a duration, as before |
+| its clock runs again | moved by what was stopped |
+| `when` stops holding | its clock is stopped until `when` holds again, and the round continues |
 | `since` has another value | a new round, without the hold by hand |
 """
 
@@ -24,17 +27,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db import Error as DatabaseError
 
 from django_delayq.arming.row_state import is_on_hold, objects_of_policy, on_hold_among
-from django_delayq.clock import database_now, within_calendar
-from django_delayq.ledger.columns import far
+from django_delayq.clock import database_now
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
-from django_delayq.ledger.history import message_of
+from django_delayq.ledger.history import message_of, stops_of, with_stop
 from django_delayq.ledger.holding import hold_rows, note_holds, resume_rows
 from django_delayq.ledger.locking import lock_in_slot_order
-from django_delayq.ledger.paging import Page, each_page
+from django_delayq.ledger.paging import Page, each_page, update_each
 from django_delayq.ledger.planned import deadline_for, next_at, waits_longer
 from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import model_and_pk_of, slots_of
-from django_delayq.lengths import elapsed, forward
+from django_delayq.lengths import OwnTime
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policies import registry
 from django_delayq.spans import Length
@@ -50,60 +52,23 @@ _failed = set[int]()
 """The rows for which this process has logged that their deadline cannot be computed."""
 
 
-class OwnTime(NamedTuple):
-    """The time in which the deadline of one object counts: open hours of the calendar of a span, else real time."""
+def time_of(
+    policy: TimeoutPolicy[Any] | None, in_force: Callable[[], timedelta | None], read: Callable[[], Any]
+) -> OwnTime:
+    """Return the time in which deadlines of `policy` count. Reads the delay in force, and the object, if they matter.
 
-    length: Length | None
-    """None: real time."""
-    obj: Any = None
+    Real time also if the policy is not declared, or the object does not exist.
+    """
+    if policy is None or policy.after is None or isinstance(policy.fixed_length, timedelta):
+        return OwnTime(None, None, policy is not None and policy.grace is not None)
+    return policy.own_time(read() if policy.needs_object else None, in_force())
 
-    @classmethod
-    def of(
-        cls, policy: TimeoutPolicy[Any] | None, in_force: Callable[[], timedelta | None], read: Callable[[], Any]
-    ) -> OwnTime:
-        """Return the time of `policy`. Reads the delay in force, and the object, only if they matter.
 
-        Real time also if the policy is not declared, or the object does not exist.
-        """
-        if policy is None or policy.after is None or isinstance(policy.fixed_length, timedelta):
-            return cls(None)
-        obj = read() if policy.needs_object else None
-        return cls(policy.length_in_use(obj, in_force()), obj)
-
-    @classmethod
-    def for_data(cls, policy: TimeoutPolicy[Any], data: Any, in_force: timedelta | None) -> OwnTime:
-        """Return the time of a deadline that is computed of `data`: values, an object, or None for constants alone."""
-        return cls(policy.length_in_use(data, in_force), data)
-
-    @classmethod
-    def of_row(cls, row: Timeout, using: str) -> OwnTime:
-        """Return the time of a row of the ledger."""
-        policy = registry.get(row.policy)
-        return cls.of(
-            policy,
-            lambda: read_delay(cast("TimeoutPolicy[Any]", policy), using),
-            lambda: _object_of(row, policy, using),
-        )
-
-    def elapsed(self, start: datetime, end: datetime) -> timedelta:
-        """Return how much of it lies between two datetimes; negative if `end` is earlier."""
-        return end - start if self.length is None else elapsed(self.length, start, end, self.obj)
-
-    def whole(self, since_at: datetime, due_at: datetime, now: datetime) -> timedelta:
-        """Return the rest of a round whose clock is stopped from its beginning on: all of it.
-
-        If it counts from a time that is ahead, also the time until then.
-        """
-        return max(self.elapsed(min(since_at, now), due_at), _NOTHING)
-
-    def forward(self, start: datetime, by: timedelta) -> datetime:
-        """Return when so much of it has passed since `start`. Raises InvalidDelay if that is beyond what is supported.
-
-        In real time it is at the latest the last supported datetime.
-        """
-        if self.length is None or by < _NOTHING:
-            return within_calendar(start, by) or far()
-        return forward(self.length, start, by, self.obj)
+def time_of_row(row: Timeout, using: str) -> OwnTime:
+    """Return the time in which the deadline of a row of the ledger counts."""
+    policy = registry.get(row.policy)
+    in_force = lambda: read_delay(cast("TimeoutPolicy[Any]", policy), using)  # noqa: E731
+    return time_of(policy, in_force, lambda: _object_of(row, policy, using))
 
 
 def _object_of(row: Timeout, policy: TimeoutPolicy[Any] | None, using: str) -> Any:
@@ -156,27 +121,46 @@ def _policy_hold(row: Timeout, now: datetime, using: str) -> tuple[datetime, dat
     return (begin, end) if begin < end else (now, now)
 
 
-def rest_of(row: Timeout, now: datetime, using: str) -> timedelta:
-    """Return the rest of the time of the pending, locked `row`, if its clock is stopped now.
+def stop(row: Timeout, at: datetime, using: str) -> timedelta:
+    """Set since when the clock of the pending, locked `row` is stopped, in memory; return the rest of its time.
 
-    An attempt that waits for a retry or a snooze counts to that, so that stopping the clock makes no attempt earlier.
-    Negative, in real time, if the deadline has passed, but not the grace of the policy.
+    That is since `at`, or since a hold of its policy began, which lasts. A hold that has ended, but has not moved its
+    deadline yet, moves it now.
     """
-    end = deadline_for(row, row.run_at) if waits_longer(row) and not row.step else row.due_at
-    time, (stopped, ended) = OwnTime.of_row(row, using), _policy_hold(row, now, using)
-    rest = time.elapsed(stopped, end) - time.elapsed(ended, now)
-    return rest if rest > _NOTHING else _least((end - stopped) - (now - ended), row)
+    time, (stopped, ended) = time_of_row(row, using), _policy_hold(row, at, using)
+    row.ready_at = row.run_at if waits_longer(row) else None
+    if ended < at:
+        row.asked_due_at = row.asked_due_at or row.due_at
+        row.due_at = time.after_stop(row.due_at, stopped, ended)
+        row.ready_at = row.ready_at and time.after_stop(row.ready_at, stopped, ended)
+        row.stops, stopped = with_stop(row.stops, stopped, ended), at
+        update_each([row], ("stops",), using)
+    row.held_at = stopped
+    return _rest(row, time, row.due_at)
 
 
-def _least(rest: timedelta, row: Timeout) -> timedelta:
-    """Return `rest`, and nothing instead of less than that, unless the policy of `row` has a grace."""
+def _rest(row: Timeout, time: OwnTime, due_at: datetime) -> timedelta:
+    """Return the rest of the time of `row`, whose clock is stopped and whose deadline is `due_at`; at least nothing.
+
+    An attempt that waits for a retry or a snooze counts to it. Negative, in real time, if the deadline had passed, but
+    not the grace of its policy.
+    """
+    begin, waits = row.held_at or due_at, _waits_until(row)
+    end = deadline_for(row, waits) if waits is not None and not row.step else due_at
+    if end >= begin:
+        return time.elapsed(begin, end)
     policy = registry.get(row.policy)
-    return rest if policy is not None and policy.grace is not None else max(rest, _NOTHING)
+    return end - begin if policy is not None and policy.grace is not None else _NOTHING
+
+
+def _waits_until(row: Timeout) -> datetime | None:
+    """Return until when a retry or a snooze of `row`, whose clock is stopped, was to wait; None: it was not."""
+    return row.ready_at if row.ready_at and row.held_at and row.ready_at > row.held_at else None
 
 
 def hold(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
-    """Stop the clocks of pending, locked rows; return them. `event`: see `hold_rows`."""
-    return hold_rows([(row, rest_of(row, now, using)) for row in rows], using, at=now, **event)
+    """Stop the clocks of pending, locked rows by their condition; return them. `event`: see `hold_rows`."""
+    return hold_rows([(row, stop(row, now, using)) for row in rows], using, at=now, **event)
 
 
 def hold_new(rows: Iterable[Timeout], using: str, now: datetime, *, is_computed: bool, **event: Any) -> list[Timeout]:
@@ -187,9 +171,10 @@ def hold_new(rows: Iterable[Timeout], using: str, now: datetime, *, is_computed:
     """
     rests = []
     for row in rows:
-        since_at = row.since_at if is_computed and row.since_at is not None else now
-        rests.append((row, OwnTime.of_row(row, using).whole(since_at, row.due_at, now)))
+        row.held_at = min(row.since_at, now) if is_computed and row.since_at is not None else now
+        row.ready_at = None
         row.steps_over = ""  # those that it passed when it was scheduled are ahead when its clock runs
+        rests.append((row, _rest(row, time_of_row(row, using), row.due_at)))
     return hold_rows(rests, using, at=now, **event)
 
 
@@ -231,8 +216,10 @@ def hold_by_hand(
         if not row.has_stopped_clock:
             _let_run(row)
             longer = row.run_at - next_at(row).at if waits_longer(row) else _NOTHING
-            rest = longer if keep_deadline else rest_of(row, now, using)
+            rest = longer if keep_deadline else stop(row, now, using)
             row.keeps_deadline = keep_deadline
+        elif not row.held_by_hand:
+            row.held_when = True
         rests.append((row, rest))
         row.held_by_hand, row.held_until = True, until
     return hold_rows(rests, using, at=now, **event)
@@ -244,29 +231,35 @@ def _let_run(row: Timeout) -> None:
         row.run_at, row.held_at = next_at(row).at + (row.remaining or _NOTHING), None
 
 
-def resume(rows: Iterable[Timeout], using: str, now: datetime, **event: Any) -> list[Timeout]:
-    """Let the clocks of held, locked rows run from now on; return the rows. `event`: see `hold_rows`."""
-    deadlines = [(row, now, _deadline_from(row, now, using)) for row in rows]
+def resume(
+    rows: Iterable[Timeout], using: str, now: datetime, *, since: datetime | None = None, **event: Any
+) -> list[Timeout]:
+    """Let the clocks of held, locked rows run from now on, or `since` then; return them. `event`: see `hold_rows`."""
+    deadlines, start = [], since or now
+    for row in rows:
+        due_at, row.ready_at = _resumed(row, start, using)
+        deadlines.append((row, start, due_at))
     return resume_rows(deadlines, using, at=now, **event)
+
+
+def _resumed(row: Timeout, start: datetime, using: str) -> tuple[datetime, datetime | None]:
+    """Return the deadline of a held row if its clock runs from `start` on, and until when it waits for an attempt."""
+    if row.keeps_deadline:
+        return row.due_at, None
+    time, stopped_at, waits = time_of_row(row, using), row.held_at or start, _waits_until(row)
+    return time.after_stop(row.due_at, stopped_at, start), waits and time.after_stop(waits, stopped_at, start)
 
 
 def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
     """Return the deadline of a held row if its clock ran from now on, or since the end of its hold."""
-    return _deadline_from(row, min(row.held_until or now, now), using)
+    return _resumed(row, min(row.held_until or now, now), using)[0]
 
 
 def attempt_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
     """Return when a held row would be tried next if its clock ran from now on, or since the end of its hold."""
-    deadline = deadline_if_resumed(row, using, now)
-    attempt = next_at(row, deadline).at
-    return attempt + (row.remaining or _NOTHING) if row.is_paused else attempt
-
-
-def _deadline_from(row: Timeout, start: datetime, using: str) -> datetime:
-    if row.keeps_deadline:
-        return row.due_at
-    rest = row.remaining or _NOTHING
-    return OwnTime.of_row(row, using).forward(start, rest) if rest else start
+    due_at, waits = _resumed(row, min(row.held_until or now, now), using)
+    attempt = next_at(row, due_at).at
+    return attempt + (row.remaining or _NOTHING) if row.is_paused else max(attempt, waits or attempt)
 
 
 def end_hold_by_hand(
@@ -275,21 +268,21 @@ def end_hold_by_hand(
     """End the holds by hand of held, locked rows; return those whose clock runs now, and those that stay held.
 
     These are on hold by the condition of their policy. A hold whose `held_until` has passed ended then: the clock has
-    been running since.
+    been running since, unless the condition had begun before. If nothing has noted that, it has begun now.
     """
-    kept = [row for row in rows if is_held_by_condition(row, using)]
+    kept, noted = [row for row in rows if is_held_by_condition(row, using)], list[Timeout]()
     for row in rows:
-        ended_at = row.held_until
-        if row not in kept and ended_at is not None and ended_at <= now:
-            resume_rows([(row, ended_at, _deadline_from(row, ended_at, using))], using, at=now, **event)
-        elif row not in kept:
-            resume([row], using, now, **event)
-        elif row.is_paused:  # from then on its condition has stopped its clock
-            begin = min(ended_at or now, now)
+        ended_at = now if row.held_when else min(row.held_until or now, now)
+        if row in kept and row.is_paused:  # from then on its condition has stopped its clock
             _let_run(row)
-            row.remaining, row.held_at, row.keeps_deadline = rest_of(row, begin, using), begin, False
-        row.held_by_hand, row.held_until = False, None
-    note_holds(kept, using, what="resumed", at=now, **event)
+            row.remaining, row.keeps_deadline = stop(row, ended_at, using), False
+        elif row not in kept or ended_at < now:
+            resume([row], using, now, since=ended_at, **event)
+        if row.state == State.HELD:
+            row.held_by_hand, row.held_until, row.held_when = False, None, False
+            noted.append(row)
+    note_holds(noted, using, what="resumed", at=now, **event)
+    hold([row for row in kept if row not in noted], using, now, by="save")
     return [row for row in rows if row not in kept], kept
 
 
@@ -314,41 +307,32 @@ def end_passed(rows: Iterable[Timeout], using: str) -> list[Timeout]:
     return end_hold_by_hand([row for row in ending if row.held_until <= now], using, now)[0]  # type: ignore[operator]
 
 
+def extended_from(row: Timeout) -> datetime:
+    """Return from when an extension of the waiting `row` counts: its deadline.
+
+    If that had passed when its clock was stopped, it counts from then on, because nothing of its time is left.
+    """
+    policy = registry.get(row.policy)
+    has_grace = policy is not None and policy.grace is not None
+    return row.due_at if has_grace or not row.has_stopped_clock else max(row.due_at, row.held_at or row.due_at)
+
+
 def retarget(row: Timeout, due_at: datetime, using: str, by: Length | None) -> None:
-    """Set the rest of the time of `row`, if it is held, before its deadline is moved to `due_at`.
+    """Set the clock of `row`, if it is stopped, before its deadline is moved to `due_at`.
 
     Args:
         row: locked; it still has its former deadline.
         due_at: the new deadline.
         using: the database.
-        by: the duration by which it is moved, which is added to the rest. None: the deadline is given, and the rest is
-            the time from now to it.
+        by: the duration by which it is moved; the time for which it was stopped moves the new deadline, too.
+            None: the deadline is given, and only a stop from now on moves it.
     """
     if not row.has_stopped_clock:
         return
-    time, rest = OwnTime.of_row(row, using), row.remaining or _NOTHING
     if by is None:
-        rest = time.elapsed(database_now(using), due_at)
-    else:
-        rest += by if isinstance(by, timedelta) else time.elapsed(row.due_at, due_at)
-    row.remaining = _least(rest, row)
-
-
-def carried(
-    due_at: datetime, rest: timedelta | None, former: datetime, computed: datetime, time: OwnTime
-) -> tuple[datetime, timedelta | None]:
-    """Return deadline and rest of a round that is computed again: holds have moved it as much as the former one.
-
-    Args:
-        due_at, rest: of the round until now; `rest` is None if its clock runs.
-        former, computed: the deadline that the policy had computed, and the one that it computes now.
-        time: in which it counts.
-    """
-    if rest is not None:
-        rest = max(rest + time.elapsed(former, computed), _NOTHING)
-    if due_at <= former:
-        return computed, rest
-    return time.forward(computed, time.elapsed(former, due_at)), rest
+        now = database_now(using)
+        row.stops, row.held_at = with_stop(row.stops, row.held_at or now, now), now
+    row.remaining = _rest(row, time_of_row(row, using), due_at)
 
 
 class Plan(NamedTuple):
@@ -369,17 +353,17 @@ class Plan(NamedTuple):
 def plan_of(row: Timeout, computed: datetime, terms: str, time: OwnTime) -> Plan:
     """Return `row`, pending or held, with the deadline that its policy computes for it now.
 
-    By how much holds and stopped clocks had moved a computed deadline, the new one is moved, too. Of a deadline that
-    was set by hand that is unknown: the new one is as computed.
+    What has stopped its clock in this round moves it, measured in its present time: the same facts in another order
+    lead to the same deadline.
 
     Args:
         row: pending or held.
         computed, terms: the deadline, and with what values it is computed.
         time: in which it counts.
     """
-    former = (row.computed_due_at or row.first_due_at) if row.is_computed else row.due_at
-    due_at, rest = carried(row.due_at, row.remaining if row.has_stopped_clock else None, former, computed, time)
-    return Plan(due_at, rest if row.has_stopped_clock else row.remaining, computed, terms)
+    due_at = time.after_stops(computed, stops_of(row.stops))
+    rest = _rest(row, time, due_at) if row.has_stopped_clock else row.remaining
+    return Plan(due_at, rest, computed, terms)
 
 
 FOLLOWED = ("first_due_at",)

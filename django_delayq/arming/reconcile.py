@@ -39,7 +39,6 @@ from django_delayq.arming.changes import (
     is_of_one_object,
     terms_now,
 )
-from django_delayq.arming.holding import OwnTime
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
@@ -54,9 +53,9 @@ from django_delayq.arming.row_state import (
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import holds_ended
+from django_delayq.ledger.history import stops_of, with_stop
 from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.planned import acts_at
-from django_delayq.lengths import after_stop
 from django_delayq.models import Installation, Timeout
 from django_delayq.policy_terms import changed, has_column, terms_of_code, values_in
 
@@ -295,16 +294,16 @@ def _diff_round(
             changes.cancel[pending_id] = (state, Cause.CONDITION)
         return
     kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
-    if kept is not None and kept.due_at is not None and changed(policy, kept.terms, terms_now(state, since_at, obj)):
-        time = OwnTime.for_data(policy, obj, state.after)
-        moved, kept_rest = holding.carried(kept.due_at, kept.rest, kept.computed_due_at or due_at, due_at, time)
-        first, terms = max(kept.first_due_at, due_at), terms_now(state, since_at, obj)
-        kept = kept._replace(due_at=moved, rest=kept_rest, first_due_at=first, computed_due_at=due_at, terms=terms)
-    if kept is not None and kept.rest is None:
-        due_at = kept.due_at or due_at
-    due_at, rest = _with_clock(state, since_at, due_at, kept, object_of)
-    is_too_old = _is_too_old(state, due_at, oldest, object_of, has_row=bool(pending_id or kept))
-    is_too_old = is_too_old and (kept is None or kept.rest is None)  # it continues, however long ago it was held
+    if kept is not None:
+        terms, moved = terms_now(state, since_at, obj), kept.due_at
+        if moved is None or changed(policy, kept.terms, terms):
+            moved = policy.own_time(obj, state.after).after_stops(due_at, stops_of(kept.stops))
+            first = max(kept.first_due_at, due_at)
+            kept = kept._replace(due_at=moved, first_due_at=first, computed_due_at=due_at, terms=terms)
+        due_at = moved
+    continues = kept is not None and kept.stopped_at is not None  # however long ago it was held
+    due_at, kept, rest = _with_clock(state, since_at, due_at, kept, object_of)
+    is_too_old = _is_too_old(state, due_at, oldest, object_of, has_row=bool(pending_id or kept)) and not continues
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
@@ -324,19 +323,18 @@ def _with_clock(
     due_at: datetime,
     kept: RoundMemory | None,
     object_of: Callable[[RowState], Any],
-) -> tuple[datetime, timedelta | None]:
-    """Return the deadline of a round that begins, or continues, and the rest of its time if it is held."""
-    kept_rest = None if kept is None else kept.rest
-    if not state.on_hold and kept_rest is None:
-        return due_at, None
-    time = OwnTime.of(state.policy, lambda: state.after, lambda: object_of(state))
-    if kept is None:
-        return due_at, time.whole(since_at, due_at, clock.now())
-    if kept_rest is None:  # `apply` stops its clock, which has been running until now
-        return due_at, None
-    if state.on_hold:
-        return kept.due_at or due_at, kept_rest
-    return time.forward(kept.restarted_at or clock.now(), kept_rest), None
+) -> tuple[datetime, RoundMemory | None, timedelta | None]:
+    """Return the deadline of a round that begins, or continues; what it keeps; the rest of its time if it is held."""
+    stopped_at = None if kept is None else kept.stopped_at
+    if stopped_at is None and (kept is not None or not state.on_hold):  # `apply` stops a clock that was running
+        return due_at, kept, None
+    time = holding.time_of(state.policy, lambda: state.after, lambda: object_of(state))
+    if kept is None or stopped_at is None or (state.on_hold and kept.resumed_at is None):
+        begin = stopped_at or min(since_at, clock.now())
+        return due_at, kept, max(time.elapsed(begin, due_at), timedelta(0))
+    end = kept.resumed_at or kept.restarted_at or clock.now()
+    kept = kept._replace(stopped_at=None, restarted_at=end, stops=with_stop(kept.stops, stopped_at, end))
+    return time.after_stop(due_at, stopped_at, end), kept, None
 
 
 def _is_too_old(
@@ -399,9 +397,9 @@ def _settled_rounds(
             closed.add(place)
         elif not is_new:
             kept[place] = RoundMemory.of(dict(zip(KEPT_COLUMNS, read, strict=True)))
-    if any(each.rest is not None for each in kept.values()):
+    if any(each.stopped_at for each in kept.values()):
         now = database_now(using)
-        kept |= {place: each._replace(restarted_at=now) for place, each in kept.items() if each.rest is not None}
+        kept |= {place: each._replace(restarted_at=now) for place, each in kept.items() if each.stopped_at}
     return closed, kept and _after_holds(kept, [state for state, _ in asked], using, object_of)
 
 
@@ -417,11 +415,12 @@ def _after_holds(
         state = by_place[tuple(of)]
         spans = [(begin, end) for begin, end in held[state.policy] if end > each.held_until]
         due_at = each.due_at
-        if due_at is None or since_at is None or each.rest is not None or not spans:
+        if due_at is None or since_at is None or each.stopped_at is not None or not spans:
             continue
-        obj = object_of(state) if state.policy.needs_object else None
-        length = state.policy.length_in_use(obj, state.after)
-        for begin, end in sorted(spans):
-            due_at = after_stop(length, due_at, max(begin, each.restarted_at or since_at), end, obj)
-        moved[place] = each._replace(due_at=due_at)
+        obj, stops = object_of(state) if state.policy.needs_object else None, each.stops
+        time = state.policy.own_time(obj, state.after)
+        for span, end in sorted(spans):
+            begin = max(span, each.restarted_at or since_at)
+            due_at, stops = time.after_stop(due_at, begin, end), with_stop(stops, begin, end)
+        moved[place] = each._replace(due_at=due_at, stops=stops)
     return moved

@@ -232,9 +232,10 @@ def data_changed(policy: TimeoutPolicy[Any], terms: Any) -> Q:
 
 
 def held_how() -> Case:
-    """Return an expression for a ledger row: 2 if it is held by hand, 1 if by its condition alone, otherwise 0."""
+    """Return an expression for a ledger row: 1 if it is held by its condition, plus 2 if by hand; 0: by none."""
+    both = When(held_by_hand=True, held_when=True, then=Value(3))
     by_hand, by_condition = When(held_by_hand=True, then=Value(2)), When(state=State.HELD, then=Value(1))
-    return Case(by_hand, by_condition, default=Value(0), output_field=IntegerField())
+    return Case(both, by_hand, by_condition, default=Value(0), output_field=IntegerField())
 
 
 def has_none(rows: QuerySet[Any, Any]) -> IsNull:

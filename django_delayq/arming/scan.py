@@ -255,8 +255,8 @@ def _by_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[tuple[QuerySet
         yield rows.waiting(), None
         return
     yield rows.pending(), False
-    yield rows.held().filter(held_by_hand=False), True
-    yield rows.held().filter(held_by_hand=True), None
+    yield rows.held().filter(Q(held_by_hand=False) | Q(held_when=True)), True
+    yield rows.held().filter(held_by_hand=True, held_when=False), False
 
 
 def _with_wrong_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
-from django_delayq.arming.holding import rest_of
+from django_delayq.arming.holding import stop
 from django_delayq.arming.reconcile import arm_many
 from django_delayq.arming.row_state import terms_of
 from django_delayq.conf import get_settings
@@ -148,7 +148,7 @@ def _hold(case: Case, rows: list[Timeout], now: datetime, report: ReportBuilder)
     """Stop the clocks of rows on whose objects `hold_when` holds. Only of a step the deadline may be ahead."""
     if rows:
         has_plan = case.policy.has_plan
-        rests = [(row, rest_of(row, now, case.using) if has_plan else timedelta(0)) for row in rows]
+        rests = [(row, stop(row, now, case.using) if has_plan else timedelta(0)) for row in rows]
         settling.mark_held(rests, now, case.using)
         report.add_outcomes(rows)
 

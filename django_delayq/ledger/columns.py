@@ -30,7 +30,7 @@ def far() -> datetime:
 
 
 RUNNING_CLOCK: dict[str, Any] = {"state": Timeout.State.PENDING.value, "remaining": None, "held_at": None}
-RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False, "keeps_deadline": False}
+RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False, "held_when": False, "keeps_deadline": False}
 """The columns of a pending row by which it differs from one that is held."""
 # The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
 # extend a cart three times could keep it indefinitely by replacing its timeout.
@@ -38,7 +38,7 @@ ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_a
 ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until", "ready_at", "snoozes")
 ROUND_FIELDS += ("retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request")
 ROUND_FIELDS += ("deaths", "suspected_at", "first_failed_at", "last_failed_at", "terms", "computed_due_at")
-ROUND_FIELDS += ("share", "trace", "step", "steps_over")
+ROUND_FIELDS += ("share", "trace", "step", "steps_over", "stops")
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""

@@ -81,6 +81,25 @@ def without_data(row: Timeout) -> list[dict[str, Any]]:
     return [event for event in kept if event.get("what") != "erased"]
 
 
+def with_stop(stops: Any, begin: datetime, end: datetime) -> Any:
+    """Return the stops of a round, as its column has them, with one more, which ended last.
+
+    Beyond `MAX_EVENTS`, two become one: those with the least time between them, so that no deadline becomes earlier.
+    """
+    if end <= begin:
+        return stops
+    longer = [*(stops or ()), [iso(begin), iso(end)]]
+    if len(longer) > MAX_EVENTS:
+        at = min(range(1, len(longer)), key=lambda n: moment(longer[n][0]) - moment(longer[n - 1][1]))
+        longer[at - 1 : at + 1] = [[longer[at - 1][0], longer[at][1]]]
+    return longer
+
+
+def stops_of(stops: Any) -> list[tuple[datetime, datetime]]:
+    """Return begin and end of each of the stops that a column has."""
+    return [(moment(begin), moment(end)) for begin, end in stops or ()]
+
+
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:
     """Return what is kept of an exception of `timeout`: type, message, and the end of the traceback.
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.ledger.columns import RUNNING_CLOCK, far
-from django_delayq.ledger.history import clipped, record
+from django_delayq.ledger.history import clipped, record, with_stop
 from django_delayq.ledger.outbox import push_rows
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.planned import set_next
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history", "step", "steps_over")
-_RESUMED = (*_WRITTEN, "due_at", "ready_at", "restarted_at", "asked_due_at")
+_WRITTEN += ("due_at", "ready_at", "asked_due_at")
+_RESUMED = (*_WRITTEN, "restarted_at", "stops")
 
 
 def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
@@ -53,7 +54,8 @@ def resume_rows(
 ) -> list[Timeout]:
     """Let the clocks of held, locked rows run: each gets its deadline, and since when it counts; return the rows.
 
-    Those that have kept their deadline keep the time of their next attempt, too, unless it has passed.
+    Those that have kept their deadline keep the time of their next attempt, too, unless it has passed. Others wait
+    until `ready_at` for a retry or a snooze.
 
     The other arguments are those of `hold_rows`.
     """
@@ -66,6 +68,8 @@ def resume_rows(
             run_at = max(planned_at + (row.remaining or timedelta(0)), counts_from)
         else:
             row.asked_due_at, row.restarted_at = row.asked_due_at or row.due_at, counts_from
+            row.stops = with_stop(row.stops, row.held_at or counts_from, counts_from)
+            run_at = planned_at if changed else max(planned_at, row.ready_at or planned_at)
         vars(row).update(RUNNING_CLOCK)
         policy = registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
@@ -85,5 +89,5 @@ def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: A
     """Write by what the held, locked `rows` are held, which the caller has changed."""
     for row in rows:
         record(row, reason=clipped(reason), **event)
-    columns = ("held_by_hand", "held_until", "held_at", "remaining", "keeps_deadline", "history")
+    columns = (*RUNNING_CLOCK, "due_at", "ready_at", "asked_due_at", "stops", "history")
     update_each(rows, columns, using, (Timeout.State.HELD,))

@@ -60,7 +60,7 @@ ON_HOLD: Final = 2
 """Its result for an object that matches, but is on hold."""
 PRUNED_PAGE: Final = 500
 """Rows deleted in one transaction: a larger one would hold locks, and bloat the log of the database."""
-_UNREAD: Final = ("history", *(name for name in RUNNING_CLOCK if name != "state"))
+_UNREAD: Final = ("history", "stops", *(name for name in RUNNING_CLOCK if name != "state"))
 """The columns that a firing does not read: the history may be large, and the clock of a row that is due runs."""
 _ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name not in _UNREAD]
 _COLUMNS: Final = dict.fromkeys(field.attname for field in _ROW)  # a dict, because Django searches it for each field

@@ -231,7 +231,7 @@ def move_rows(
 ) -> list[Timeout]:
     """Move waiting, locked rows to other deadlines, in one statement; return the rows.
 
-    A held row keeps its `run_at`. The caller has set the rest of its time: see `arming.holding.retarget`.
+    A held row keeps its `run_at`. The caller has set its clock: see `arming.holding.retarget`.
 
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`. None: when what is next of it is planned.
@@ -257,10 +257,12 @@ def move_rows(
         if row.state == State.HELD:
             row.run_at = far()
         row.extensions = min(row.extensions + extended, MAX_STORED)
-        row.ready_at, row.claims, row.claimed_until = event["at"], 0, None
+        row.claims, row.claimed_until = 0, None
+        if row.state != State.HELD or given is None:  # else a retry or a snooze waits until `ready_at`
+            row.ready_at = event["at"]
         rows.append(row)
     if any(row.state == State.HELD for row in rows):
-        columns = (*columns, "remaining")
+        columns = (*columns, "remaining", "held_at", "stops")
     names = dict.fromkeys((*MOVED_FIELDS, *columns, *reset))
     update_each(rows, tuple(names), using, WAITING)
     push_rows(rows, using)
@@ -307,7 +309,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
             vars(row).update(RUNNING_CLOCK)
             was_held = True
         row.since_at, row.first_due_at, row.attempts, row.extensions, row.snoozes = since_at, due_at, 0, 0, 0
-        row.steps_over = ""
+        row.steps_over, row.stops = "", None
         row.idempotency_key = new_idempotency_key()
         has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
@@ -315,7 +317,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
         if policy := planning_policy(row):
             begin(row, policy, due_at, clock.now())
         moves.append((row, due_at, None))
-    columns: tuple[str, ...] = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key")
+    columns: tuple[str, ...] = ("since_at", "first_due_at", "attempts", "snoozes", "idempotency_key", "stops")
     columns += tuple(RUNNING_CLOCK) if was_held else ()
     columns += ("share",) if set_shares([row for row, *_ in moves], using) else ()
     columns += ("trace",) if has_new_trace else ()

@@ -302,6 +302,8 @@ class Migration(migrations.Migration):
                 ('is_guarded', models.BooleanField(default=False, editable=False)),
                 ('is_due_by_request', models.BooleanField(default=False, editable=False)),
                 ('held_by_hand', models.BooleanField(default=False, verbose_name='on hold by hand')),
+                ('held_when', models.BooleanField(default=False, editable=False)),
+                ('stops', models.JSONField(default=None, editable=False, null=True)),
                 ('keeps_deadline', models.BooleanField(default=False, editable=False)),
                 ('slot', django_delayq.key_types.HexField(editable=False, max_length=32)),
                 ('idempotency_key', django_delayq.key_types.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),

@@ -227,6 +227,16 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='timeout',
+            name='held_when',
+            field=models.BooleanField(default=False, editable=False),
+        ),
+        migrations.AddField(
+            model_name='timeout',
+            name='stops',
+            field=models.JSONField(default=None, editable=False, null=True),
+        ),
+        migrations.AddField(
+            model_name='timeout',
             name='keeps_deadline',
             field=models.BooleanField(default=False, editable=False),
         ),

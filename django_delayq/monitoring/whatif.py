@@ -17,6 +17,7 @@ from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.clock import database_now, within_calendar
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import PolicyState, policy_state
+from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.planned import acts_at
 from django_delayq.ledger.rollups import read_settled
 from django_delayq.ledger.routing import database_of
@@ -45,7 +46,7 @@ class PastRound(NamedTuple):
     created_at: datetime
     since_at: datetime | None
     terms: str | None
-    computed_due_at: datetime | None
+    stops: Any
     remaining: timedelta | None
     keeps_deadline: bool
     object_id: str
@@ -210,8 +211,7 @@ class _Relived:
             due_at = policy.due_of(obj, row.since_at or row.created_at, self._after)
             if due_at is None:
                 return None
-            if row.computed_due_at is not None and row.due_at > row.computed_due_at:  # holds have moved it
-                due_at += row.due_at - row.computed_due_at
+            due_at = policy.own_time(obj, self._after).after_stops(due_at, stops_of(row.stops))
             return max(policy.opening(acts_at(policy, due_at, obj), obj), row.created_at)
         except Exception:  # noqa: BLE001 - of the application: a callable, or a calendar
             return None

@@ -27,14 +27,13 @@ from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import outbox, paging, statements
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped
+from django_delayq.ledger.history import clipped, with_stop
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
-from django_delayq.ledger.planned import planning_policy
+from django_delayq.ledger.planned import waits_longer
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
-from django_delayq.lengths import after_stop
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
 from django_delayq.operations.runner import checked_actor
 from django_delayq.paths import read_relations
@@ -238,7 +237,8 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
     event: dict[str, Any] = {"at": change.touched_at, "by": change.by, "reason": reason}
     if change.held_from is not None:
-        return len(move_rows(_moves_of_hold(page, change, policy), page.using, what="hold_ended", **event))
+        moved = _moves_of_hold(page, change, policy)
+        return len(move_rows(moved, page.using, what="hold_ended", columns=("stops",), **event))
     if change.shift is not None:
         moves = list(_shifted(page.rows, change.shift, page.using))
         return len(move_rows(moves, page.using, what="replanned", **event))
@@ -253,18 +253,17 @@ Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]
 
 
 def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
-    in_force, failed = read_delay(policy, page.using), list[str]()
+    in_force, failed, unmoved = read_delay(policy, page.using), list[str](), list[Timeout]()
     if policy.relations:
         read_relations([page.object_of(row) for row in page.rows], policy.relations)
     for row in [each for each in page.rows if not each.has_stopped_clock]:
         obj = page.object_of(row)
         begin = max(change.held_from, counts_from(row, policy, in_force, partial(page.object_of, row)))
         try:
-            due_at = after_stop(policy.length_in_use(obj, in_force), row.due_at, begin, change.held_until, obj)
-            # A retry or a snooze waits as much longer, also that of a paused row.
-            run_at = row.run_at if row.is_paused else shifted(row.run_at, due_at - row.due_at)
-            if planning_policy(row) is not None:
-                run_at = run_at_of(row, due_at)
+            time = policy.own_time(obj, in_force)
+            due_at = time.after_stop(row.due_at, begin, change.held_until)
+            if not row.is_paused and (waits_longer(row) or row.is_requested):  # an attempt waits as much longer
+                row.run_at = time.after_stop(row.run_at, begin, change.held_until)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
         except DatabaseError:
@@ -272,8 +271,13 @@ def _moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolic
         except Exception as error:  # noqa: BLE001 - a calendar of the application; else it would stop the change
             failed.append(failure(row, error))
             continue
+        row.stops = with_stop(row.stops, begin, change.held_until)
         if due_at != row.due_at:
-            yield row, due_at, run_at
+            yield row, due_at, row.run_at if row.is_requested else run_at_of(row, due_at)
+        elif row.stops:  # in another calendar it might move
+            row.hold_ended_at = change.touched_at
+            unmoved.append(row)
+    paging.update_each(unmoved, ("stops", "hold_ended_at"), page.using, WAITING)
     log_failures(policy.label, failed)
 
 

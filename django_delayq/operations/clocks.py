@@ -29,7 +29,7 @@ def hold_timeout(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Stop the clocks of pending timeouts by hand: the rest of their time is kept, and nothing fires.
+    """Stop the clocks of pending timeouts by hand: nothing fires, and the rest of their time is kept.
 
     Those that are held already get another end. They can be cancelled and postponed meanwhile. The other arguments and
     errors are those of `cancel`.
@@ -74,7 +74,7 @@ def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool
 def resume_timeout(
     target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
-    """End the holds and pauses by hand: the deadline of a stopped clock is now plus the rest of its time.
+    """End the holds and pauses by hand: a deadline moves by the time of its policy that was stopped.
 
     One that is paused has its former deadline. `Result.due_at_once` counts those that are due then. The clocks of
     timeouts for which `hold_when` of their policy holds stay stopped until it does not. Arguments and errors are those

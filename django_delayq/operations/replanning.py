@@ -10,7 +10,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from django_delayq import signals
-from django_delayq.arming.holding import FOLLOWED, OwnTime, Plan, follow, plan_of
+from django_delayq.arming.holding import FOLLOWED, Plan, follow, plan_of
 from django_delayq.arming.row_state import terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
@@ -90,7 +90,7 @@ class Plans:
             return Refusal.NO_DEADLINE
         if policy.is_automatic and policy.needs_object and not has_column(policy):
             terms = terms_of_code(policy, obj, begun)
-        return plan_of(row, computed, terms, OwnTime.for_data(policy, data, in_force))
+        return plan_of(row, computed, terms, policy.own_time(data, in_force))
 
 
 def failure(row: Timeout, error: Exception) -> str:
@@ -129,8 +129,8 @@ def replan(
     """Compute the deadlines of pending and held timeouts again, from the `since` of their rounds.
 
     With `after` as their policy declares it now, or the delay that an operator has put in force, and the present values
-    and calendars. By how much holds have moved a deadline, they move the new one; a stopped clock stays stopped, and
-    keeps the rest of the new time. A deadline that has passed is due at once, and `Result.due_at_once` counts it. A
+    and calendars. What has stopped their clocks moves the new deadlines, too; a stopped clock stays stopped, and keeps
+    the rest of the new time. A deadline that has passed is due at once, and `Result.due_at_once` counts it. A
     retry or snooze that is due later keeps its time. An object for which the policy has no deadline keeps the one it
     has. The other arguments and errors are those of `cancel`.
 

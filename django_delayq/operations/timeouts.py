@@ -132,7 +132,7 @@ def postpone(
 
     def later(row: Timeout, context: Context) -> datetime:
         obj = context.page.object_of(row) if given.needs_object else None
-        start = row.due_at if row.has_stopped_clock else max(row.due_at, context.now)
+        start = holding.extended_from(row) if row.has_stopped_clock else max(row.due_at, context.now)
         return given.at or added(given.after or timedelta(0), start, obj)
 
     action = _moves("postpone", "postponed", later, Refusal.NOT_LATER, by=given.after)

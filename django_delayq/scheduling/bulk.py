@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
 COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at", "remaining", "held_until")
-COLUMNS += ("keeps_deadline", "since_at", "created_at", "attempts", "snoozes")
+COLUMNS += ("keeps_deadline", "since_at", "created_at", "attempts", "snoozes", "held_at", "stops")
 """What moving a row reads and writes."""
 
 
@@ -249,7 +249,8 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Duration]) -
     by = single.parse_span(dict(span))
 
     def later(row: Timeout, obj: Any) -> datetime | None:
-        return added(by, row.due_at, obj) if single.may_extend(row, registry.get(row.policy)) else None
+        may_extend = single.may_extend(row, registry.get(row.policy))
+        return added(by, holding.extended_from(row), obj) if may_extend else None
 
     return _move(rows, "extended", reason, later, by_object=needs_object(by), by=by)
 

@@ -35,9 +35,10 @@ def hold_timeout(
 ) -> Timeout | None:
     """Stop the clock of the pending timeout by hand; return its row. None: nothing is pending or held.
 
-    The rest of its time is kept, and nothing fires until `resume_timeout`, or until a worker notices that `until`
-    has passed: then the deadline counts from `until`. Holding a held timeout again replaces its end. The hold by hand
-    ends with the round: when `since` gets another value, when `when` stops holding, or when it is scheduled again.
+    Nothing fires until `resume_timeout`, or until a worker notices that `until` has passed: then its clock has been
+    running since `until`. The deadline moves by the time of its policy that was stopped. Holding a held timeout again
+    replaces its end. The hold by hand ends with the round: when `since` gets another value, when `when` stops holding,
+    or when it is scheduled again.
 
     Args:
         obj, policy, key: as for `cancel_timeout`; `obj` may be a `Timeout`.
@@ -70,8 +71,9 @@ def resume_timeout(
 ) -> Timeout | None:
     """End the hold by hand of a timeout; return its row. None: nothing is held by hand.
 
-    The deadline is now plus the rest; if it was only paused, the deadline has stayed where it was. While `hold_when` of
-    its policy holds, its clock stays stopped.
+    The deadline moves by the time of its policy that was stopped, such as open hours, counted from the deadline itself:
+    not at all over a night. If it was only paused, the deadline has stayed where it was. While `hold_when` of its
+    policy holds, its clock stays stopped.
 
     Raises:
         UnknownPolicy, ValueError: as for `cancel_timeout`.

@@ -335,7 +335,7 @@ def reschedule_timeout(
 ) -> Timeout | None:
     """Move the pending timeout to `delay`, counted from now; return its row. None: nothing is pending.
 
-    If its clock is stopped, it stays stopped, and the time from now to the deadline is the rest.
+    If its clock is stopped, it stays stopped, and only what is stopped from now on moves the new deadline.
 
     Raises:
         InvalidDelay: no delay, or a wrong one.
@@ -357,7 +357,7 @@ def extend_timeout(
 ) -> Timeout | None:
     """Move the deadline of the pending timeout later by `span`; return its row. None: nothing is pending.
 
-    If its clock is stopped, `span` is added to the rest.
+    Units and a timedelta are real time, also while its clock is stopped; `after=Working(...)` adds open time.
 
     Raises:
         ExtensionLimit: the policy's `max_extensions` or `Limits(total=...)` is used up.
@@ -370,7 +370,7 @@ def extend_timeout(
         if not may_extend(row, subject.policy):
             allowed = subject.policy and subject.policy.max_extensions
             raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", row)
-        return added(by, row.due_at, of)
+        return added(by, holding.extended_from(row), of)
 
     return _move(subject, "extended", reason, later, by)
 

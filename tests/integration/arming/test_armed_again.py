@@ -188,10 +188,11 @@ def test_a_request_to_fire_now_is_not_kept_because_all_deadlines_were_moved_sinc
     testing.fire_due(policy, raises=False)
     later = MINUTE
     if what == "hold":
-        operations.hold(policy, by="admin:a")
+        with clock.set_to(begin + 30 * MINUTE):
+            operations.hold(policy, by="admin:a")
         with clock.set_to(begin + 60 * MINUTE):
             operations.resume(policy, by="admin:a")
-        later = timedelta(0)
+        later = 30 * MINUTE
     else:
         operations.change_delay(policy, days + later, by="admin:a", mode="shift")
     with clock.set_to(begin + 120 * MINUTE):

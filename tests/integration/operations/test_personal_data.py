@@ -38,6 +38,7 @@ IMPERSONAL = {
     ),
     "object_id": "without it the row would belong to nothing; its object is another table's",
     "trace": "the id of a trace",
+    "stops": "when its clock was stopped",
     "terms": "values of numbers, durations and time zones by which the deadline was computed",
     **dict.fromkeys(("slot", "idempotency_key"), "a digest, and a random number"),
 }

@@ -1,0 +1,161 @@
+"""What a stop does to a deadline, for each kind of span: over nights, weekends, holidays, and changes of the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise, permutations
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from django_delayq.calendars import WorkingHours
+from django_delayq.ledger.history import MAX_EVENTS, stops_of, with_stop
+from django_delayq.lengths import OwnTime, end_of
+from django_delayq.spans import Length, Wall, Working
+from tests.support.examples import examples
+
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+FIRST = datetime(2026, 3, 23, tzinfo=UTC)  # a Monday; the clocks of Europe change on the Sunday after
+ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
+WEEKS: list[dict[str, Any]] = [
+    {"mon-fri": "09:00-17:00"},
+    {"mon-fri": "13:00-17:00"},
+    {"mon-fri": ("09:00-12:30", "13:00-17:00"), "sat": "10:00-14:00"},
+    {"mon-sun": "22:00-06:00"},
+]
+HOLIDAYS: list[set[date]] = [{FIRST.date() + DAY * day for day in days} for days in ((), (1, 2, 8), (4, 7, 9, 10))]
+CALENDARS = {zone: [WorkingHours(zone, week, days) for week in WEEKS for days in HOLIDAYS] for zone in ZONES}
+LENGTHS: list[Callable[[WorkingHours], Length]] = [
+    lambda calendar: Working(hours=8, calendar=calendar),
+    lambda calendar: Working(minutes=95, calendar=calendar),
+    lambda calendar: Working(days=3, calendar=calendar),
+    lambda calendar: Working(days=2, at="09:00", calendar=calendar),
+    lambda calendar: Working(days=1, at="18:00", calendar=calendar),
+    lambda calendar: Wall(days=2, at="09:00", zone="Europe/Berlin"),
+    lambda calendar: timedelta(hours=30),
+]
+
+
+class Facts(NamedTuple):
+    """A round, with what happens to it."""
+
+    length: Callable[[WorkingHours], Length]
+    calendars: tuple[WorkingHours, WorkingHours]
+    """The first one, and the one to which it changes."""
+    since: datetime
+    stops: list[tuple[datetime, datetime]]
+
+    def time(self, number: int = 0) -> OwnTime:
+        return OwnTime(self.length(self.calendars[number]))
+
+    def due_at(self, number: int = 0) -> datetime:
+        due_at = end_of(self.length(self.calendars[number]), self.since, None)
+        assert due_at is not None
+        return due_at
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> Facts:
+    calendars = st.sampled_from(CALENDARS[draw(st.sampled_from(ZONES))])
+    moments = draw(st.lists(st.integers(0, 10 * 24 * 12), min_size=2, max_size=5))
+    times = [FIRST + 5 * MINUTE * number for number in sorted(moments)]
+    stops = [(begin, end) for number, (begin, end) in enumerate(pairwise(times)) if number % 2 == 0 and begin < end]
+    since = FIRST + MINUTE * draw(st.integers(0, 8 * 24 * 60))
+    return Facts(draw(st.sampled_from(LENGTHS)), (draw(calendars), draw(calendars)), since, stops)
+
+
+@examples(8_000)  # of which a sample is a quarter
+@given(facts())
+def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> None:
+    time, due_at = case.time(), case.due_at()
+    for begin, end in case.stops:
+        moved, stopped = time.after_stop(due_at, begin, end), time.elapsed(begin, end)
+        assert moved >= due_at
+        if not stopped:
+            assert moved == due_at
+        elif due_at >= begin:
+            assert time.elapsed(due_at, moved) == stopped
+            assert moved >= end
+        else:
+            assert moved == end
+        graced = time._replace(has_grace=True).after_stop(due_at, begin, end)
+        assert time.elapsed(due_at, graced) == stopped
+        due_at = moved
+
+
+@examples(2_000)
+@given(facts(), st.integers(1, 600))
+def test_every_order_of_the_same_facts_leads_to_the_same_deadline(case: Facts, minutes: int) -> None:
+    def play(steps: tuple[Any, ...]) -> datetime:
+        """Do as the ledger does: move at each resume, and compute again when the calendar changes."""
+        number, due_at, stops = 0, case.due_at(), None
+        for step in steps:
+            if step == "calendar":
+                number = 1
+                due_at = case.time(number).after_stops(case.due_at(number), stops_of(stops))
+            elif step == "extension":
+                due_at = case.time(number).forward(due_at, minutes * MINUTE)
+            else:
+                assume(due_at >= step[0])  # else it would have fired
+                due_at, stops = case.time(number).after_stop(due_at, *step), with_stop(stops, *step)
+        return due_at
+
+    orders = [each for each in permutations([*case.stops, "calendar"]) if _in_order(each)]
+    assert len({play(order) for order in orders}) == 1
+    orders = [("calendar", *each) for each in permutations([*case.stops, "extension"]) if _in_order(each)]
+    assert len({play(order) for order in orders}) == 1
+
+
+def _in_order(steps: tuple[Any, ...]) -> bool:
+    """Return whether the stops come one after the other."""
+    stops = [step for step in steps if isinstance(step, tuple)]
+    return stops == sorted(stops)
+
+
+def at(text: str) -> datetime:
+    """Return a time of Berlin from Thursday, 5 November 2026, on: `Thu 18:00`, or `Mon 09:00`, which is the 9th."""
+    day, _, clock = text.partition(" ")
+    number = ("Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed").index(day)
+    hour, minute = map(int, clock.split(":"))
+    return datetime(2026, 11, 5 + number, hour, minute, tzinfo=ZoneInfo("Europe/Berlin"))
+
+
+OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, holidays={date(2026, 11, 11)})
+
+
+@pytest.mark.parametrize(
+    ("due", "begin", "end", "moved"),
+    [
+        ("Mon 09:00", "Thu 18:00", "Fri 08:00", "Mon 09:00"),  # a night
+        ("Mon 09:00", "Fri 18:00", "Sun 12:00", "Mon 09:00"),  # a weekend
+        ("Mon 18:00", "Mon 17:10", "Mon 17:11", "Mon 18:00"),  # after the closing
+        ("Sun 20:00", "Sat 12:00", "Sat 13:00", "Sun 20:00"),  # promised by hand
+        ("Fri 16:30", "Fri 16:00", "Mon 10:00", "Mon 10:30"),  # an hour before the weekend, and one after it
+        ("Fri 16:30", "Fri 16:00", "Sat 12:00", "Mon 09:30"),  # it passes meanwhile
+        ("Sat 10:00", "Fri 18:00", "Sun 12:00", "Sat 10:00"),  # so does this one: it is due when the clock runs
+        ("Fri 10:00", "Fri 16:00", "Mon 10:00", "Mon 10:00"),  # it had passed
+        ("Tue 17:00", "Tue 09:00", "Tue 10:00", "Thu 10:00 +1"),  # over a holiday
+    ],
+)
+def test_open_time_that_was_stopped_moves_a_deadline_and_a_night_does_not(
+    due: str, begin: str, end: str, moved: str
+) -> None:
+    time = OwnTime(Working(days=3, at="09:00", calendar=OFFICE))
+    text, _, weeks = moved.partition(" +")
+    assert time.after_stop(at(due), at(begin), at(end)) == at(text) + 7 * DAY * bool(weeks)
+
+
+def test_many_stops_are_kept_as_few_and_lead_to_no_earlier_deadline() -> None:
+    stops, due_at, time = None, FIRST + 100 * DAY, OwnTime(None)
+    spans = [(FIRST + HOUR * number, FIRST + HOUR * number + MINUTE * (number % 50)) for number in range(1, 200)]
+    for begin, end in spans:
+        stops = with_stop(stops, begin, end)
+    kept = stops_of(stops)
+    assert len(kept) == MAX_EVENTS
+    assert (kept[0][0], kept[-1][1]) == (spans[0][0], spans[-1][1])
+    assert all(end < begin for (_, end), (begin, _) in pairwise(kept))
+    assert time.after_stops(due_at, kept) >= time.after_stops(due_at, spans)
