@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from django_delayq import lengths
 from django_delayq.exceptions import PolicyError
 from django_delayq.functions import misfit
-from django_delayq.lengths import length_text
+from django_delayq.lengths import OwnTime, length_text
 from django_delayq.paths import column_at
 from django_delayq.spans import Length
 
@@ -96,8 +96,10 @@ class Course(NamedTuple):
     """The steps that are over. They are left out."""
     now: datetime | None = None
     """Of a step that repeats, only the newest `MAX_STEPS` times until then are needed."""
-    time: Length = timedelta(0)
-    """In whose own time fractions count: open hours of the calendar of a span, or real time."""
+    stops: Sequence[tuple[datetime, datetime]] = ()
+    """When its clock was stopped, the oldest first, which fractions do not count."""
+    time: OwnTime = OwnTime(None)
+    """In which fractions count."""
 
 
 def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[Step], grace: Length | None) -> Step:
@@ -164,7 +166,7 @@ def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
             yield Planned(at, step.name)
         return
     if at is not None and (over or course.now) and (every := lengths.steady(step.every, at, course.obj)):
-        newest = lengths.OwnTime(step.every, course.obj).elapsed(at, min(course.now or at, acts_at)) // every
+        newest = OwnTime(step.every, course.obj).elapsed(at, min(course.now or at, acts_at)) // every
         number = max(min(newest, step.times or newest) - MAX_STEPS, over + 1)
         at = at if number == 1 else lengths.end_of(lengths.resized(step.every, every * (number - 1)), at, course.obj)
     while at is not None and at < acts_at and number <= (step.times or number):
@@ -175,15 +177,14 @@ def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
 
 
 def _first(step: Step, course: Course) -> datetime | None:
-    start, due_at, obj = course.start, course.due_at, course.obj
+    start, due_at = course.start, course.due_at
     if not isinstance(step.offset, float):
-        return lengths.end_of(step.offset, due_at, obj)
-    if start >= due_at:
-        return due_at
-    time = lengths.OwnTime(course.time, obj)
-    if time.elapsed(start, due_at) <= timedelta(0):  # without an open hour, real time
-        time = lengths.OwnTime(None)
-    return time.forward(start, time.elapsed(start, due_at) * step.offset)
+        return lengths.end_of(step.offset, due_at, course.obj)
+    for time in (course.time, OwnTime(None)) if start < due_at else ():  # without an open hour, in real time
+        total = time.elapsed(start, due_at) - sum((time.elapsed(*each) for each in course.stops), timedelta(0))
+        if total > timedelta(0):
+            return time.after_stops(time.forward(start, total * step.offset), course.stops)
+    return due_at
 
 
 def newest_due(plan: Iterator[Planned], now: datetime) -> tuple[list[str], Planned]:
@@ -330,5 +331,5 @@ class HasPlan:
         """Yield when the steps of a round that are not over, and at last its handler, run: see `steps.plan_of`."""
         steps = () if self.plan_is_unknown(course.obj) else self.steps
         if self.has_fractions:
-            course = course._replace(time=self.length_in_use(course.obj) or timedelta(0))
+            course = course._replace(time=self.own_time(course.obj))
         return plan_of(steps, self.acts_at(course.due_at, course.obj), course)

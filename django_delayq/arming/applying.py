@@ -127,7 +127,9 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
 
 def _new_row(each: Round, using: str) -> Timeout:
     subject = subject_at(each.state.policy, each.state.pk, "", using)
-    values: dict[str, Any] = {} if each.kept is None else {"steps_over": each.kept.steps_over}
+    values: dict[str, Any] = {}
+    if each.kept is not None:
+        values = {"steps_over": each.kept.steps_over, "stops": each.kept.stops}
     if each.rest is not None:  # what is next of it follows from its deadline when its clock runs again
         values |= {"state": State.HELD.value}
     row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms, **values)
@@ -136,7 +138,7 @@ def _new_row(each: Round, using: str) -> Timeout:
             row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
-        row.restarted_at, row.stops = each.kept.restarted_at, each.kept.stops
+        row.restarted_at = each.kept.restarted_at
         if row.step == each.kept.step or each.rest is not None:
             row.step, row.snoozes, row.deaths = each.kept.step, each.kept.snoozes, each.kept.deaths
     if each.rest is not None:

@@ -257,8 +257,10 @@ def deadline_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
 
 def attempt_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
     """Return when a held row would be tried next if its clock ran from now on, or since the end of its hold."""
-    due_at, waits = _resumed(row, min(row.held_until or now, now), using)
-    attempt = next_at(row, due_at).at
+    resumed_at = min(row.held_until or now, now)
+    due_at, waits = _resumed(row, resumed_at, using)
+    stops = row.stops if row.is_paused else with_stop(row.stops, row.held_at or resumed_at, resumed_at)
+    attempt = next_at(row, due_at, stops=stops_of(stops)).at
     return attempt + (row.remaining or _NOTHING) if row.is_paused else max(attempt, waits or attempt)
 
 

@@ -62,13 +62,14 @@ def resume_rows(
     rows, reset = list[Timeout](), tuple[str, ...]()
     for row, counts_from, due_at in deadlines:
         record(row, "resumed", at, **{"from": row.due_at, "to": due_at, **event})
+        if not row.keeps_deadline:
+            row.stops = with_stop(row.stops, row.held_at or counts_from, counts_from)
         planned_at, changed = set_next(row, due_at)
         run_at, reset = planned_at, reset or changed
         if row.keeps_deadline:
             run_at = max(planned_at + (row.remaining or timedelta(0)), counts_from)
         else:
             row.asked_due_at, row.restarted_at = row.asked_due_at or row.due_at, counts_from
-            row.stops = with_stop(row.stops, row.held_at or counts_from, counts_from)
             run_at = planned_at if changed else max(planned_at, row.ready_at or planned_at)
         vars(row).update(RUNNING_CLOCK)
         policy = registry.get(row.policy)

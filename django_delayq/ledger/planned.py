@@ -12,6 +12,7 @@ from django_delayq.clock import shifted
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.columns import ATTEMPTS
+from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -32,7 +33,8 @@ def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:
 def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None, **given: Any) -> Iterator[Planned]:
     """Yield the plan of `row`, without what is over. `obj`: its object, if it was read. `given`: see `Course`."""
     course = _course(policy, given.pop("due_at", row.due_at), row.since_at, row.created_at)
-    return policy.plan(course._replace(**{"obj": _needed(row, policy, obj), "over": row.steps_over, **given}))
+    given = {"obj": _needed(row, policy, obj), "over": row.steps_over, "stops": stops_of(row.stops), **given}
+    return policy.plan(course._replace(**given))
 
 
 def _needed(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> Any:
@@ -46,12 +48,12 @@ def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | N
     return Course(due_at, since if since is not None and since < due_at else created or created_at)
 
 
-def next_at(row: Timeout, due_at: datetime | None = None) -> Planned:
-    """Return what is next of a waiting row if its deadline is `due_at`, by default its own. Only computes it."""
+def next_at(row: Timeout, due_at: datetime | None = None, **given: Any) -> Planned:
+    """Return what is next of a waiting row if its deadline is `due_at`, by default its own. `given`: see `Course`."""
     policy = registry.get(row.policy)
     if policy is None or not policy.has_plan:
         return Planned(due_at or row.due_at, row.step if policy is None else HANDLER)
-    return next(plan_of_row(row, policy, due_at=due_at or row.due_at))
+    return next(plan_of_row(row, policy, due_at=due_at or row.due_at, **given))
 
 
 def waits_longer(row: Timeout) -> bool:

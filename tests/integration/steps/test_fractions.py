@@ -1,16 +1,19 @@
-"""A step at a fraction of the time in which the deadline counts."""
+"""A step at a fraction: of the time in which the deadline counts, without what the clock was stopped for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import Working, WorkingHours, clock
+from django_delayq import Working, WorkingHours, clock, operations
+from django_delayq.arming.holding import attempt_if_resumed
 from django_delayq.testing import fire_due
-from tests.integration.steps.days import ARMED, DAY, Declare, note, row_of
+from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, note, planned, row_of, sent
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,3 +61,86 @@ def test_without_open_time_it_is_the_fraction_of_all_time(declare: Declare) -> N
         order = Order.objects.create(status="x")
         row = dq.schedule_timeout(order, policy, hours=10)
     assert (row.step, row.run_at) == ("half", moment("sat", 17))
+
+
+def by_hand(order: Order, policy: Any, begin: Any, end: Any) -> None:
+    with clock.set_to(begin):
+        dq.hold_timeout(order, policy)
+    with clock.set_to(end):
+        dq.resume_timeout(order, policy)
+
+
+def by_policy(order: Order, policy: Any, begin: Any, end: Any) -> None:
+    with clock.set_to(begin):
+        operations.hold(policy, by="anna")
+    with clock.set_to(end):
+        operations.resume(policy, by="anna")
+
+
+def by_condition(order: Order, policy: Any, begin: Any, end: Any) -> None:
+    for now, text in ((begin, "in talks"), (end, "")):
+        with clock.set_to(now):
+            order.note = text
+            order.save()
+
+
+STOPS: dict[str, Callable[..., None]] = {"by hand": by_hand, "of the policy": by_policy, "by condition": by_condition}
+
+
+@pytest.mark.parametrize(
+    ("stop", "is_armed"), [*((stop, True) for stop in STOPS), ("by hand", False), ("of the policy", False)]
+)
+def test_the_time_for_which_the_clock_was_stopped_does_not_count(declare: Declare, stop: str, is_armed: bool) -> None:
+    policy = fractions(declare, 8 * DAY, **({**ARMED, "hold_when": Q(note="in talks")} if is_armed else {}))
+    with at(0):
+        order = sent()
+        if not is_armed:
+            dq.schedule_timeout(order, policy)
+    assert planned(order) == ("at_25", 2, 8)
+    STOPS[stop](order, policy, T0 + DAY, T0 + 5 * DAY)
+    assert planned(order) == ("at_25", 6, 12)
+    with at(6):
+        fire_due(policy, order)
+    assert planned(order) == ("at_50", 8, 12)
+    STOPS[stop](order, policy, T0 + 7 * DAY, T0 + 8 * DAY)
+    assert planned(order) == ("at_50", 9, 13)
+    with at(8):
+        dq.extend_timeout(order, policy, days=8)
+    assert planned(order) == ("at_50", 13, 21)
+    with at(14):
+        fire_due(policy, order)
+    assert planned(order) == ("at_75", 17, 21)
+
+
+def test_nor_the_open_time_for_which_it_was_stopped(declare: Declare) -> None:
+    policy = fractions(declare, HOURS["a constant"], **ARMED)
+    with clock.set_to(moment("mon", 9)):
+        order = Order.objects.create(status="unpaid", created_at=moment("mon", 9))
+    by_hand(order, policy, moment("mon", 10), moment("tue", 12))
+    row = row_of(order)
+    assert (row.step, row.run_at, row.due_at) == ("at_25", moment("tue", 13), moment("wed", 11))
+    with clock.set_to(moment("tue", 13)):
+        fire_due(policy, order)
+    assert row_of(order).run_at == moment("tue", 15)
+
+
+def test_a_round_that_continues_has_been_stopped_as_long_as_before(declare: Declare) -> None:
+    policy = fractions(declare, 8 * DAY, **ARMED)
+    with at(0):
+        order = sent()
+    by_hand(order, policy, T0 + DAY, T0 + 5 * DAY)
+    for status in ("paid", "unpaid"):
+        with at(5.5):
+            order.status = status
+            order.save()
+    assert planned(order) == ("at_25", 6, 12)
+
+
+def test_the_outlook_of_a_stopped_clock_is_what_follows(declare: Declare) -> None:
+    policy = fractions(declare, 8 * DAY)
+    with at(0):
+        order = sent()
+        dq.schedule_timeout(order, policy)
+    with at(1):
+        dq.hold_timeout(order, policy)
+    assert days(attempt_if_resumed(row_of(order), "default", T0 + 5 * DAY)) == 6
