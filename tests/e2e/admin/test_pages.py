@@ -22,6 +22,7 @@ DJANGOS_OWN = (".datetime",)
 """Fields whose labels axe-core does not accept."""
 SCREENS = {"desktop": (DESKTOP, False), "dark": (DESKTOP, True), "phone": (PHONE, False)}
 each_screen = pytest.mark.parametrize(("width", "dark"), SCREENS.values(), ids=SCREENS)
+CONSEQUENCES = "Show the consequences"
 
 
 def detail(timeout: int) -> str:
@@ -49,6 +50,8 @@ def test_an_action_on_ticked_rows(admin: Admin, stock: Stock, action: str, butto
         admin.type("amount", "2")
         admin.choose("unit", "days")
     admin.type("reason", f"asked for in test of {action}")
+    if action == "postpone":
+        admin.press(CONSEQUENCES)
     admin.press(button)
     assert admin.message() == told
     assert "state__exact" in admin.browser.current_url
@@ -76,10 +79,13 @@ def test_a_button_on_the_page_of_a_row(admin: Admin, stock: Stock, action: str, 
     if action == "postpone":
         field = admin.browser.find_element(By.NAME, "at")
         admin.browser.execute_script("arguments[0].value = '2099-05-06T07:08'", field)
-    admin.press(button)  # without a reason: the page comes back
+    first = CONSEQUENCES if action in {"postpone", "refire"} else button
+    admin.press(first)  # without a reason: the page comes back
     admin.wait_for("This field is required.")
     admin.type("reason", "the customer called")
-    admin.press(button)
+    admin.press(first)
+    if first == CONSEQUENCES:
+        admin.press(button)
     assert admin.message() == told
     assert admin.browser.current_url.endswith(detail(pk))
     if action == "postpone":
@@ -150,6 +156,8 @@ def test_an_action_on_ticked_objects(admin: Admin, stock: Stock, action: str, bu
     if action == "postpone":
         admin.type("amount", "2")
     admin.type("reason", f"{action} by way of the order")
+    if action == "postpone":
+        admin.press(CONSEQUENCES)
     admin.press(button)
     assert admin.message() == told
     admin.open(detail(timeout))

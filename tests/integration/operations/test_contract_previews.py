@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 from django.urls import include, path, reverse
@@ -132,7 +133,7 @@ def test_resuming_after_a_brake_says_what_fires_and_that_it_will_stop_again(admi
     line = dry_run(OPERATIONS["resume"], POLICY)
     assert f"{DUE} {AGAIN}" in line and ".;" not in line
     shown = APIClient()
-    shown.force_login(admin_client.get("/admin/").wsgi_request.user)
+    shown.force_login(User.objects.get())
     preview = shown.get(f"/api/policies/{POLICY}/").data["preview"]
     keys = ", ".join(str(order.pk) for order in Order.objects.order_by("note")[:3])
     assert preview == {"due": 25, "text": f"{DUE.replace('A-00, A-01, A-02', keys)} {AGAIN}"}
