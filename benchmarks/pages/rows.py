@@ -28,12 +28,12 @@ FORM = """
 INSERT INTO django_delayq_timeout
     (policy, content_type_id, object_id, {key_column}, queue, state, cause, due_at, run_at, first_due_at, extensions,
      attempts, payload, history, reason, created_at, settled_at, idempotency_key, slot, slot_taken, final_attempt,
-     claims, snoozes, deaths, is_requested, is_due_by_request, held_by_hand, trace, share, step, steps_over,
+     claims, snoozes, deaths, is_requested, is_due_by_request, held_by_hand, held_when, trace, share, step, steps_over,
      keeps_deadline, is_guarded, since_at, terms, computed_due_at)
 SELECT {policy}, {kind}, {n} , CASE WHEN n % 1000 = 7 THEN {keyed} ELSE '' END,
        CASE WHEN n % 5003 = 0 THEN 'rare' ELSE 'default' END,
        {state}, {cause}, {due}, {due}, {due}, 0, 0, '{{"basket": ["one", "two"]}}', '{history}', '', {made}, {settled},
-       {digits}, {digits}, {taken}, {no}, 0, 0, 0, {no}, {no}, {no}, '', '', '', '', {no}, {no}, {made}, '', {due}
+       {digits}, {digits}, {taken}, {no}, 0, 0, 0, {no}, {no}, {no}, {no}, '', '', '', '', {no}, {no}, {made}, '', {due}
 FROM {series}
 """
 HISTORY = '[{"at": "2026-01-01T00:00:00+00:00", "what": "extended", "by": "admin:anna", "reason": "on request"}]'

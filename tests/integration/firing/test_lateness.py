@@ -85,7 +85,7 @@ def test_a_snooze_is_not_lateness(declare: Declare, caplog: pytest.LogCaptureFix
     fire(row)
     assert measured(row, caplog) == (2, 2, 2)
     [event] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
-    assert " s after the deadline" in str(event) and event.details["late"] > 9 * 3600, (
+    assert "10 h after the deadline" in str(event) and event.details["late"] > 9 * 3600, (
         "the story counts from the deadline"
     )
 

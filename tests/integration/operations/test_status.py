@@ -157,7 +157,7 @@ def test_a_redis_that_is_away_is_said_and_nothing_is_raised(settings: Settings) 
 
 def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis.Redis) -> None:
     rows = [pending(Order.objects.create(), seconds=1) for _ in range(3)]
-    pending(Order.objects.create(), minutes=10)
+    pending(Order.objects.create(), minutes=4)
     seen = status.snapshot().redis
     assert (seen.is_in_step, seen.compared, seen.missing) == (True, 3, 0)
     assert [(queue.name, queue.entries) for queue in seen.queues if queue.entries] == [("default", 4)]

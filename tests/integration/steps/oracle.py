@@ -90,6 +90,7 @@ class Oracle:
     attempts: int = 0
     waits_until: float | None = None
     held_at: float | None = None
+    stops: list[tuple[float, float]] = field(default_factory=list)
     rest: float = 0
     down_until: float = -1
     first: str = ""
@@ -106,8 +107,7 @@ class Oracle:
         for place, rule in enumerate(self.shape.rules):
             at = due + rule.offset
             if rule.fraction is not None:
-                start = min(due, self.since)
-                at = start + (due - start) * rule.fraction
+                at = self.at_fraction(rule.fraction, due)
             number = 1
             while at < acts_at and (rule.times is None or number <= rule.times):
                 found.append((at, place, f"{rule.name}:{number}" if rule.every else rule.name))
@@ -115,6 +115,15 @@ class Oracle:
                     break
                 at, number = at + rule.every, number + 1
         return [(at, name) for at, _, name in sorted(found, key=lambda each: each[:2])] + [(acts_at, HANDLER)]
+
+    def at_fraction(self, fraction: float, due: float) -> float:
+        """Return the end of a part of the time from the start to `due`, of which stopped time is none."""
+        start = min(due, self.since)
+        time = due - start - sum(end - begin for begin, end in self.stops)
+        at = start + time * fraction
+        for begin, end in self.stops:
+            at += end - begin if at > begin else 0
+        return at if time > 0 else start + (due - start) * fraction
 
     def left(self, due: float | None = None) -> list[tuple[float, str]]:
         """Return what is not over. Of a step that repeats, a repetition is over if a later one is."""
@@ -165,11 +174,12 @@ class Oracle:
             self.paid = False
             if self.state == "ended" and self.held_at is not None:  # it continues with the rest of its time
                 self.due = now + self.rest
+                self.stops.append((self.held_at, now))
                 self.begin(now)
             elif self.state == "ended" and now - self.due - self.shape.grace < CATCH_UP:
                 self.begin(now)
         elif what == "resend":
-            self.since, self.due, self.over = now, now + AFTER, set()
+            self.since, self.due, self.over, self.stops = now, now + AFTER, set(), []
             self.begin(now)
             self.state = "ended" if self.paid else self.state
 
@@ -183,8 +193,12 @@ class Oracle:
             self.waits_until = max(before, self.left()[0][0]) if waits else None
 
     def resume(self, now: float) -> None:
+        assert self.held_at is not None
         self.due = now + self.rest
-        self.held_at, self.waits_until = None, None
+        self.stops.append((self.held_at, now))
+        if self.waits_until is not None:  # a retry of the handler waits by its deadline
+            self.waits_until = None if self.first == HANDLER else self.waits_until + now - self.held_at
+        self.held_at = None
         if self.left()[0][1] != self.first:
             self.new_step()
 

@@ -42,7 +42,7 @@ SERIES = {
 COLUMNS = (
     'policy, content_type_id, object_id, "key", queue, state, cause, due_at, run_at, first_due_at, extensions, '
     "attempts, history, reason, created_at, settled_at, idempotency_key, slot, slot_taken, final_attempt, claims, "
-    "snoozes, deaths, is_requested, is_due_by_request, held_by_hand, share, keeps_deadline, "
+    "snoozes, deaths, is_requested, is_due_by_request, held_by_hand, held_when, share, keeps_deadline, "
     "is_guarded, trace, step, steps_over"
 )
 FORM = """
@@ -51,7 +51,7 @@ SELECT 'testapp.order.remind', 1, n, '', 'default',
        CASE WHEN n % 4 = 0 THEN 'fired' ELSE 'pending' END, CASE WHEN n % 4 = 0 THEN 'due' ELSE '' END,
        {moment}, {moment}, {moment}, 0, 0, '[]', '', {past},
        CASE WHEN n % 4 = 0 THEN {moment} ELSE NULL END, n, n, CASE WHEN n % 4 = 0 THEN NULL ELSE 1 END, {no}, 0,
-       0, 0, {no}, {no}, {no}, {share}, {no}, {no}, '', '', ''
+       0, 0, {no}, {no}, {no}, {no}, {share}, {no}, {no}, '', '', ''
 FROM {series}
 """
 MOMENTS = {
