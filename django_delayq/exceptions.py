@@ -67,5 +67,7 @@ class EngineFull(EngineUnavailable):
 
 def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:
     """Return a hint for a message about the name `wrong`: which one of `known` is similar, or `otherwise`."""
-    near = difflib.get_close_matches(str(wrong), list(known), n=1, cutoff=0.7)  # `REDIS` is not meant by `THREADS`
+    names = list(known)
+    near = difflib.get_close_matches(str(wrong), names, n=1, cutoff=0.7)  # by `THREADS`, `REDIS` is not meant
+    near = near or [name for name in names if str(wrong).startswith(name)]  # but by `monday`, `mon` is
     return f"Did you mean {near[0]!r}?" if near else otherwise
