@@ -241,7 +241,8 @@ def length_label(length: Length) -> str:
         number, unit, time, _before = found.groups()
         if unit is None:
             return _("at {time}").format(time=time) if time else _("before")
-        return (_SPAN_UNITS[unit] % (1 if number == "1" else 2)).format(n=number)
+        shown = number.replace(".", formats.get_format("DECIMAL_SEPARATOR"))
+        return (_SPAN_UNITS[unit] % (int(number) if number.isdecimal() else 2)).format(n=shown)
 
     return _IN_SPANS.sub(translated, length_text(length))
 

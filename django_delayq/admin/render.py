@@ -336,7 +336,7 @@ def _limits(limits: Limits) -> list[tuple[str, str]]:
 
 def percent(number: float) -> str:
     """Render a percentage: whole, or to a tenth."""
-    return _("{n} %").format(n=formats.number_format(number, 1 if isinstance(number, float) else 0))
+    return _("{n}%").format(n=formats.number_format(round(number, 1)))  # which would cut decimals off
 
 
 def lag(seconds: float | None) -> str:
