@@ -215,11 +215,6 @@ def step_of(steps: Iterable[Step], name: str) -> Step | None:
     return next((step for step in steps if step.name == _split(name)[0]), None)
 
 
-def _is_over(name: str, numbers: dict[str, int]) -> bool:
-    base, number = _split(name)
-    return numbers.get(base, 0) >= number
-
-
 def _numbers(over: str) -> dict[str, int]:
     return dict(map(_split, over.split()))
 
@@ -247,11 +242,10 @@ class HasPlan:
         together: int | None
         atomic: bool
         grace: Length | None
-        has_plan: Any
         after: Any
         model: Any
         needs_object: Any
-        length_in_use: Any
+        own_time: Any
         steps: tuple[Step, ...]
 
     def step(
