@@ -232,7 +232,7 @@ def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(
     policies = len(sync_module.automatic_policies("default"))
     assert len(set(synced)) == len(synced) == policies, "the others do not wait for the failed one"
     assert jobs.tables.run() <= 1.0
-    jobs._tables._failed[synced[0]].retry_at = 0.0  # a second later
+    jobs.tables._failed[synced[0]].retry_at = 0.0  # a second later
     jobs.tables.run(at_once=True)
     assert synced[policies:] == [synced[0]]
     jobs.tables.run(at_once=True)
