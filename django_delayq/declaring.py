@@ -225,8 +225,9 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
             # Without the value, whose text would evaluate a queryset in it.
             raise PolicyError(f"Timeout policy {policy.label}: its {option} does not fit: {error}") from error
     values = [(option, path) for option, path in (("by", policy.counts_by), ("batch_by", policy.batch_by)) if path]
+    searchable = _of(models.CharField, models.TextField, models.IntegerField, models.UUIDField)
     for path in policy.search:
-        _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
+        _check_field(policy, "search", path, "a field of strings, integers or UUIDs", searchable)
     for option, path in values:
         _check_field(policy, option, path, "a column, or a path over foreign keys to one,", _is_column)
     if policy.owner is not None:
@@ -238,14 +239,15 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
 def _check_time(policy: TimeoutPolicy[Any]) -> None:
     """Raise `PolicyError` if `since`, `after` or `within` has a wrong path, or `after` cannot count from a date."""
     if isinstance(policy.since, str):
-        _check_field(policy, "since", policy.since, "a DateTimeField or DateField", _is_date)
+        _check_field(policy, "since", policy.since, "a DateTimeField or DateField", _of(models.DateField))
     length, paths = policy.fixed_length, list[tuple[str, Any]]()
     is_without_time = length is not None and not has_wall_time(length)
     if isinstance(policy.after, str):
-        _check_field(policy, "after", policy.after, "a DurationField", _is_duration)
+        _check_field(policy, "after", policy.after, "a DurationField", _of(models.DurationField))
         is_without_time = True
+    number = _of(models.IntegerField, models.FloatField, models.DecimalField)
     for path in amount_paths_of(length) if length is not None else ():
-        _check_field(policy, "after", path, "a field of numbers", _is_number)
+        _check_field(policy, "after", path, "a field of numbers", number)
     if policy.counts_from_date and (policy.after is None or is_without_time):
         words = f"since={policy.since!r} has dates, so after needs a time of day, such as Wall(at=...)."
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
@@ -271,26 +273,13 @@ def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, 
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
 
 
-def _is_searchable(field: Any) -> bool:
-    kinds = (models.CharField, models.TextField, models.IntegerField, models.UUIDField)
-    return bool(field.concrete) and not field.is_relation and isinstance(stored_type(field), kinds)
+def _of(*kinds: type[models.Field[Any, Any]]) -> Callable[[Any], bool]:
+    """Return a function of a field: whether it is a column of one of these types, or of one of their kinds."""
+    return lambda field: bool(field.concrete) and isinstance(stored_type(field), kinds)
 
 
 def _is_column(field: Any) -> bool:
     return bool(field.concrete and not field.many_to_many and not isinstance(stored_type(field), models.BinaryField))
-
-
-def _is_date(field: Any) -> bool:
-    return isinstance(stored_type(field), models.DateField)  # of which DateTimeField is a kind
-
-
-def _is_duration(field: Any) -> bool:
-    return isinstance(stored_type(field), models.DurationField)
-
-
-def _is_number(field: Any) -> bool:
-    kinds = (models.IntegerField, models.FloatField, models.DecimalField)
-    return bool(field.concrete) and isinstance(stored_type(field), kinds)
 
 
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:

@@ -83,7 +83,7 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
     if at is not None:
         return Delay(at=check_moment(at, "at"))
     if after is not None:
-        return Delay(after=check_duration(after, "after"))
+        return Delay(after=_checked(after))
     try:
         for name, value in units.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -97,9 +97,9 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
         raise InvalidDelay(_("The delay is too long: {units}.").format(units=words)) from error
 
 
-def check_duration(value: Any, name: str, *, may_be_negative: bool = False) -> Length:
-    """Return `value` as a timedelta or span; raise `InvalidDelay` for another type, or if it is negative."""
-    length = as_length(value, name)
-    if not may_be_negative and is_negative(length):
-        raise InvalidDelay(f"{name} must not be negative, but is {length_text(length)}.")
+def _checked(after: Any) -> Length:
+    """Return `after` as a timedelta or span; raise `InvalidDelay` for another type, or if it is negative."""
+    length = as_length(after, "after")
+    if is_negative(length):
+        raise InvalidDelay(f"after must not be negative, but is {length_text(length)}.")
     return length

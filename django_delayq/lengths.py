@@ -42,11 +42,9 @@ _LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
 
 def as_length(value: Any, name: str) -> Length:
     """Return `value` if it is a timedelta or a span, and a relativedelta as a span. Otherwise raise InvalidDelay."""
-    if isinstance(value, timedelta):
-        return value
     if is_relativedelta(value):
         return wrapped(value)
-    if is_span(value):
+    if isinstance(value, timedelta) or is_span(value):
         return value  # type: ignore[no-any-return]
     raise InvalidDelay(f"{name} must be a timedelta, a span such as Working(...) or a relativedelta, not {value!r}.")
 
@@ -175,9 +173,7 @@ def resized(length: Length, to: timedelta, *, strict: bool = False) -> Length:
 
 def needs_object(length: Length) -> bool:
     """Return whether the end may depend on the object: by a path or a callable, or as the span is not built in."""
-    if not isinstance(length, BuiltIn):
-        return not isinstance(length, timedelta)
-    return length.source is not None or bool(length.amounts)
+    return bool(paths_of(length)) or reads_unnamed(length)
 
 
 def paths_of(length: Length) -> tuple[str, ...]:
@@ -194,9 +190,7 @@ def amount_paths_of(length: Length) -> tuple[str, ...]:
 
 def reads_unnamed(length: Length) -> bool:
     """Return whether the end may depend on values of the object that no path names: of a callable or a foreign span."""
-    if isinstance(length, BuiltIn):
-        return callable(length.source)
-    return not isinstance(length, timedelta)
+    return callable(length.source) if isinstance(length, BuiltIn) else not isinstance(length, timedelta)
 
 
 def relations_of(length: Length) -> tuple[str, ...]:

@@ -30,32 +30,15 @@ from django_delayq.key_types import (
     KindField,
     PartialIndex,
 )
-from django_delayq.policy_models import (
-    ClockAdvance,
-    PolicyChange,
-    PolicyControl,
-    PolicyDay,
-    PolicyMeter,
-    PolicySync,
-    RateShare,
-    StoredAnswer,
-    UnfinishedRun,
-)
-
-__all__ = [
-    "ClockAdvance",
-    "Installation",
-    "PolicyChange",
-    "PolicyControl",
-    "PolicyDay",
-    "PolicyMeter",
-    "PolicySync",
-    "RateShare",
-    "StoredAnswer",
-    "Timeout",
-    "WorkerSeen",
-]
-__all__ += ["UnfinishedRun"]
+from django_delayq.policy_models import ClockAdvance as ClockAdvance
+from django_delayq.policy_models import PolicyChange as PolicyChange
+from django_delayq.policy_models import PolicyControl as PolicyControl
+from django_delayq.policy_models import PolicyDay as PolicyDay
+from django_delayq.policy_models import PolicyMeter as PolicyMeter
+from django_delayq.policy_models import PolicySync as PolicySync
+from django_delayq.policy_models import RateShare as RateShare
+from django_delayq.policy_models import StoredAnswer as StoredAnswer
+from django_delayq.policy_models import UnfinishedRun as UnfinishedRun
 
 SLOT_BYTES = 16
 """With fewer, two slots could be made alike: see `slot_of`."""

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from django.conf import settings
@@ -219,14 +219,10 @@ class TimeoutPolicy(HasPlan, Generic[M]):
         return None if value is None else within_calendar(check_awareness(value, f"since of {self.label}"))
 
     @functools.cached_property
-    def _since_field(self) -> Any:
-        """Return the type of the field that `since` names; None if it is a callable, or there is none."""
-        return stored_type(field_at(self.model, self.since)) if isinstance(self.since, str) else None
-
-    @functools.cached_property
     def counts_from_date(self) -> bool:
         """Return whether `since` names a field that has dates without a time."""
-        return isinstance(self._since_field, DateField) and not isinstance(self._since_field, DateTimeField)
+        field = stored_type(field_at(self.model, self.since)) if isinstance(self.since, str) else None
+        return isinstance(field, DateField) and not isinstance(field, DateTimeField)
 
     @functools.cached_property
     def has_plain_since(self) -> bool:
@@ -313,11 +309,7 @@ class TimeoutPolicy(HasPlan, Generic[M]):
         start = check_awareness(since_at, f"since of {self.label}")
         if self.since is None and isinstance(length, timedelta):
             return shifted(start, length)
-        return end_of(length, self.start_of(start), obj)
-
-    def start_of(self, since_at: datetime) -> date:
-        """Return what a span counts from: `since_at`, or its date if `since` names a field that has dates."""
-        return since_at.date() if self.counts_from_date else since_at
+        return end_of(length, start.date() if self.counts_from_date else start, obj)
 
     def opening(self, moment: datetime, obj: M | None = None) -> datetime:
         """Return when a timeout that would run at `moment` may run by `within`: then, or at the next opening.

@@ -10,11 +10,9 @@ from functools import lru_cache
 from typing import Any, cast
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import (
     DateTimeField,
     F,
-    Func,
     GeneratedField,
     Lookup,
     Model,
@@ -27,13 +25,11 @@ from django.db.models import (
 from django.db.models.expressions import BaseExpression, Col, CombinedExpression, NegatedExpression, RawSQL
 from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
-from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import WhereNode
 
-from django_delayq.dialects import dialect_of
 from django_delayq.paths import field_at, is_reference, named_in
 from django_delayq.policies import TimeoutPolicy, get_policies, registry
-from django_delayq.policy_terms import follows_data, has_column, named_paths
+from django_delayq.policy_terms import OfDialect, follows_data, has_column, named_paths
 
 OPERATORS = {"exact": "=", "lt": "<", "lte": "<=", "gt": ">", "gte": ">=", "in": "in"}
 
@@ -49,16 +45,6 @@ def unindexed(policy: TimeoutPolicy[Any]) -> list[str]:
         if not (field.unique or field.db_index or field.name in first):
             found.append(path)
     return found
-
-
-class _Midnight(Func):
-    """The midnight of a column with dates, as `TimeoutPolicy.checked_since` returns it."""
-
-    output_field = DateTimeField()
-
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> Any:
-        template = dialect_of(connection).midnight("%(expressions)s")
-        return super().as_sql(compiler, connection, template=template)
 
 
 def since_name(policy: TimeoutPolicy[Any], number: int = 0) -> str | None:
@@ -79,7 +65,9 @@ def with_since(rows: QuerySet[Any], *policies: TimeoutPolicy[Any]) -> QuerySet[A
         if name is None or name == since:
             continue
         path = cast("str", since)
-        value: Any = _Midnight(F(path)) if policy.counts_from_date else F(path)
+        value: Any = F(path)
+        if policy.counts_from_date:  # as `TimeoutPolicy.checked_since` returns it
+            value = OfDialect(value, sql="midnight", output_field=DateTimeField())
         if "__" in path:
             others: QuerySet[Any, Any] = QuerySet(policy.concrete_model).order_by().filter(pk=OuterRef("pk"))
             value = Subquery(others.values_list(value)[:1], output_field=DateTimeField())

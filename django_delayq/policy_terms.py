@@ -58,10 +58,10 @@ def _columns(policy: TimeoutPolicy[Any]) -> tuple[str, ...] | None:
         return None
     columns = []
     for path in named_paths(policy):
-        row = path.rpartition("__")[0]
-        if column_at(policy.model, path) is None and not row:
+        column = path if column_at(policy.model, path) is not None else path.rpartition("__")[0]
+        if not column:
             return None
-        columns.append(path if column_at(policy.model, path) is not None else row)
+        columns.append(column)
     return tuple(columns)
 
 
@@ -92,13 +92,12 @@ def prefix(policy: TimeoutPolicy[Any]) -> str:
     return f"{hashlib.blake2b(names.encode(), digest_size=2).hexdigest()}:"
 
 
-class _Microseconds(Func):
-    """The number of microseconds of a duration, which most databases store so."""
-
-    output_field = BigIntegerField()
+class OfDialect(Func):
+    """What the method `sql` of the dialect, such as "midnight", makes of a column."""
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> Any:
-        return super().as_sql(compiler, connection, template=dialect_of(connection).microseconds("%(expressions)s"))
+        template = getattr(dialect_of(connection), self.extra["sql"])("%(expressions)s")
+        return super().as_sql(compiler, connection, template=template)
 
 
 def terms_column(policy: TimeoutPolicy[Any], using: str) -> Any:
@@ -110,7 +109,7 @@ def terms_column(policy: TimeoutPolicy[Any], using: str) -> Any:
     for number, path in enumerate(_columns(policy) or ()):
         value: Any = F(path)
         if isinstance(column_at(policy.model, path), DurationField):
-            value = _Microseconds(value)
+            value = OfDialect(value, sql="microseconds", output_field=BigIntegerField())
         parts += [Value(_BETWEEN)] if number else []
         parts.append(Coalesce(Cast(value, CharField()), Value("")))
     text = Left(Concat(Value(prefix(policy)), *parts, output_field=CharField()), MAX_TERMS)
@@ -122,8 +121,6 @@ def terms_column(policy: TimeoutPolicy[Any], using: str) -> Any:
 
 def lacks_none(policy: TimeoutPolicy[Any]) -> Q:
     """Return the condition on rows of the policy's table that no value at its paths is NULL: that exempts an object."""
-    if not has_column(policy):
-        return Q()
     return Q(**{f"{path}__isnull": False for path in _columns(policy) or ()})
 
 

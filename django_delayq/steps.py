@@ -55,20 +55,12 @@ class Step:
     times: int | None = None
     atomic: bool = True
 
-    @property
-    def needs_object(self) -> bool:
-        """Return whether its times depend on the object: a span has a path or a function."""
-        given = [each for each in (self.offset, self.every) if each is not None and not isinstance(each, float)]
-        return any(map(lengths.needs_object, given))
-
     def __str__(self) -> str:
         """Return when it runs, such as `3 d before the deadline`."""
         if isinstance(self.offset, float):
             when = f"at {self.offset:.0%} of the time"
-        elif isinstance(self.offset, timedelta) and not self.offset:
-            when = "at the deadline"
         elif isinstance(self.offset, timedelta):
-            when = f"{length_text(abs(self.offset))} {'before' if self.offset < timedelta(0) else 'after'} the deadline"
+            when = lengths.delay_text(self.offset, "the deadline")
         else:
             when = f"{length_text(self.offset)} from the deadline"
         if self.every is None:
@@ -215,11 +207,6 @@ def step_of(steps: Iterable[Step], name: str) -> Step | None:
     return next((step for step in steps if step.name == _split(name)[0]), None)
 
 
-def _is_over(name: str, numbers: dict[str, int]) -> bool:
-    base, number = _split(name)
-    return numbers.get(base, 0) >= number
-
-
 def _numbers(over: str) -> dict[str, int]:
     return dict(map(_split, over.split()))
 
@@ -247,11 +234,10 @@ class HasPlan:
         together: int | None
         atomic: bool
         grace: Length | None
-        has_plan: Any
         after: Any
         model: Any
         needs_object: Any
-        length_in_use: Any
+        own_time: Any
         steps: tuple[Step, ...]
 
     def step(
@@ -304,11 +290,12 @@ class HasPlan:
     @functools.cached_property
     def plan_needs_object(self) -> bool:
         """Return whether the plan of a round depends on its object."""
-        of_grace = self.grace is not None and lengths.needs_object(self.grace)
+        given = [self.grace, *(length for step in self.steps for length in (step.offset, step.every))]
         of_time = self.has_fractions and self.needs_object
         if of_time and isinstance(self.after, str):  # a column has durations, which count in real time
             of_time = column_at(self.model, self.after) is None
-        return of_grace or of_time or any(step.needs_object for step in self.steps)
+        of_spans = any(lengths.needs_object(each) for each in given if each and not isinstance(each, float))
+        return of_time or of_spans
 
     def plan_is_unknown(self, obj: Any) -> bool:
         """Return whether the plan depends on an object, and there is none."""

@@ -58,8 +58,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         stopped = [(row, each.rest) for row, each in restarted if each.rest is not None]
         for row, _ in stopped:
             row.held_at = changes.move[row.pk].held_at
-        if stopped:
-            hold_rows(stopped, using, at=clock.now(), by="save")
+        hold_rows(stopped, using, at=clock.now(), by="save")
     moved += _recompute(changes.recompute, using)
     held, resumed = _set_clocks(changes, ran, using)
     if changes.cancel:
@@ -127,11 +126,10 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
 
 def _new_row(each: Round, using: str) -> Timeout:
     subject = subject_at(each.state.policy, each.state.pk, "", using)
-    values: dict[str, Any] = {}
+    # What is next of a held one follows from its deadline when its clock runs again.
+    values = {} if each.rest is None else {"state": State.HELD.value}
     if each.kept is not None:
-        values = {"steps_over": each.kept.steps_over, "stops": each.kept.stops}
-    if each.rest is not None:  # what is next of it follows from its deadline when its clock runs again
-        values |= {"state": State.HELD.value}
+        values |= {"steps_over": each.kept.steps_over, "stops": each.kept.stops}
     row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms, **values)
     if each.kept is not None:
         if each.kept.due_at is not None:

@@ -74,15 +74,13 @@ class RoundMemory(NamedTuple):
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
         """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
-        due_at = None if row["is_due_by_request"] else row["due_at"]
-        held_until = row["hold_ended_at"] or row["created_at"]
+        kept = {name: row[name] for name in cls._fields if name in row}
+        kept["due_at"] = None if row["is_due_by_request"] else row["due_at"]
+        kept["held_until"] = row["hold_ended_at"] or row["created_at"]
         stopped_at = None if row["keeps_deadline"] or row["remaining"] is None else row["held_at"]
         ended_at = row["held_until"] if stopped_at and not row["held_when"] else None
         resumed_at = ended_at if ended_at is not None and ended_at <= row["settled_at"] else None
-        names = ("first_due_at", "extensions", "restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over")
-        kept = {name: row[name] for name in (*names, "step", "snoozes", "deaths", "stops")}
-        kept |= {"key": row["own_key"], "stopped_at": stopped_at}
-        return cls(due_at, held_until=held_until, resumed_at=resumed_at, **kept)
+        return cls(**kept, key=row["own_key"], stopped_at=stopped_at, resumed_at=resumed_at)
 
 
 class Round(NamedTuple):

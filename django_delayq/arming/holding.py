@@ -290,11 +290,8 @@ def end_hold_by_hand(
 
 def is_held_by_condition(row: Timeout, using: str) -> bool:
     """Return whether the condition `hold_when` holds on the object of `row`, which is locked."""
-    policy = registry.get(row.policy)
-    if policy is None or policy.hold_when is None:
-        return False
-    pk = model_and_pk_of(row, using)[1]
-    return pk is not None and is_on_hold(policy, pk, using)
+    policy, (_, pk) = registry.get(row.policy), model_and_pk_of(row, using)
+    return policy is not None and pk is not None and is_on_hold(policy, pk, using)
 
 
 def end_passed(rows: Iterable[Timeout], using: str) -> list[Timeout]:

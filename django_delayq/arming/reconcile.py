@@ -16,11 +16,12 @@ a save that was missed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -194,253 +195,236 @@ def diff(
         failures: counts the objects for which a callable raises. None: what it raises is raised.
         is_new: the rows were inserted just now, so that their rounds keep nothing.
     """
-    object_of = partial(_object_of, states, {} if objects is None else objects, using)
-    changes, unfit = Changes(), []
-    for state in states:
-        if state.holds:
-            with failures.counting(state.pk) if failures else nullcontext():
-                since_at = state.since_at
-                if callable(state.policy.since):
-                    obj = object_of(state)
-                    since_at = None if obj is None else state.policy.since_of(obj)
-                if state.pending_id is None or state.pending_since != since_at:
-                    unfit.append((state, since_at))
-                    continue
-                _diff_terms(changes, state, since_at, object_of, oldest)
-                if state.policy.hold_when is not None and state.pending_id not in changes.cancel:
-                    changes.set_clock(state, state.pending_id, state.held)
-        elif state.pending_id is not None:
-            changes.cancel[state.pending_id] = (state, Cause.CONDITION)
-    # Read by the first round that needs it. None does if all objects are exempt, or their policies have no deadline.
-    settled = cache(lambda: _settled_rounds(unfit, using, object_of, is_new=is_new))
-    for state, since_at in unfit:
-        place = (state.policy.label, state.pk, since_at)
-        is_closed = place in settled()[0] if state.closed is None else state.closed
-        if state.pending_id is not None or not is_closed:
-            with failures.counting(state.pk) if failures else nullcontext():
-                _diff_round(changes, state, since_at, object_of, settled, is_closed=is_closed, oldest=oldest)
-    _diff_keyed(changes, states, using)
-    return changes
+    return _Comparison(states, using, oldest, objects or {}, failures, is_new).compared()
 
 
-def _diff_terms(
-    changes: Changes,
-    state: RowState,
-    since_at: datetime | None,
-    object_of: Callable[[RowState], Any],
-    oldest: timedelta | None,
-) -> None:
-    """Add to `changes` the deadline of a pending round if it was computed, and its data has changed since then."""
-    policy, pending_id = state.policy, state.pending_id
-    if since_at is None or pending_id is None or not is_outdated(state, since_at, object_of):
-        return
-    data = data_of(state, object_of)
-    due_at = None if data is None else policy.due_of(data, since_at, state.after)
-    if due_at is None:
-        changes.cancel[pending_id] = (state, Cause.CONDITION)
-    elif _is_too_old(state, due_at, oldest, object_of, has_row=True):
-        changes.cancel[pending_id] = (state, Cause.LATE)
-    else:
-        changes.recompute[pending_id] = Round(state, since_at, due_at, None, None, data)
+@dataclass
+class _Comparison:
+    """The rows of one table beside their rounds in the ledger. The fields are those of `diff`, and what it finds."""
 
+    states: Sequence[RowState]
+    using: str
+    oldest: timedelta | None
+    objects: dict[type[Model], dict[Any, Any]]
+    failures: Failures | None
+    is_new: bool
+    changes: Changes = field(default_factory=Changes)
+    unfit: list[tuple[RowState, datetime | None]] = field(default_factory=list)
+    """The rows of which no round is pending, or one of another `since`, each with its `since` now."""
 
-def is_outdated(state: RowState, since_at: datetime, object_of: Callable[[RowState], Any]) -> bool:
-    """Return whether the data of the computed deadline of the pending round has changed."""
-    if state.pending_terms is None:
-        return False
-    terms = state.terms
-    if not has_column(state.policy):
-        if not changed(state.policy, state.pending_terms, None):
-            return False
-        obj = object_of(state)
-        terms = None if obj is None else terms_of_code(state.policy, obj, since_at)
-    return changed(state.policy, state.pending_terms, terms)
+    def compared(self) -> Changes:
+        """Add to `changes` what each row requires, and return them."""
+        for state in self.states:
+            if state.holds:
+                with self._counting(state):
+                    self._compare(state)
+            elif state.pending_id is not None:
+                self.changes.cancel[state.pending_id] = (state, Cause.CONDITION)
+        for state, since_at in self.unfit:
+            place = (state.policy.label, state.pk, since_at)
+            is_closed = place in self.settled[0] if state.closed is None else state.closed
+            if state.pending_id is not None or not is_closed:
+                with self._counting(state):
+                    self._diff_round(state, since_at, is_closed=is_closed)
+        self._diff_keyed()
+        return self.changes
 
+    def _counting(self, state: RowState) -> AbstractContextManager[None]:
+        return self.failures.counting(state.pk) if self.failures else nullcontext()
 
-def data_of(state: RowState, object_of: Callable[[RowState], Any]) -> Any:
-    """Return what the deadline of `state` is computed of: the values that SQL has read, or else its object."""
-    values = values_in(state.terms, state.policy)
-    return object_of(state) if values is None else values
+    def _compare(self, state: RowState) -> None:
+        """Compare a row that matches with its pending round."""
+        since_at = state.since_at
+        if callable(state.policy.since):
+            obj = self._object_of(state)
+            since_at = None if obj is None else state.policy.since_of(obj)
+        if state.pending_id is None or state.pending_since != since_at:
+            self.unfit.append((state, since_at))
+            return
+        self._diff_terms(state, state.pending_id, since_at)
+        if state.policy.hold_when is not None and state.pending_id not in self.changes.cancel:
+            self.changes.set_clock(state, state.pending_id, state.held)
 
-
-def _diff_keyed(changes: Changes, states: Sequence[RowState], using: str) -> None:
-    """Add to `changes` the clocks of rounds with a key that must be stopped, or must run.
-
-    One query for each policy that has `hold_when`. Arming does not change such rounds otherwise.
-    """
-    for policy in {state.policy for state in states if state.on_hold is not None}:
-        by_pk = {state.pk: state for state in states if state.policy is policy}
-        for pk, row_id, held in keyed_rounds(policy, by_pk, using):
-            changes.set_clock(by_pk[pk], row_id, held)
-
-
-def _object_of(states: Sequence[RowState], read: dict[type[Model], dict[Any, Any]], using: str, state: RowState) -> Any:
-    """Return the object of `state`; None: it was deleted since `states` were read without a lock.
-
-    Read all objects of `states`, by the first call, into `read`; if one of them cannot be read, only its own.
-    """
-    model = state.policy.model
-    if model not in read:
-        pks = {each.pk for each in states if each.holds and each.policy.model is model}
-        try:
-            read[model] = objects_of_policy(state.policy, pks, using)
-        except Exception as error:
-            if not is_of_one_object(error):
-                raise
-            return objects_of_policy(state.policy, [state.pk], using).get(state.pk)
-    return read[model].get(state.pk)
-
-
-def _diff_round(
-    changes: Changes,
-    state: RowState,
-    since_at: datetime | None,
-    object_of: Callable[[RowState], Any],
-    settled: Callable[[], tuple[set[RoundKey], dict[RoundKey, RoundMemory]]],
-    *,
-    is_closed: bool,
-    oldest: timedelta | None,
-) -> None:
-    """Add to `changes` what makes the ledger fit `state`: no round is pending, or one of another value than `since_at`.
-
-    `settled` reads what the ledger has of the rounds of all states. Only a round to be inserted keeps any of it.
-    """
-    policy, pending_id = state.policy, state.pending_id
-    needs_data = policy.needs_object and since_at is not None
-    obj = data_of(state, object_of) if needs_data else None
-    due_at = None if needs_data and obj is None else policy.due_of(obj, since_at, state.after)
-    if since_at is None or due_at is None:
-        if pending_id is not None:
-            changes.cancel[pending_id] = (state, Cause.CONDITION)
-        return
-    kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
-    if kept is not None:
-        terms, moved = terms_now(state, since_at, obj), kept.due_at
-        if moved is None or changed(policy, kept.terms, terms):
-            moved = policy.own_time(obj, state.after).after_stops(due_at, stops_of(kept.stops))
-            first = max(kept.first_due_at, due_at)
-            kept = kept._replace(due_at=moved, first_due_at=first, computed_due_at=due_at, terms=terms)
-        due_at = moved
-    continues = kept is not None and kept.stopped_at is not None  # however long ago it was held
-    due_at, kept, rest = _with_clock(state, since_at, due_at, kept, object_of)
-    is_too_old = _is_too_old(state, due_at, oldest, object_of, has_row=bool(pending_id or kept)) and not continues
-    if pending_id is None:
-        if is_too_old:
-            changes.too_old += 1
+    def _diff_terms(self, state: RowState, pending_id: int, since_at: datetime | None) -> None:
+        """Add the deadline of a pending round if it was computed, and its data has changed since then."""
+        if since_at is None or not self._is_outdated(state, since_at):
+            return
+        data = self._data_of(state)
+        due_at = None if data is None else state.policy.due_of(data, since_at, state.after)
+        if due_at is None:
+            self.changes.cancel[pending_id] = (state, Cause.CONDITION)
+        elif self._is_too_old(state, due_at, has_row=True):
+            self.changes.cancel[pending_id] = (state, Cause.LATE)
         else:
-            changes.insert.append(Round(state, since_at, due_at, kept, rest, obj))
-    elif is_closed:
-        changes.cancel[pending_id] = (state, Cause.SUPERSEDED)
-    elif is_too_old:
-        changes.cancel[pending_id] = (state, Cause.LATE)
-    else:
-        changes.move[pending_id] = Round(state, since_at, due_at, kept, rest, obj)
+            self.changes.recompute[pending_id] = Round(state, since_at, due_at, None, None, data)
 
+    def _is_outdated(self, state: RowState, since_at: datetime) -> bool:
+        """Return whether the data of the computed deadline of the pending round has changed."""
+        terms = state.terms
+        if not has_column(state.policy):
+            if not changed(state.policy, state.pending_terms, None):
+                return False
+            obj = self._object_of(state)
+            terms = None if obj is None else terms_of_code(state.policy, obj, since_at)
+        return changed(state.policy, state.pending_terms, terms)
 
-def _with_clock(
-    state: RowState,
-    since_at: datetime,
-    due_at: datetime,
-    kept: RoundMemory | None,
-    object_of: Callable[[RowState], Any],
-) -> tuple[datetime, RoundMemory | None, timedelta | None]:
-    """Return the deadline of a round that begins, or continues; what it keeps; the rest of its time if it is held."""
-    stopped_at = None if kept is None else kept.stopped_at
-    if stopped_at is None and (kept is not None or not state.on_hold):  # `apply` stops a clock that was running
-        return due_at, kept, None
-    time = holding.time_of(state.policy, lambda: state.after, lambda: object_of(state))
-    if kept is None or stopped_at is None or (state.on_hold and kept.resumed_at is None):
-        begin = stopped_at or min(since_at, clock.now())
-        return due_at, kept, max(time.elapsed(begin, due_at), timedelta(0))
-    end = kept.resumed_at or kept.restarted_at or clock.now()
-    kept = kept._replace(stopped_at=None, restarted_at=end, stops=with_stop(kept.stops, stopped_at, end))
-    return time.after_stop(due_at, stopped_at, end), kept, None
+    def _data_of(self, state: RowState) -> Any:
+        """Return what the deadline of `state` is computed of: the values that SQL has read, or else its object."""
+        values = values_in(state.terms, state.policy)
+        return self._object_of(state) if values is None else values
 
+    def _diff_keyed(self) -> None:
+        """Add the clocks of rounds with a key that must be stopped, or must run.
 
-def _is_too_old(
-    state: RowState,
-    due_at: datetime,
-    oldest: timedelta | None,
-    object_of: Callable[[RowState], Any],
-    *,
-    has_row: bool,
-) -> bool:
-    """Return whether a round with this deadline is overdue by too much to be armed. Its grace counts: see `acts_at`.
+        One query for each policy that has `hold_when`. Arming does not change such rounds otherwise.
+        """
+        for policy in {state.policy for state in self.states if state.on_hold is not None}:
+            by_pk = {state.pk: state for state in self.states if state.policy is policy}
+            for pk, row_id, held in keyed_rounds(policy, by_pk, self.using):
+                self.changes.set_clock(by_pk[pk], row_id, held)
 
-    A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or their
-    condition had ended them, and holds again.
-    """
-    policy = state.policy
-    if oldest is None or policy in _handled.get():
-        return False
-    if policy.grace is not None:
-        due_at = acts_at(policy, due_at, object_of(state) if policy.plan_needs_object else None)
-    return clock.now() - due_at >= (max(oldest, get_settings().catch_up) if has_row else oldest)
+    def _object_of(self, state: RowState) -> Any:
+        """Return the object of `state`; None: it was deleted since the states were read without a lock.
 
+        Read all objects of the states, by the first call; if one of them cannot be read, only its own.
+        """
+        model, read = state.policy.model, self.objects
+        if model not in read:
+            pks = {each.pk for each in self.states if each.holds and each.policy.model is model}
+            try:
+                read[model] = objects_of_policy(state.policy, pks, self.using)
+            except Exception as error:
+                if not is_of_one_object(error):
+                    raise
+                return objects_of_policy(state.policy, [state.pk], self.using).get(state.pk)
+        return read[model].get(state.pk)
 
-def _settled_rounds(
-    unfit: Sequence[tuple[RowState, datetime | None]],
-    using: str,
-    object_of: Callable[[RowState], Any],
-    *,
-    is_new: bool,
-) -> tuple[set[RoundKey], dict[RoundKey, RoundMemory]]:
-    """Return which of these rounds are closed, and what those keep that their condition has ended, in one query.
+    def _diff_round(self, state: RowState, since_at: datetime | None, *, is_closed: bool) -> None:
+        """Add what makes the ledger fit `state`: no round is pending, or one of another value than `since_at`.
 
-    If they kept nothing, an order whose payment was tried and failed would lose its extensions, and could be extended
-    without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
-    """
-    closed, kept = set[RoundKey](), dict[RoundKey, RoundMemory]()
-    # Not those that are known to be closed, nor pending and new ones that are known to be open: these keep nothing.
-    asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
-    if not asked:
-        return closed, kept
-    places = {(state.policy.label, state.pk) for state, _ in asked}
-    slots = slots_by_object({state.policy for state, _ in asked}, {pk for _, pk in places}, using)
-    # Not every object is asked about for each policy: of another round the state is not known.
-    slots = {slot: place for slot, place in slots.items() if place in places}
-    of_lines = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
-    rows = read_committed(Timeout.objects.using(using).filter(of_lines), using)
-    is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
-    rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
-    columns = ("id", *KEPT_COLUMNS)
-    if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
-        found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
-    else:  # of closed rounds nothing but each place once, because there may be very many with one `since_at`
-        ended = {f"ended_{name}": Case(When(cause=Cause.CONDITION, then=F(name))) for name in columns}
-        rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
-        found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
-    for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        row_id, *read = values
-        place = (*slots[slot], since_at)
-        if row_id is None:
-            closed.add(place)
-        elif not is_new:
-            kept[place] = RoundMemory.of(dict(zip(KEPT_COLUMNS, read, strict=True)))
-    if any(each.stopped_at for each in kept.values()):
-        now = database_now(using)
-        kept |= {place: each._replace(restarted_at=now) for place, each in kept.items() if each.stopped_at}
-    return closed, kept and _after_holds(kept, [state for state, _ in asked], using, object_of)
+        Only a round to be inserted keeps any of what `settled` has of it.
+        """
+        policy, pending_id, changes = state.policy, state.pending_id, self.changes
+        needs_data = policy.needs_object and since_at is not None
+        obj = self._data_of(state) if needs_data else None
+        due_at = None if needs_data and obj is None else policy.due_of(obj, since_at, state.after)
+        if since_at is None or due_at is None:
+            if pending_id is not None:
+                changes.cancel[pending_id] = (state, Cause.CONDITION)
+            return
+        kept = self.settled[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
+        if kept is not None:
+            terms, moved = terms_now(state, since_at, obj), kept.due_at
+            if moved is None or changed(policy, kept.terms, terms):
+                moved = policy.own_time(obj, state.after).after_stops(due_at, stops_of(kept.stops))
+                first = max(kept.first_due_at, due_at)
+                kept = kept._replace(due_at=moved, first_due_at=first, computed_due_at=due_at, terms=terms)
+            due_at = moved
+        continues = kept is not None and kept.stopped_at is not None  # however long ago it was held
+        due_at, kept, rest = self._with_clock(state, since_at, due_at, kept)
+        is_too_old = self._is_too_old(state, due_at, has_row=bool(pending_id or kept)) and not continues
+        if pending_id is None:
+            if is_too_old:
+                changes.too_old += 1
+            else:
+                changes.insert.append(Round(state, since_at, due_at, kept, rest, obj))
+        elif is_closed:
+            changes.cancel[pending_id] = (state, Cause.SUPERSEDED)
+        elif is_too_old:
+            changes.cancel[pending_id] = (state, Cause.LATE)
+        else:
+            changes.move[pending_id] = Round(state, since_at, due_at, kept, rest, obj)
 
+    def _with_clock(
+        self, state: RowState, since_at: datetime, due_at: datetime, kept: RoundMemory | None
+    ) -> tuple[datetime, RoundMemory | None, timedelta | None]:
+        """Return the deadline of a round that begins, or continues; what it keeps; the rest of its time if held."""
+        stopped_at = None if kept is None else kept.stopped_at
+        if stopped_at is None and (kept is not None or not state.on_hold):  # `apply` stops a clock that was running
+            return due_at, kept, None
+        time = holding.time_of(state.policy, lambda: state.after, lambda: self._object_of(state))
+        if kept is None or stopped_at is None or (state.on_hold and kept.resumed_at is None):
+            begin = stopped_at or min(since_at, clock.now())
+            return due_at, kept, max(time.elapsed(begin, due_at), timedelta(0))
+        end = kept.resumed_at or kept.restarted_at or clock.now()
+        kept = kept._replace(stopped_at=None, restarted_at=end, stops=with_stop(kept.stops, stopped_at, end))
+        return time.after_stop(due_at, stopped_at, end), kept, None
 
-def _after_holds(
-    kept: dict[RoundKey, RoundMemory], states: Sequence[RowState], using: str, object_of: Callable[[RowState], Any]
-) -> dict[RoundKey, RoundMemory]:
-    """Return `kept` with the deadlines moved by holds that have not moved them yet, as those of pending rounds."""
-    moved, first = dict(kept), min(each.held_until for each in kept.values())
-    held = {policy: holds_ended(policy, first, using) for policy in {state.policy for state in states}}
-    by_place = {(state.policy.label, state.pk): state for state in states}
-    for place, each in kept.items():
-        *of, since_at = place
-        state = by_place[tuple(of)]
-        spans = [(begin, end) for begin, end in held[state.policy] if end > each.held_until]
-        due_at = each.due_at
-        if due_at is None or since_at is None or each.stopped_at is not None or not spans:
-            continue
-        obj, stops = object_of(state) if state.policy.needs_object else None, each.stops
-        time = state.policy.own_time(obj, state.after)
-        for span, end in sorted(spans):
-            begin = max(span, each.restarted_at or since_at)
-            due_at, stops = time.after_stop(due_at, begin, end), with_stop(stops, begin, end)
-        moved[place] = each._replace(due_at=due_at, stops=stops)
-    return moved
+    def _is_too_old(self, state: RowState, due_at: datetime, *, has_row: bool) -> bool:
+        """Return whether a round with this deadline is overdue by too much to be armed. Its grace counts: `acts_at`.
+
+        A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or
+        their condition had ended them, and holds again.
+        """
+        policy, oldest = state.policy, self.oldest
+        if oldest is None or policy in _handled.get():
+            return False
+        if policy.grace is not None:
+            due_at = acts_at(policy, due_at, self._object_of(state) if policy.plan_needs_object else None)
+        return clock.now() - due_at >= (max(oldest, get_settings().catch_up) if has_row else oldest)
+
+    @cached_property
+    def settled(self) -> tuple[set[RoundKey], dict[RoundKey, RoundMemory]]:
+        """Return which rounds of `unfit` are closed, and what those keep that their condition has ended, in one query.
+
+        Read by the first round that needs it. None does if all objects are exempt, or their policies have no deadline.
+
+        If they kept nothing, an order whose payment was tried and failed would lose its extensions, and could be
+        extended without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
+        """
+        closed, kept, is_new, using = set[RoundKey](), dict[RoundKey, RoundMemory](), self.is_new, self.using
+        # Not those that are known to be closed, nor pending and new ones that are known to be open: these keep nothing.
+        asked = [
+            each
+            for each in self.unfit
+            if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)
+        ]
+        if not asked:
+            return closed, kept
+        places = {(state.policy.label, state.pk) for state, _ in asked}
+        slots = slots_by_object({state.policy for state, _ in asked}, {pk for _, pk in places}, using)
+        # Not every object is asked about for each policy: of another round the state is not known.
+        slots = {slot: place for slot, place in slots.items() if place in places}
+        of_lines = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
+        rows = read_committed(Timeout.objects.using(using).filter(of_lines), using)
+        is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
+        rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
+        columns = ("id", *KEPT_COLUMNS)
+        if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
+            found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
+        else:  # of closed rounds nothing but each place once, because there may be very many with one `since_at`
+            ended = {f"ended_{name}": Case(When(cause=Cause.CONDITION, then=F(name))) for name in columns}
+            rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
+            found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
+        for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
+            row_id, *read = values
+            place = (*slots[slot], since_at)
+            if row_id is None:
+                closed.add(place)
+            elif not is_new:
+                kept[place] = RoundMemory.of(dict(zip(KEPT_COLUMNS, read, strict=True)))
+        if any(each.stopped_at for each in kept.values()):
+            now = database_now(using)
+            kept |= {place: each._replace(restarted_at=now) for place, each in kept.items() if each.stopped_at}
+        return closed, kept and self._after_holds(kept)
+
+    def _after_holds(self, kept: dict[RoundKey, RoundMemory]) -> dict[RoundKey, RoundMemory]:
+        """Return `kept` with the deadlines moved by holds that have not moved them yet, as those of pending rounds."""
+        moved, first = dict(kept), min(each.held_until for each in kept.values())
+        by_place = {(state.policy.label, state.pk): state for state, _ in self.unfit}
+        policies = {by_place[label, pk].policy for label, pk, _ in kept}
+        held = {policy: holds_ended(policy, first, self.using) for policy in policies}
+        for place, each in kept.items():
+            label, pk, since_at = place
+            state = by_place[label, pk]
+            spans = [(begin, end) for begin, end in held[state.policy] if end > each.held_until]
+            due_at = each.due_at
+            if due_at is None or since_at is None or each.stopped_at is not None or not spans:
+                continue
+            obj, stops = self._object_of(state) if state.policy.needs_object else None, each.stops
+            time = state.policy.own_time(obj, state.after)
+            for span, end in sorted(spans):
+                begin = max(span, each.restarted_at or since_at)
+                due_at, stops = time.after_stop(due_at, begin, end), with_stop(stops, begin, end)
+            moved[place] = each._replace(due_at=due_at, stops=stops)
+        return moved

@@ -51,12 +51,8 @@ CLOSING = (
     | Q(state=State.CANCELLED, cause=Cause.HAND)
     | Q(state=State.SKIPPED, cause__in=(Cause.HANDLER, Cause.LATE, Cause.SHADOW))
 )
-COLUMNS = 6
-"""The number of columns of each policy in the query: the fields of `RowState` that it reads."""
-TERMS_COLUMNS = 2
-"""The number of those that follow if its deadlines follow data."""
-HOLD_COLUMNS = 2
-"""The number of those that follow if the policy has `hold_when`."""
+FIELDS = ("holds", "since_at", "after", "pending_id", "pending_since", "closed")
+"""The fields of `RowState` that the query for one row reads of each policy."""
 MAX_SINCE = 400
 """More values are compared as a range: with the slots of a page, older SQLite accepts 999 parameters."""
 
@@ -94,18 +90,16 @@ def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lo
         lock_parents(policies[0].concrete_model, [pk], using)
     rows, states = _read(_row, policies, pk, using, lock), list[RowState]()
     for key, *values in rows:
-        for policy in policies:
-            read = values[:COLUMNS]
-            del values[:COLUMNS]
-            found: dict[str, Any] = {}
-            if follows_data(policy):
-                found |= zip(("terms", "pending_terms"), values, strict=False)
-                del values[:TERMS_COLUMNS]
-            if policy.hold_when is not None:
-                found |= zip(("on_hold", "held"), values, strict=False)
-                del values[:HOLD_COLUMNS]
-            states.append(RowState(key, policy, *read, **found))
+        left = iter(values)
+        states += [RowState(key, policy, **dict(zip(_fields(policy), left, strict=False))) for policy in policies]
     return states
+
+
+def _fields(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
+    """Return the fields of `RowState` for which the query for one row has a column, in their order."""
+    of_terms = ("terms", "pending_terms") if follows_data(policy) else ()
+    of_clock = () if policy.hold_when is None else ("on_hold", "held")
+    return (*FIELDS, *of_terms, *of_clock)
 
 
 def _read(
@@ -122,7 +116,7 @@ def _read(
 
 
 def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> QuerySet[Any, Any]:
-    """Build the query for one row: the key, then `COLUMNS` per policy, in the order of `RowState`, and `HOLD_COLUMNS`.
+    """Build the query for one row: the key, then for each policy the columns of `_fields`.
 
     It joins only the tables of parents, whatever the managers of the model add, so that it can lock.
     """
@@ -372,18 +366,18 @@ def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
-    return bool(_read(_condition, [policy], pk, using))
+    return bool(_read(_condition, [policy], pk, using, "when"))
 
 
-def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:
-    model, when = policies[0].model, policies[0].when or Q()
-    rows = model._base_manager.using(using).filter(when, pk=Param(cast("Any", model._meta.pk), "pk"))
+def _condition(using: str, policies: tuple[TimeoutPolicy[Any]], option: str) -> QuerySet[Any, Any]:
+    model, condition = policies[0].model, getattr(policies[0], option) or Q()
+    rows = model._base_manager.using(using).filter(condition, pk=Param(cast("Any", model._meta.pk), "pk"))
     return read_committed(rows, using).values_list("pk")[:1]
 
 
 def is_on_hold(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `hold_when` holds on the row `pk` as this transaction sees it; False if the policy has none."""
-    return policy.hold_when is not None and bool(_read(_hold_condition, [policy], pk, using))
+    return policy.hold_when is not None and bool(_read(_condition, [policy], pk, using, "hold_when"))
 
 
 def on_hold_among(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> list[Any]:
@@ -393,12 +387,6 @@ def on_hold_among(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) 
     rows = policy.model._base_manager.using(using).filter(policy.hold_when, pk__in=pks)
     with in_own_zone():
         return list(dict.fromkeys(read_committed(rows, using).values_list("pk", flat=True)))
-
-
-def _hold_condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:
-    model = policies[0].model
-    rows = model._base_manager.using(using).filter(policies[0].hold_when, pk=Param(cast("Any", model._meta.pk), "pk"))
-    return read_committed(rows, using).values_list("pk")[:1]
 
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:

@@ -67,9 +67,8 @@ def steps(
     else:
         delay = _delay(policy, using)
         for ids in () if oldest is None or delay is None else _moved(policy, using, oldest, delay):
-            yield Step(
-                list(dict.fromkeys(_lacking(policy, using, delay).filter(pk__in=ids).values_list("pk", flat=True)))
-            )
+            keys = _lacking(policy, using, delay).filter(pk__in=ids).values_list("pk", flat=True)
+            yield Step(list(dict.fromkeys(keys)))
         keys = candidates(policy, using, oldest, delay).values_list("pk", flat=True)
         page = list(keys[:PAGE])
         while page:

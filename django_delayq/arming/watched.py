@@ -220,16 +220,12 @@ def lock_owners(
 
 def arm_owners(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Arm, move or cancel the timeouts of the objects that `lock_owners` has found."""
-    if owners := _noted(instance):
+    if owners := vars(instance._state).pop("delayq_owners", None):
         owners.arm(using)
 
 
 def _note(instance: Model, owners: Owners) -> None:
     vars(instance._state)["delayq_owners"] = owners
-
-
-def _noted(instance: Model) -> Owners | None:
-    return cast("Owners | None", vars(instance._state).pop("delayq_owners", None))
 
 
 @dataclass(slots=True)

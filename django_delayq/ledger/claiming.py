@@ -45,7 +45,7 @@ from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.settling import lock_free
-from django_delayq.ledger.statements import Param, Raw, chunks, compiled, sql_of
+from django_delayq.ledger.statements import Param, Raw, chunks, compiled, sql_of, upsert
 from django_delayq.ledger.stops import stops_in_force
 from django_delayq.models import PolicyMeter, RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
@@ -411,13 +411,7 @@ class _Shares:
         self._free_in.update(free_in)
         times = {share: self._now + timedelta(milliseconds=ceil(1000 * each)) for share, each in free_in.items()}
         rows = [RateShare(policy=self._policy.label, share=share, free_at=times[share]) for share in sorted(times)]
-        names_target = connections[self._using].features.supports_update_conflicts_with_target
-        RateShare.objects.using(self._using).bulk_create(
-            rows,
-            update_conflicts=True,
-            update_fields=["free_at"],
-            unique_fields=["policy", "share"] if names_target else None,
-        )
+        upsert(RateShare.objects.using(self._using), rows, ("policy", "share"), ("free_at",))
 
     def _seconds_left(self, left: Collection[str], known: Collection[str], *, is_all: bool) -> float:
         """Return for how long nothing can be claimed: until a value with due rows has a slot, or a row becomes due."""

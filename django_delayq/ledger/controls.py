@@ -25,7 +25,7 @@ from django_delayq.clock import DatabaseNow, database_now, evaluated_at_executio
 from django_delayq.conf import get_settings
 from django_delayq.ledger.columns import attempt_expired
 from django_delayq.ledger.locking import for_update, is_private
-from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
+from django_delayq.ledger.statements import Raw, compiled, selected, sql_of, upsert
 from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.lengths import resized
 from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout
@@ -174,12 +174,7 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
         return control
     # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
     # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    rows.bulk_create(
-        [PolicyControl(policy=policy.label, changed_at=database_now(using))],
-        update_conflicts=True,
-        update_fields=("policy",),
-        unique_fields=("policy",) if connections[using].features.supports_update_conflicts_with_target else None,
-    )
+    upsert(rows, [PolicyControl(policy=policy.label, changed_at=database_now(using))], ("policy",), ("policy",))
     return for_update(rows.filter(policy=policy.label), using).get()
 
 

@@ -146,14 +146,13 @@ def is_outdated(policy: TimeoutPolicy[Any], using: str, now: datetime) -> bool:
 
 
 def _is_outdated(row: PolicySync, own: str, now: datetime) -> bool:
-    # An unknown one is newer: its first worker has not registered it yet, or it runs where no worker does.
-    return own in row.declarations[1:] and _is_confirmed(row, now)
+    """Return whether a worker has confirmed a newer declaration recently. Not if the clock was set back since.
 
-
-def _is_confirmed(row: PolicySync, now: datetime) -> bool:
-    """Return whether a worker has confirmed the newest declaration recently. Not if the clock was set back since."""
-    interval = get_settings().sync_interval
-    return row.confirmed_at is not None and now - SILENT * interval <= row.confirmed_at <= now + interval
+    An unknown one is newer: its first worker has not registered it yet, or it runs where no worker does.
+    """
+    interval, at = get_settings().sync_interval, row.confirmed_at
+    is_confirmed = at is not None and now - SILENT * interval <= at <= now + interval
+    return own in row.declarations[1:] and is_confirmed
 
 
 def _log(using: str, outdated: set[str]) -> None:

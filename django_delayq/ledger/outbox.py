@@ -67,9 +67,7 @@ def record_settled(rows: Iterable[Timeout], using: str) -> None:
 
     Raises what a receiver raises, so that the transaction rolls back.
     """
-    if not timeouts_settling.has_listeners(Timeout):
-        return
-    if settled := [row for row in rows if row.is_settled]:
+    if timeouts_settling.has_listeners(Timeout) and (settled := [row for row in rows if row.is_settled]):
         timeouts_settling.send(Timeout, timeouts=settled, using=using)
 
 

@@ -31,10 +31,15 @@ def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:
 
 
 def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None, **given: Any) -> Iterator[Planned]:
-    """Yield the plan of `row`, without what is over. `obj`: its object, if it was read. `given`: see `Course`."""
+    """Yield the plan of `row`, without what is over. The arguments are those of `course_of`."""
+    return policy.plan(course_of(row, policy, obj, **given))
+
+
+def course_of(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None, **given: Any) -> Course:
+    """Return the course of the round of `row`. `obj`: its object, if it was read. `given`: see `Course`."""
     course = _course(policy, given.pop("due_at", row.due_at), row.since_at, row.created_at)
     given = {"obj": _needed(row, policy, obj), "over": row.steps_over, "stops": stops_of(row.stops), **given}
-    return policy.plan(course._replace(**given))
+    return course._replace(**given)
 
 
 def _needed(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> Any:
@@ -84,12 +89,15 @@ def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datet
 
     Steps that are over in `row` stay so: it continues a former round.
     """
-    obj = _needed(row, policy, obj)
-    plan = plan_of_row(row, policy, obj, due_at=due_at, now=now)
-    row.steps_over = passed_before(now, plan, row.steps_over)
-    first = next(plan_of_row(row, policy, obj, due_at=due_at))
+    first, row.steps_over = _begun(policy, course_of(row, policy, obj, due_at=due_at), now)
     row.step = first.name
     return first.at
+
+
+def _begun(policy: TimeoutPolicy[Any], course: Course, now: datetime) -> tuple[Planned, str]:
+    """Return what is first of a round that begins now, and what is over then."""
+    over = passed_before(now, policy.plan(course._replace(now=now)), course.over)
+    return next(policy.plan(course._replace(over=over))), over
 
 
 def begin_each(
@@ -105,9 +113,7 @@ def begin_each(
         objects = {obj.pk: obj for obj in read_committed(rows, using)}
     found = []
     for pk, since_at, due_at in rounds:
-        course = _course(policy, due_at, since_at, now)._replace(obj=objects.get(pk), now=now)
-        over = passed_before(now, policy.plan(course), "")
-        first = next(policy.plan(course._replace(over=over)))
+        first, over = _begun(policy, _course(policy, due_at, since_at, now)._replace(obj=objects.get(pk)), now)
         found.append((first.at, first.name, over))
     return found
 

@@ -159,10 +159,6 @@ def rows_between(using: str, begin: datetime, end: datetime, size: int = READ_RO
     return read_settled(Timeout.objects.using(using), begin, end, SettledRow, size)
 
 
-def _no_break() -> None:
-    """Do nothing between two pages."""
-
-
 def _count(using: str, begin: datetime, end: datetime, between: Callable[[], object]) -> dict[str, Tally]:
     """Return the tally of each label."""
     found: dict[str, Tally] = {}
@@ -213,7 +209,7 @@ def parts_of(using: str, begin: datetime, end: datetime) -> Iterator[Part]:
         begin = part.ends_at
 
 
-def roll_up(using: str, between: Callable[[], object] = _no_break) -> None:
+def roll_up(using: str, between: Callable[[], object] = lambda: None) -> None:
     """Count the rows that were settled since the last call, and once more the days that are over.
 
     Each part is a transaction of its own. Calls `between` between two pages of rows.
@@ -236,8 +232,8 @@ def roll_up(using: str, between: Callable[[], object] = _no_break) -> None:
         day_ends_at = start_of(marker.day + timedelta(days=1))
         if marker.counted_at < day_ends_at + REPAIR_AFTER <= now:
             part = Part(marker.day, marker.begins_at, marker.ends_at)
-            seen = [marker]
-            _replace(using, part, _count(using, marker.begins_at, marker.ends_at, between), seen, counted_at=now)
+            tallies = _count(using, marker.begins_at, marker.ends_at, between)
+            _replace(using, part, tallies, [marker], counted_at=now)
 
 
 def _extend(using: str, part: Part, now: datetime, between: Callable[[], object]) -> None:
@@ -256,7 +252,7 @@ def _add_stored(using: str, marker: PolicyDay, tallies: dict[str, Tally]) -> Non
         tallies.setdefault(stored.policy, Tally()).merge(Tally.of(stored))
 
 
-def count_finally(using: str, oldest: datetime, before: datetime, between: Callable[[], object] = _no_break) -> None:
+def count_finally(using: str, oldest: datetime, before: datetime, between: Callable[[], object]) -> None:
     """Count all rows that were settled from `oldest` to `before`, some of which are deleted next, for the last time.
 
     Rows with other labels may be kept for longer: they are counted, too, so that a day has one state for all labels.

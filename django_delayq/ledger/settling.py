@@ -222,11 +222,10 @@ def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: date
     process.
     """
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
-    values["suspected_at"] = suspected_at
-    with raising_instead_of_waiting(using):
-        if not _due(Q(pk=row.pk), using).filter(attempts=row.attempts).update(**values):
-            return False
-    vars(row).update(values, planned_at=row.run_at)
+    planned_at = row.run_at
+    if not move_on(row, using, **values, suspected_at=suspected_at):
+        return False
+    vars(row).update(planned_at=planned_at)
     return True
 
 

@@ -47,6 +47,15 @@ _PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
 
 
+def upsert(rows: QuerySet[Any], new: Sequence[Any], unique: Sequence[str], names: Sequence[str]) -> None:
+    """Insert the `new` rows by the manager `rows`, and write `names` of those whose `unique` columns exist already.
+
+    An upsert, because an IntegrityError would leave the caller's PostgreSQL transaction unusable.
+    """
+    target = unique if connections[rows.db].features.supports_update_conflicts_with_target else None
+    rows.bulk_create(new, update_conflicts=True, update_fields=names, unique_fields=target)
+
+
 class Param(Expression):
     """A value of `field` that each execution gives as the keyword argument `name`, or as item `index` of it."""
 

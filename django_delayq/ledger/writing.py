@@ -14,6 +14,7 @@ from django.db import connections
 from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
+from django_delayq.ledger import statements
 from django_delayq.ledger.columns import (
     ATTEMPTS,
     DEFAULTS,
@@ -177,20 +178,13 @@ def _inserted(
 def insert(rows: Sequence[Timeout], using: str) -> None:
     """Insert `rows` where their slots are free, and set the id of each to that of the pending row in its slot.
 
-    A slot that was taken keeps its row as it is. An upsert, because an IntegrityError would leave the caller's
-    PostgreSQL transaction unusable.
+    A slot that was taken keeps its row as it is.
     """
     set_shares(rows, using)
     if len(rows) == 1 and _insert_if_free(rows[0], using):
         return
-    features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
-        Timeout.objects.using(using).bulk_create(
-            chunk,
-            update_conflicts=True,
-            update_fields=("slot",),
-            unique_fields=("slot", "slot_taken") if features.supports_update_conflicts_with_target else None,
-        )
+        statements.upsert(Timeout.objects.using(using), chunk, ("slot", "slot_taken"), ("slot",))
         # MySQL returns no ids, and no database promises their order.
         slots = [row.slot for row in chunk]
         taken = read_committed(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
@@ -460,9 +454,8 @@ def note_condition(rows: Sequence[Timeout], using: str) -> None:
     """Count rounds that a guard has cancelled as cancelled by their condition, so that they may be armed again."""
     for row in rows:
         row.cause, row.is_guarded = Cause.CONDITION, True
-    update_each(
-        rows, ("cause", "is_guarded"), using, (State.CANCELLED,)
-    )  # others may have changed since the rows were read
+    # Only these columns: others may have changed since the rows were read.
+    update_each(rows, ("cause", "is_guarded"), using, (State.CANCELLED,))
 
 
 def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:

@@ -259,7 +259,7 @@ class Background:
         self._sweep: Sweep | None = None
         self._known_queues = set(worker.queues)
         self._queues_at = 0.0
-        self._tables = TableSync(worker.using)
+        self.tables = TableSync(worker.using)
 
     def threads(self, firing_non_atomic: Callable[[], list[int]], in_flight: Callable[[], int]) -> list[PeriodicThread]:
         """Return the thread that extends the leases, which ends last, and the others. Each has one connection.
@@ -280,15 +280,14 @@ class Background:
         beat = Job.every(HEARTBEAT_INTERVAL, "heartbeat", lambda: heartbeat.beat(in_flight()))
         # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep. What `follow` does may
         # fail for long without stopping that.
-        longest = LONGEST_PAUSE_SECONDS
-        follow = Job.every(get_settings().sweep_interval, "follow", self.follow, longest=longest)
-        quick.jobs += [beat, follow, Job("sweep", sweep, longest=longest)]
+        follow = Job.every(get_settings().sweep_interval, "follow", self.follow, longest=LONGEST_PAUSE_SECONDS)
+        quick.jobs += [beat, follow, Job("sweep", sweep, longest=LONGEST_PAUSE_SECONDS)]
         quick.at_end = heartbeat.end
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
         slow = PeriodicThread("slow-jobs")
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
-        sync = Job("sync", lambda: self.sync(slow.run_urgent))
+        sync = Job("sync", lambda: self.tables.run(slow.run_urgent))
 
         def due_changes() -> None:
             self.end_holds()
@@ -296,7 +295,7 @@ class Background:
                 sync.hasten()
 
         slow.jobs += [
-            Job.every(get_settings().sweep_interval, "holds", due_changes, longest=longest),
+            Job.every(get_settings().sweep_interval, "holds", due_changes, longest=LONGEST_PAUSE_SECONDS),
             Job.every(min(6 * get_settings().sweep_interval, ABANDONED_AFTER), "moves", moves),
             Job.every(MISSED_EVERY, "missed-moves", partial(move_missed, self._using)),
             sync,
@@ -329,13 +328,6 @@ class Background:
             self._worker.wake()
         except EngineError as error:
             self._redis.failed(error, was_probe=not was_up)
-
-    def sync(self, between: Between = check_connections, *, at_once: bool = False) -> float:
-        """Update the ledger from the tables of automatic policies: a slice, or with `at_once` all policies.
-
-        Return how many seconds later the next slice is due. Raises the database's errors.
-        """
-        return self._tables.run(between, at_once=at_once)
 
     def _in_turn(
         self, name: str, interval: timedelta, work: Callable[[str, Between], object], thread: PeriodicThread

@@ -41,7 +41,7 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.servers import DatabaseHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, slot_seconds
-from django_delayq.worker.watchdog import Progress, Watchdog
+from django_delayq.worker.watchdog import Progress, watching
 
 logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class Worker(WorkerParts):
             )
         self._background = Background(self)
         watched = [self.progress, self._background.progress]
-        with self._stopping_on_signals(), Watchdog(watched, lambda: self._hard, self.exits):
+        with self._stopping_on_signals(), watching(watched, lambda: self._hard, self.exits):
             try:
                 if self._is_admitted():
                     self._repeat_passes()
@@ -211,7 +211,7 @@ class Worker(WorkerParts):
             warn_of_unknown_queues(self.only, self.using)
         if self.is_burst:
             background.end_holds()
-            background.sync(at_once=True)
+            background.tables.run(check_connections, at_once=True)
             background.sweep(everything=True)
             background.follow()
 

@@ -143,21 +143,19 @@ class Sweep:
 
         Call `between` between two pages. Raises EngineError or the database's errors; completed pages remain swept.
         """
-        interval = get_settings().sweep_interval
         now = self._skew.now()
         self._between = between
-        with turn(self._engine, "sweep", interval, always=everything) as is_ours:
+        with turn(self._engine, "sweep", get_settings().sweep_interval, always=everything) as is_ours:
             return self._run(now, everything=everything) if is_ours else Swept()
 
     def _run(self, now: datetime, *, everything: bool) -> Swept:
-        interval = get_settings().sweep_interval
         with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
             if is_full:
                 owned = known_labels(self._using)
                 for queue in self._engine.queues({*declared_queues(), *self.queues}):
                     queue.correct_heads()
                     queue.remove_foreign(owned, self._between)
-            end = now + 2 * interval
+            end = now + 2 * get_settings().sweep_interval
             kind, start = ("full", None) if is_full else ("behind", now - OVERDUE_BY)
             page = page_of(self._using, start, None, end)
             if len(page) < min(PAGE_ROWS, PASS_ROWS):  # all of them, as nearly always

@@ -10,10 +10,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
-from types import TracebackType
 from typing import Final
 
 from django.db import connections
@@ -91,54 +90,42 @@ class Progress:
         threading.Thread(target=give_up, args=(self._connection,), name="delayq-give-up", daemon=True).start()
 
 
-class Watchdog:
-    """A thread that checks `watched` until the block ends. The first of them is the main loop.
+@contextmanager
+def watching(
+    watched: Sequence[Progress], is_aborted: Callable[[], bool], exits: Callable[[int], object] | None
+) -> Iterator[None]:
+    """Check `watched` in a thread until the block ends. The first of them is the main loop.
 
     Args:
         watched: the threads' progress.
         is_aborted: whether the worker was ordered to end at once.
         exits: what ends the process; None: it is not the worker's own, and continues.
     """
+    has_ended, loop = threading.Event(), watched[0]
 
-    def __init__(
-        self, watched: list[Progress], is_aborted: Callable[[], bool], exits: Callable[[int], object] | None
-    ) -> None:
-        self._watched = watched
-        self._is_aborted = is_aborted
-        self._exits = exits
-        self._aborted_at = inf
-        self._has_ended = threading.Event()
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._run, name="delayq-watchdog", daemon=True).start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._has_ended.set()
-
-    def _run(self) -> None:
-        while not self._has_ended.wait(CHECK_SECONDS):
-            for progress in self._watched:
+    def watch() -> None:
+        aborted_at = inf
+        while not has_ended.wait(CHECK_SECONDS):
+            for progress in watched:
                 progress.check()
-            if self._is_aborted():
-                self._aborted_at = min(self._aborted_at, time.monotonic())
-            seconds_since = time.monotonic() - self._aborted_at
-            loop = self._watched[0]
-            if loop.hangs or min(seconds_since, loop.seconds) > ABORT_SECONDS:
-                self._end(loop)
+            if is_aborted():
+                aborted_at = min(aborted_at, time.monotonic())
+            seconds_since = time.monotonic() - aborted_at
+            if exits is not None and (loop.hangs or min(seconds_since, loop.seconds) > ABORT_SECONDS):
+                logger.error(
+                    "The %s of the worker has not come on for %.0f s: the process ends. What it held fires when its "
+                    "leases expire",
+                    loop.name,
+                    loop.seconds,
+                    extra={"event": "worker_hangs"},
+                )
+                exits(1)
 
-    def _end(self, loop: Progress) -> None:
-        if self._exits is None:
-            return
-        logger.error(
-            "The %s of the worker has not come on for %.0f s: the process ends. What it held fires when its leases "
-            "expire",
-            loop.name,
-            loop.seconds,
-            extra={"event": "worker_hangs"},
-        )
-        self._exits(1)
+    threading.Thread(target=watch, name="delayq-watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
 
 
 def exit_at_once(code: int) -> None:

@@ -228,14 +228,14 @@ def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(
     monkeypatch.setattr(sync_module, "steps", steps)
     monkeypatch.setattr(sync_module, "Backoff", partial(Backoff, monotonic=lambda: 0.0))  # a pass may take a second
     jobs = Background(Worker())
-    jobs.sync(at_once=True)
+    jobs.tables.run(at_once=True)
     policies = len(sync_module.automatic_policies("default"))
     assert len(set(synced)) == len(synced) == policies, "the others do not wait for the failed one"
-    assert jobs.sync() <= 1.0
-    jobs._tables._failed[synced[0]].retry_at = 0.0  # a second later
-    jobs.sync(at_once=True)
+    assert jobs.tables.run() <= 1.0
+    jobs.tables._failed[synced[0]].retry_at = 0.0  # a second later
+    jobs.tables.run(at_once=True)
     assert synced[policies:] == [synced[0]]
-    jobs.sync(at_once=True)
+    jobs.tables.run(at_once=True)
     assert len(synced) == policies + 1, "after a success, not before the next interval"
 
 

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from django_delayq.worker import watchdog
-from django_delayq.worker.watchdog import Progress, Watchdog
+from django_delayq.worker.watchdog import Progress, watching
 from tests.support.workers import events
 
 
@@ -42,7 +42,7 @@ def hanging(progress: Progress, *, may_be_long: bool = False) -> Iterator[None]:
 def test_a_process_whose_main_loop_hangs_ends_with_1_for_its_supervisor(caplog: pytest.LogCaptureFixture) -> None:
     codes = SimpleQueue[int]()
     loop = Progress("main loop", "default", 0.01)
-    with Watchdog([loop], lambda: False, codes.put), hanging(loop):
+    with watching([loop], lambda: False, codes.put), hanging(loop):
         assert codes.get(timeout=60) == 1
     assert {*events(caplog)} == {"database_silent", "worker_hangs"}
 
@@ -50,7 +50,7 @@ def test_a_process_whose_main_loop_hangs_ends_with_1_for_its_supervisor(caplog: 
 def test_after_the_second_signal_a_long_step_ends_the_process_too() -> None:
     codes, is_aborted = SimpleQueue[int](), threading.Event()
     loop = Progress("main loop", "default", 60.0)
-    with Watchdog([loop], is_aborted.is_set, codes.put), hanging(loop, may_be_long=True):
+    with watching([loop], is_aborted.is_set, codes.put), hanging(loop, may_be_long=True):
         with pytest.raises(Exception, match="^$"):
             codes.get(timeout=0.3)
         is_aborted.set()
@@ -60,7 +60,7 @@ def test_after_the_second_signal_a_long_step_ends_the_process_too() -> None:
 def test_a_background_thread_that_hangs_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     codes = SimpleQueue[int]()
     loop, other = (Progress(name, "default", 0.01) for name in ("main loop", "sweep"))
-    with Watchdog([loop, other], lambda: False, codes.put), hanging(other), pytest.raises(Exception, match="^$"):
+    with watching([loop, other], lambda: False, codes.put), hanging(other), pytest.raises(Exception, match="^$"):
         codes.get(timeout=0.5)
     found = events(caplog)
     assert {*found} == {"database_silent"}
