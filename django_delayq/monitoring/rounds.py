@@ -162,21 +162,10 @@ def _moved_by_calendar(state: PolicyState, armed: Sequence[Any], using: str) -> 
 
 def _sample(labels: Sequence[str], using: str) -> list[Any]:
     """Return the pending rows that are due first and last, at most `SAMPLE` each of every label, by the index."""
-    columns: tuple[str, ...] = (
-        "id",
-        "policy",
-        "content_type_id",
-        "object_id",
-        "due_at",
-        "since_at",
-        "first_due_at",
-        "extensions",
-    )
-    columns += ("created_at",)
     found: dict[int, Any] = {}
     for label in labels:
         rows = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.PENDING)
-        rows = rows.order_by("policy", "state", "run_at", "id")
+        rows = rows.order_by("policy", "state", "run_at", "id").defer("history", "payload")
         for ordered in (rows, rows.reverse()):
-            found |= {row.id: row for row in ordered.values_list(*columns, named=True)[:SAMPLE]}
+            found |= {row.pk: row for row in ordered[:SAMPLE]}
     return list(found.values())
