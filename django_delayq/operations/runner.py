@@ -333,19 +333,12 @@ def _each_page_of(rows: QuerySet[Timeout], run: UnfinishedRun, change: Callable[
             is_last = len(page) < statements.CHUNK
             if not is_last:
                 run.cursor, run.changed = page[-1], run.changed + result.changed
-                _save(run, using)
+                run.touched_at = clock.database_now(using)
+                if run.pk is None:  # the first time, those are forgotten that no call has continued
+                    runs = UnfinishedRun.objects.using(using)
+                    runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()
+                    run.at = run.touched_at
+                run.save(using=using)
             elif run.pk is not None:
                 run.delete(using=using)
         yield result
-
-
-def _save(run: UnfinishedRun, using: str) -> None:
-    """Store the place of `run`; the first time, forget those that no call has continued."""
-    run.touched_at = clock.database_now(using)
-    runs = UnfinishedRun.objects.using(using)
-    if run.pk is not None:
-        run.save(using=using, update_fields=["cursor", "changed", "touched_at"])
-        return
-    runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()
-    run.at = run.touched_at
-    run.save(using=using)
