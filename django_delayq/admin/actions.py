@@ -24,7 +24,7 @@ from django.views.generic import FormView
 
 from django_delayq import operations
 from django_delayq.admin import forms, render
-from django_delayq.admin.changelist import address, named, object_column
+from django_delayq.admin.changelist import address, named, object_column, visible_rows
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
@@ -227,9 +227,7 @@ class TimeoutOperationView(OperationView):
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
-        model_admin = self.site._registry.get(Timeout)
-        shown = Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
-        self.rows: Any = with_keys(shown.using(database_of(Timeout)), self.ids)
+        self.rows: Any = with_keys(visible_rows(request, self.site).using(database_of(Timeout)), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return self.get(request, *args, **kwargs) if self.is_asked else super().post(request, *args, **kwargs)

@@ -60,6 +60,12 @@ def address(site: AdminSite, page: str, *args: Any) -> str:
         return ""
 
 
+def visible_rows(request: HttpRequest, site: AdminSite) -> Any:
+    """Return the rows that `site` shows to the visitor: a project may hide some by `get_queryset()` of its admin."""
+    model_admin = site._registry.get(Timeout)
+    return Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
+
+
 def column(description: Any, shown: Callable[[Any], str]) -> Any:
     """Return the method of an admin that shows a column or field as `shown(row)`."""
     return admin.display(description=description)(lambda _admin, row: shown(row))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
@@ -25,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import filters, render
 from django_delayq.admin.actions import banners, permitted_actions, timeout_actions
-from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links
+from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links, visible_rows
 from django_delayq.arming.watched import lock_with_owners
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
@@ -67,12 +66,6 @@ class TimeoutsFilter(admin.SimpleListFilter):
             return queryset
         rows = visible_rows(request, self.site)
         return queryset.filter(_objects_condition(queryset.model, str(value), rows))
-
-
-def visible_rows(request: HttpRequest, site: AdminSite) -> Any:
-    """Return the rows that `site` shows to the visitor: a project may hide some by `get_queryset()` of its admin."""
-    model_admin = site._registry.get(Timeout)
-    return Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
 
 
 def _objects_condition(model: type[Model], value: str, visible: Any) -> Q:

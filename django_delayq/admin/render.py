@@ -132,7 +132,7 @@ def reason(stored: str) -> SafeString | str:
 
 def badge(row: Timeout) -> SafeString:
     """Render the state as a sign, a colour and a word. A pending row of which an attempt has failed is failing."""
-    state: Any = "failing" if is_failing(row) else row.state
+    state: Any = "failing" if row.is_failing else row.state
     text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
     return format_html(text, state, SIGNS[state], state_label(row))
 
@@ -141,12 +141,7 @@ def state_label(row: Timeout) -> str:
     """Return the word of the badge."""
     if row.is_paused:
         return _("paused")
-    return _("failing") if is_failing(row) else str(Timeout.State(row.state).label)
-
-
-def is_failing(row: Timeout) -> bool:
-    """Return whether the row is pending after a failed attempt."""
-    return row.state == Timeout.State.PENDING and bool(row.attempts)
+    return _("failing") if row.is_failing else str(Timeout.State(row.state).label)
 
 
 def attempts(row: Timeout) -> SafeString:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -124,16 +125,8 @@ def _shown(report: Report) -> dict[str, Any]:
 
 def _line(line: Figures) -> dict[str, Any]:
     return {
-        "name": line.name,
-        "rounds": line.rounds,
-        "in_time": line.in_time,
+        **asdict(line),
         "share": "-" if line.share is None else render.percent(line.share * 100),
-        "ended_late": line.ended_late,
-        "fired": line.fired,
-        "shadow": line.shadow,
-        "skipped": line.skipped,
-        "cancelled": line.cancelled,
-        "dead": line.dead,
         "late_p50": render.lag(line.late_p50),
         "late_p99": render.lag(line.late_p99),
         "time_to_event": render.lag(line.time_to_event),

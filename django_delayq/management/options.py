@@ -242,7 +242,6 @@ class Selection:
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
         labels, about_objects = _about(options, rows.db)
-        labels = list(dict.fromkeys(labels))
         rows = rows.filter(about_objects, _about_related(options["related"], rows.db))
         if labels:
             rows = rows.of_labels(labels)
@@ -286,17 +285,18 @@ class Selection:
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
-def labels_of_policies(named: Any, using: str) -> list[str]:
+def labels_of_policies(named: Any, using: str, model: type[Model] | None = None) -> list[str]:
     """Return the labels, present and former ones, of the policies that `--policy` names; none: it names none.
 
-    The label of a policy that is no longer declared must be in the ledger. Raises UnknownPolicy.
+    A name is enough for a policy of `model`. The label of a policy that is no longer declared must be in the ledger.
+    Raises UnknownPolicy.
     """
     labels = list[str]()
     for name in values_of(named):
         if registry.get(name) is None and Timeout.objects.using(using).of_labels([name]).exists():
             labels.append(name)
         else:
-            labels += get_policy(name).labels
+            labels += get_policy(name if model is None or "." in name else (model, name)).labels
     return list(dict.fromkeys(labels))
 
 
@@ -309,21 +309,10 @@ def model_of(label: str) -> type[Model]:
 
 
 def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
-    """Return the labels of the selected policies, present and former ones, and the condition on the objects.
-
-    The label of a policy that is no longer declared must be in the ledger.
-    """
+    """Return the labels of the selected policies, as `labels_of_policies` does, and the condition on the objects."""
     model = None if options["model"] is None else model_of(options["model"])
-    labels, named = list[str](), values_of(options["policy"])
-    models = [] if model is None else [model]
-    for name in named:
-        if registry.get(name) is None and Timeout.objects.using(using).of_labels([name]).exists():
-            labels.append(name)
-            continue
-        policy = get_policy(name if model is None or "." in name else (model, name))
-        labels += policy.labels
-        if model is None:
-            models.append(policy.concrete_model)
+    labels, named = labels_of_policies(options["policy"], using, model), values_of(options["policy"])
+    models = [model] if model else [policy.concrete_model for policy in map(registry.get, named) if policy]
     asked = [option for option in ("object", "where") if options[option] is not None]
     if model is None and not asked:
         return labels, Q()

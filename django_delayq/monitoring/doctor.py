@@ -360,7 +360,6 @@ def capacity(using: str) -> Iterator[CheckMessage]:
 Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
-QUICK += (advanced_clock,)
-QUICK += (workers, policies, names, unfinished_changes)
+QUICK += (advanced_clock, workers, policies, names, unfinished_changes)
 SLOW: tuple[Check, ...] = (too_old_to_arm, matching_again, moved_models, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from typing import Any, Final
@@ -14,12 +13,12 @@ from django.db.models import F, Model
 
 from django_delayq.clock import database_now
 from django_delayq.exceptions import DelayqError, suggestion
-from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.key_types import root_of_key
 from django_delayq.ledger.rollups import SettledRow, Tally, counted, day_of, quantile, rows_between, start_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import YEARS
 from django_delayq.models import PolicyDay, Timeout
-from django_delayq.operations.selection import may_ask_where
+from django_delayq.operations.selection import keys_in, may_ask_where
 from django_delayq.paths import field_at
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
@@ -219,7 +218,7 @@ def values_at(policy: TimeoutPolicy[Any], path: str, rows: Iterable[SettledRow],
 
     Without a value for objects that are gone; empty for those where the value, or a relation on the way, is NULL.
     """
-    model, keys = policy.concrete_model, dict[Any, str]()
+    model = policy.concrete_model
     try:
         field = field_at(model, path)
     except FieldDoesNotExist:
@@ -227,9 +226,7 @@ def values_at(policy: TimeoutPolicy[Any], path: str, rows: Iterable[SettledRow],
     if not getattr(field, "concrete", False) or getattr(field, "many_to_many", False):
         hint = suggestion(path, (each.name for each in model._meta.concrete_fields), "Or along foreign keys: a__b.")
         raise InvalidReport(f"{model.__name__} has no column {path!r} to count by. {hint}")
-    for object_id in {row.object_id for row in rows}:
-        with suppress(ValueError):  # not a key of the model
-            keys[pk_of(model, object_id)] = object_id
+    keys = {pk: object_id for object_id, pk in keys_in(model, {row.object_id for row in rows}).items()}
     found = model._base_manager.using(using).filter(pk__in=list(keys)).values_list("pk", F(path))
     to_python = root_of_key(model).to_python
     return {keys[to_python(pk)]: "" if value is None else str(value) for pk, value in found}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -16,11 +15,12 @@ from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.arming.sync import automatic_policies
 from django_delayq.clock import database_now, duration_text, plural
-from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.key_types import root_of_key
 from django_delayq.ledger.controls import PolicyState, policy_states
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
+from django_delayq.operations.selection import keys_in
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import since_name, with_since
 
@@ -75,10 +75,10 @@ def _last_fired_rounds(labels: Sequence[str], using: str) -> list[Timeout]:
 
 def _still_matching(policy: TimeoutPolicy[Any], fired: Sequence[Timeout], using: str) -> set[int]:
     """Return the ids of those of `fired` whose object matches with the `since` of that round, and has no other one."""
-    rounds: dict[Any, Timeout] = {}
+    keys, rounds = keys_in(policy.concrete_model, (row.object_id for row in fired)), dict[Any, Timeout]()
     for row in fired:
-        with suppress(ValueError):  # not a key of the model
-            rounds.setdefault(pk_of(policy.concrete_model, row.object_id), row)
+        if row.object_id in keys:
+            rounds.setdefault(keys[row.object_id], row)
     objects = policy.model._base_manager.using(using).filter(policy.when, pk__in=list(rounds))
     to_python = root_of_key(policy.concrete_model).to_python
     same = [
@@ -139,14 +139,11 @@ def delays(using: str) -> Iterator[CheckMessage]:
 def _moved_by_calendar(state: PolicyState, armed: Sequence[Any], using: str) -> Iterator[CheckMessage]:
     """Find the `armed` rows whose deadline would be another one now: their calendar, or its data, has changed."""
     policy, failures, moved = state.policy, Failures(state.policy), list[tuple[Any, datetime]]()
-    pks = {}
-    for row in armed:
-        with suppress(ValueError):  # not a key of the model
-            pks[row.id] = pk_of(policy.concrete_model, row.object_id)
+    pks = keys_in(policy.concrete_model, (row.object_id for row in armed))
     objects = objects_of_policy(policy, set(pks.values()), using) if policy.needs_object else {}
     for row in armed:
         with failures.counting(row.object_id):
-            obj = objects.get(pks.get(row.id))
+            obj = objects.get(pks.get(row.object_id))
             due_at = None if policy.needs_object and obj is None else policy.due_of(obj, row.since_at, state.after)
             if due_at is not None and due_at != row.due_at:
                 moved.append((row, due_at))
@@ -162,21 +159,10 @@ def _moved_by_calendar(state: PolicyState, armed: Sequence[Any], using: str) -> 
 
 def _sample(labels: Sequence[str], using: str) -> list[Any]:
     """Return the pending rows that are due first and last, at most `SAMPLE` each of every label, by the index."""
-    columns: tuple[str, ...] = (
-        "id",
-        "policy",
-        "content_type_id",
-        "object_id",
-        "due_at",
-        "since_at",
-        "first_due_at",
-        "extensions",
-    )
-    columns += ("created_at",)
     found: dict[int, Any] = {}
     for label in labels:
         rows = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.PENDING)
-        rows = rows.order_by("policy", "state", "run_at", "id")
+        rows = rows.order_by("policy", "state", "run_at", "id").defer("history", "payload")
         for ordered in (rows, rows.reverse()):
-            found |= {row.id: row for row in ordered.values_list(*columns, named=True)[:SAMPLE]}
+            found |= {row.pk: row for row in ordered[:SAMPLE]}
     return list(found.values())

@@ -240,37 +240,33 @@ def snapshot(using: str | None = None) -> Snapshot:
     """
     using = using or router.db_for_write(Timeout)
     with limited_waits(using):
-        return _snapshot(using)
-
-
-def _snapshot(using: str) -> Snapshot:
-    now = database_now(using)
-    policies = tuple(policy_statuses(using, hours=False))
-    running = [policy for policy in policies if policy.state is not None and not policy.is_stopped]
-    oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
-    sums: dict[str, Any] = {
-        name: sum((getattr(policy, name) for policy in policies), NOTHING)
-        for name in ("pending", "due", "overdue", "failing", "firing", "dead", "held")
-    }
-    worst: dict[str, Any] = {
-        name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)
-        for name in ("lag_p50", "lag_p99")
-    }
-    alive = workers_alive(using)
-    states = [policy.state for policy in policies if policy.state is not None]
-    return Snapshot(
-        at=now,
-        database=using,
-        workers=tuple(alive),
-        obstacles=tuple(_obstacles(alive, states, declared_queues())),
-        policies=policies,
-        redis=redis_status(using, now),
-        installation=ledger_name(using),
-        clock_ahead_seconds=advances.total(using).total_seconds(),
-        oldest_overdue_seconds=max(0.0, (now - oldest).total_seconds()),
-        **sums,
-        **worst,
-    )
+        now = database_now(using)
+        policies = tuple(policy_statuses(using, hours=False))
+        running = [policy for policy in policies if policy.state is not None and not policy.is_stopped]
+        oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
+        sums: dict[str, Any] = {
+            name: sum((getattr(policy, name) for policy in policies), NOTHING)
+            for name in ("pending", "due", "overdue", "failing", "firing", "dead", "held")
+        }
+        worst: dict[str, Any] = {
+            name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)
+            for name in ("lag_p50", "lag_p99")
+        }
+        alive = workers_alive(using)
+        states = [policy.state for policy in policies if policy.state is not None]
+        return Snapshot(
+            at=now,
+            database=using,
+            workers=tuple(alive),
+            obstacles=tuple(_obstacles(alive, states, declared_queues())),
+            policies=policies,
+            redis=redis_status(using, now),
+            installation=ledger_name(using),
+            clock_ahead_seconds=advances.total(using).total_seconds(),
+            oldest_overdue_seconds=max(0.0, (now - oldest).total_seconds()),
+            **sums,
+            **worst,
+        )
 
 
 def workers_alive(using: str) -> list[WorkerStatus]:

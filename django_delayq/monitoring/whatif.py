@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -15,7 +14,6 @@ from django.utils.translation import gettext as _
 from django_delayq import clock
 from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.clock import database_now, within_calendar
-from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.planned import acts_at
@@ -24,6 +22,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import LAST_SETTLED
 from django_delayq.models import Timeout, TimeoutQuerySet, ending_of
 from django_delayq.operations.policies import check_delay
+from django_delayq.operations.selection import keys_in
 from django_delayq.operations.selection import where as about_where
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.spans import Length
@@ -174,9 +173,7 @@ class _Relived:
         """Count some rounds."""
         policy, objects, pks = self._policy, {}, dict[str, Any]()
         if policy.needs_object or policy.within is not None or policy.grace is not None:
-            for each in rounds:
-                with suppress(ValueError):  # not a key of the model
-                    pks[each.object_id] = pk_of(policy.concrete_model, each.object_id)
+            pks = keys_in(policy.concrete_model, {each.object_id for each in rounds})
             objects = objects_of_policy(policy, set(pks.values()), self._using)
         for each in rounds:
             self._add(each, objects.get(pks.get(each.object_id)))

@@ -112,24 +112,17 @@ def _stop(
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         if until == "keep" and stop in {control.stop, Stop.PAUSED}:
             end = control.until
-        return _stopped(control, change, stop, end)
-
-
-def _stopped(
-    control: PolicyControl, change: PolicyChange, stop: PolicyControl.Stop, until: datetime | None
-) -> PolicyChange | None:
-    """Write the stop into `control` and `change`; return the change, None if the policy is stopped like this."""
-    if control.stop == stop and control.until == until and change.reason in {"", control.reason}:
-        return None
-    change.details = {"until": iso(until)}
-    if control.stop != Stop.NONE:
-        change.details |= {"was": str(control.stop), "since": iso(control.stopped_at)}
-        change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
-    if control.stop != stop:
-        control.stopped_at = change.at
-    control.stop, control.until = stop, until
-    change.what, change.finished_at = What(stop), change.at
-    return change
+        if control.stop == stop and control.until == end and change.reason in {"", control.reason}:
+            return None
+        change.details = {"until": iso(end)}
+        if control.stop != Stop.NONE:
+            change.details |= {"was": str(control.stop), "since": iso(control.stopped_at)}
+            change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
+        if control.stop != stop:
+            control.stopped_at = change.at
+        control.stop, control.until = stop, end
+        change.what, change.finished_at = What(stop), change.at
+        return change
 
 
 def resume(

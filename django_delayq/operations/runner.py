@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from django.db import connections
 from django.db.models import Max, Q, QuerySet, TextChoices
@@ -35,7 +35,6 @@ from django_delayq.models import Timeout, UnfinishedRun
 from django_delayq.policies import labels_of, registry
 
 State = Timeout.State
-R = TypeVar("R")
 logger = logging.getLogger("django_delayq.operations")
 
 MAX_IDS: Final = 1_000
@@ -201,7 +200,7 @@ class Action:
         rows = target.using(database_of(Timeout, target)).order_by(by_id)
         run = _begin_or_continue(rows, self.name, self.arguments, by)
         self.newest, self.continued = run.newest_id, run.changed
-        return _each_page_of(rows, run, change, lambda result: result.changed)
+        return _each_page_of(rows, run, change)
 
 
 @dataclass
@@ -314,12 +313,10 @@ def _is_descending(rows: QuerySet[Timeout]) -> bool:
     return rows.query.order_by == ("-pk",)
 
 
-def _each_page_of(
-    rows: QuerySet[Timeout], run: UnfinishedRun, change: Callable[[Page], R], changed: Callable[[R], int]
-) -> Iterator[R]:
+def _each_page_of(rows: QuerySet[Timeout], run: UnfinishedRun, change: Callable[[Page], Result]) -> Iterator[Result]:
     """Call `change` for each page of `rows`, ordered by id, behind the place of `run`; yield its results.
 
-    Each page is a transaction of its own, which also stores the place, and how many rows were `changed`; the last one
+    Each page is a transaction of its own, which also stores the place, and how many rows were changed; the last one
     deletes the run. One page alone stores nothing.
     """
     using, beyond, is_last = rows.db, "pk__lt" if _is_descending(rows) else "pk__gt", False
@@ -335,20 +332,13 @@ def _each_page_of(
             result = change(read_page(list(dict.fromkeys(page)), using, only=Q()))
             is_last = len(page) < statements.CHUNK
             if not is_last:
-                run.cursor, run.changed = page[-1], run.changed + changed(result)
-                _save(run, using)
+                run.cursor, run.changed = page[-1], run.changed + result.changed
+                run.touched_at = clock.database_now(using)
+                if run.pk is None:  # the first time, those are forgotten that no call has continued
+                    runs = UnfinishedRun.objects.using(using)
+                    runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()
+                    run.at = run.touched_at
+                run.save(using=using)
             elif run.pk is not None:
                 run.delete(using=using)
         yield result
-
-
-def _save(run: UnfinishedRun, using: str) -> None:
-    """Store the place of `run`; the first time, forget those that no call has continued."""
-    run.touched_at = clock.database_now(using)
-    runs = UnfinishedRun.objects.using(using)
-    if run.pk is not None:
-        run.save(using=using, update_fields=["cursor", "changed", "touched_at"])
-        return
-    runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()
-    run.at = run.touched_at
-    run.save(using=using)

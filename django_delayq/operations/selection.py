@@ -74,9 +74,7 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     found = [obj for objects in _objects_with(text, using, searched_fields()) for obj in objects[:limit]]
     for model in dict.fromkeys(policy.concrete_model for policy in get_policies()):
         with suppress(ValueError):  # of some types of keys only the driver finds out
-            found += model._base_manager.using(using).filter(pk=pk_of(model, _trimmed(root_of_key(model), text)))[
-                :limit
-            ]
+            found += model._base_manager.using(using).filter(pk=pk_of(model, _trimmed(root_of_key(model), text)))
     return found
 
 
@@ -158,11 +156,8 @@ def _names(model: type[Model], ids: Collection[str], using: str, user: Any) -> d
         return {}  # pages show "order 19", which is shorter than "Order object (19)"
     if not (user is None or (may_view(user, model) and (not path or _may_search(user, model, path)))):
         return {}
-    pks = []
-    for object_id in ids:
-        with suppress(ValueError):
-            pks.append(pk_of(model, object_id))
-    objects, named = model._base_manager.using(using).filter(pk__in=pks).order_by(), dict[str, str]()
+    pks = keys_in(model, ids).values()
+    objects, named = model._base_manager.using(using).filter(pk__in=list(pks)).order_by(), dict[str, str]()
     try:
         # In a savepoint: a table or a column that is missing must not prevent a page of timeouts.
         with transaction.atomic(using=using):
@@ -173,6 +168,15 @@ def _names(model: type[Model], ids: Collection[str], using: str, user: Any) -> d
         for pk, value in found:
             named[object_id_of(model, pk)] = "" if value is None else _text(value)
     return named
+
+
+def keys_in(model: type[Model], ids: Iterable[str]) -> dict[str, Any]:
+    """Return the key of each object by its id in the ledger; none for an id that is not a key of `model`."""
+    keys = dict[str, Any]()
+    for object_id in ids:
+        with suppress(ValueError):
+            keys[object_id] = pk_of(model, object_id)
+    return keys
 
 
 def _text(value: Any) -> str:

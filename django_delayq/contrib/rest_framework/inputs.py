@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from django.conf import settings
 from django.core.exceptions import ValidationError as DjangoValidationError
@@ -53,7 +53,23 @@ MAX_UNITS: Final = 1e9
 SETTINGS: Final = ("off", "declared")
 
 
-class ReportQuery(serializers.Serializer[Any]):
+class Query(serializers.Serializer[Any]):
+    """The parameters of a query."""
+
+    @classmethod
+    def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> Self:
+        """Return the checked parameters of a query, which may also have `others`. Raises ValidationError."""
+        if unknown := sorted(set(query) - {*cls().fields, "format", *others}):
+            raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
+        data = {name: query[name] for name in query}  # of a QueryDict, DRF would ignore empty values
+        if "where" in data and isinstance(query, QueryDict):
+            data["where"] = query.getlist("where")
+        asked = cls(data=data)
+        asked.is_valid(raise_exception=True)
+        return asked
+
+
+class ReportQuery(Query):
     """What a report counts by, and its days."""
 
     by = serializers.CharField(
@@ -63,22 +79,6 @@ class ReportQuery(serializers.Serializer[Any]):
     )
     first = serializers.DateField(required=False, help_text=_("The first day; by default 30 days, or 12 months."))
     last = serializers.DateField(required=False, help_text=_("The last day; by default today."))
-
-    @classmethod
-    def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> ReportQuery:
-        """Return the checked parameters of a query, which may also have `others`. Raises ValidationError."""
-        asked = cls(data=_known(cls, query, others))
-        asked.is_valid(raise_exception=True)
-        return asked
-
-
-def _known(
-    serializer: type[serializers.Serializer[Any]], query: Mapping[str, Any], others: Iterable[str]
-) -> dict[str, Any]:
-    """Return the parameters of a query. Raises ValidationError for those that are neither fields nor `others`."""
-    if unknown := sorted(set(query) - {*serializer().fields, "format", *others}):
-        raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
-    return {name: query[name] for name in query}  # of a QueryDict, DRF would ignore empty values
 
 
 class MomentField(serializers.DateTimeField):
@@ -91,7 +91,14 @@ class MomentField(serializers.DateTimeField):
         return super().enforce_timezone(value) if settings.USE_TZ else clock.fitting(value)
 
 
-class ObjectReference(serializers.CharField):
+class ExactField(serializers.CharField):
+    """A string that may be left out. Blanks belong to it: without them it would name another object."""
+
+    def __init__(self, max_length: int = 400, **options: Any) -> None:
+        super().__init__(required=False, max_length=max_length, trim_whitespace=False, **options)
+
+
+class ObjectReference(ExactField):
     """`app.model:key`, as the condition on the rows about this object."""
 
     def to_internal_value(self, value: Any) -> Q:  # type: ignore[override] # not a string
@@ -124,25 +131,16 @@ class RelatedReference(ObjectReference):
         return found
 
 
-class Selection(serializers.Serializer[Any]):
+class Selection(Query):
     """The query parameters of the list. Unknown and contradictory ones are refused."""
 
     state = serializers.ChoiceField(State.choices, required=False, help_text=_("Only rows in this state."))
     policy = serializers.CharField(
         required=False, max_length=200, help_text=_("A label. Rows under the policy's former labels are included.")
     )
-    # Blanks belong to a key: without them it is the key of another object.
-    queue = serializers.CharField(required=False, max_length=100, trim_whitespace=False)
-    object = ObjectReference(
-        required=False,
-        max_length=400,
-        trim_whitespace=False,
-        help_text=_("The timeouts of one object, like `shop.order:17`."),
-    )
+    queue = ExactField(100)
+    object = ObjectReference(help_text=_("The timeouts of one object, like `shop.order:17`."))
     related = RelatedReference(
-        required=False,
-        max_length=400,
-        trim_whitespace=False,
         help_text=_(
             "The timeouts of an object, and of all whose policies lead to it over foreign keys, like `shop.merchant:7`."
         ),
@@ -152,11 +150,8 @@ class Selection(serializers.Serializer[Any]):
         required=False,
         help_text=_("Of objects with this value of a column, like `channel__merchant=7`. Needs a policy."),
     )
-    key = serializers.CharField(required=False, max_length=200, trim_whitespace=False)
-    search = serializers.CharField(
-        required=False,
-        max_length=400,
-        trim_whitespace=False,
+    key = ExactField(200)
+    search = ExactField(
         help_text=_("A complete object id, a key, or the value of a field that a policy names in `search`."),
     )
     due_from = MomentField(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
@@ -169,16 +164,6 @@ class Selection(serializers.Serializer[Any]):
     )
     settled_from = MomentField(required=False, help_text=_("Rows that were settled at this time or later."))
     settled_until = MomentField(required=False, help_text=_("Rows that were settled before this time."))
-
-    @classmethod
-    def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> Selection:
-        """Return the checked parameters of a query, which may also have `others`. Raises ValidationError."""
-        data = _known(cls, query, others)
-        if "where" in data:
-            data["where"] = query.getlist("where") if isinstance(query, QueryDict) else query["where"]
-        selection = cls(data=data)
-        selection.is_valid(raise_exception=True)
-        return selection
 
     def validate_policy(self, label: str) -> str:
         """Refuse a label that is neither declared nor in the ledger: its list would be empty, as if all were well."""
@@ -323,10 +308,14 @@ class StrictSerializer(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
-        if isinstance(data, Mapping):
-            self._check_texts(data)
+        given = data if isinstance(data, Mapping) else {}
+        for name, value in given.items():
+            try:  # JSON may contain lone surrogates: a message that quoted one could not be encoded
+                ProhibitSurrogateCharactersValidator()(value)
+            except ValidationError as error:
+                raise ValidationError({name.encode(errors="replace").decode(): error.detail}) from error
         known = {*self.fields, "csrfmiddlewaretoken"}  # a form's, for Django
-        if isinstance(data, Mapping) and (unknown := set(data) - known):
+        if unknown := set(given) - known:
             words = _("There is no such field. This action accepts {names}.")
             complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
             # JSON may contain lone surrogates, which no response can, and very many names: an answer has some of them.
@@ -338,14 +327,6 @@ class StrictSerializer(serializers.Serializer[Any]):
         """Return what the browsable API offers: data that the action accepts, so no null where it refuses one."""
         initial = dict(super().get_initial())
         return {name: value for name, value in initial.items() if value is not None or self.fields[name].allow_null}
-
-    def _check_texts(self, data: Mapping[str, Any]) -> None:
-        """Refuse lone surrogates, which JSON may contain: a message that quoted one could not be encoded."""
-        for name, value in data.items():
-            try:
-                ProhibitSurrogateCharactersValidator()(value)
-            except ValidationError as error:
-                raise ValidationError({name.encode(errors="replace").decode(): error.detail}) from error
 
 
 class OperationSerializer(StrictSerializer):

@@ -99,9 +99,8 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
     def to_representation(self, row: Timeout) -> dict[str, Any]:
         """Return no next attempt while the clock is stopped: there is none."""
         shown = super().to_representation(row)
-        shown |= {"remaining": None} if row.keeps_deadline else {}
         if shown["remaining"] is not None:
-            shown["remaining"] = row.time_left.total_seconds()
+            shown["remaining"] = None if row.keeps_deadline else row.time_left.total_seconds()
         return {**shown, "run_at": None} if row.state == Timeout.State.HELD else shown
 
 

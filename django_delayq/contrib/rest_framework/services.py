@@ -90,16 +90,11 @@ class ServiceSerializer(inputs.StrictSerializer):
     """What the three requests have in common: a policy, and an object by its key or by a value of `search`."""
 
     policy = serializers.CharField(max_length=200, help_text=_("A label, like `shop.order.cancel_unpaid`."))
-    object = serializers.CharField(
-        required=False, max_length=255, trim_whitespace=False, help_text=_("The primary key of the object.")
+    object = inputs.ExactField(255, help_text=_("The primary key of the object."))
+    search = inputs.ExactField(
+        help_text=_("Instead of it, the value of a field that a policy names in `search`, such as an order number.")
     )
-    search = serializers.CharField(
-        required=False,
-        max_length=400,
-        trim_whitespace=False,
-        help_text=_("Instead of it, the value of a field that a policy names in `search`, such as an order number."),
-    )
-    key = serializers.CharField(required=False, allow_blank=True, default="", max_length=200, trim_whitespace=False)
+    key = inputs.ExactField(200, allow_blank=True, default="")
 
     def get_fields(self) -> dict[str, Any]:
         return {**super().get_fields(), "reason": inputs.reason_field()}

@@ -20,11 +20,7 @@ class DeliveryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # at runtime i
         """Require `view_timeout`, too: a message has what the page of its timeout shows, such as the payload."""
         return super().has_view_permission(request, obj) and request.user.has_perm("django_delayq.view_timeout")
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Delivery | None = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Delivery | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Delivery | None = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission

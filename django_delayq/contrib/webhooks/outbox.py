@@ -88,11 +88,8 @@ def forget_old(using: str, before: datetime, **_: Any) -> None:
     rows, last = Delivery.objects.using(using).filter(created_at__lt=before).order_by("pk"), 0
     while page := list(rows.filter(pk__gt=last).only("pk")[:PAGE]):
         last = page[-1].pk
-        kept = set(
-            Timeout.objects.using(using)
-            .filter(about_objects([Delivery], page, using))
-            .values_list("object_id", flat=True)
-        )
+        timeouts = Timeout.objects.using(using).filter(about_objects([Delivery], page, using))
+        kept = set(timeouts.values_list("object_id", flat=True))
         rows.filter(pk__in=[each.pk for each in page if str(each.pk) not in kept]).delete()
 
 

@@ -1,6 +1,5 @@
 """`manage.py delayq_clock`: let time pass in a staging installation."""
 
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -45,17 +44,14 @@ class Command(AskingCommand):
             self._report(set_clock(moment("--set", options["set"]), using=using, **who))  # type: ignore[arg-type]
         elif options["reset"]:
             self.stdout.write(f"The clock was {duration_text(reset_clock(using=using, **who))} ahead")
-        self._show(advances.total(using), using)
+        if ahead := advances.total(using):
+            then = local(database_now(using) + ahead)
+            self.stdout.write(f"The clock of this installation is {duration_text(ahead)} ahead: it is {then}")
+        else:
+            self.stdout.write("The clock of this installation is not advanced")
 
     def _report(self, passed: Passed) -> None:
         self.stdout.write(f"{plural(passed.due, 'timeout')} became due, in {plural(passed.steps, 'step')}")
         if not passed.is_complete:
             words = "Nothing was fired for 15 seconds, so the rest was one step. Is a worker running?"
             self.stderr.write(f"{words} See manage.py delayq_status.")
-
-    def _show(self, ahead: timedelta, using: str) -> None:
-        if ahead:
-            then = local(database_now(using) + ahead)
-            self.stdout.write(f"The clock of this installation is {duration_text(ahead)} ahead: it is {then}")
-        else:
-            self.stdout.write("The clock of this installation is not advanced")
