@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq import WorkingHours
-from django_delayq.lengths import wrapped
+from django_delayq.lengths import OwnTime, wrapped
 from django_delayq.spans import Wall, Working
 from django_delayq.steps import (
     HANDLER,
@@ -46,7 +46,7 @@ def plan_of(
     """Return the plan of a round with these steps; `given`: see `Course`."""
     policy: Any = HasPlan()
     policy.steps, policy.grace, policy.after, policy.needs_object = tuple(steps), grace, None, False
-    policy.length_in_use = lambda obj: None
+    policy.own_time = lambda obj: OwnTime(None, obj)
     return HasPlan.plan(policy, Course(due_at, start, **given))
 
 
