@@ -271,8 +271,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         if not state.is_stopped:
             return None
         preview = preview_resume(state.policy)
-        # This request may not see the names of all objects: without a user, their keys are shown.
-        return {"due": (preview.due or NOTHING).value, "text": " ".join(preview.sentences(AnonymousUser()))}
+        # An unknown caller gets the keys of the objects: it may not see their names.
+        text = " ".join(preview.sentences(self.context.get("user", AnonymousUser())))
+        return {"due": (preview.due or NOTHING).value, "text": text}
 
     def get_failing(self, state: PolicyState) -> int:
         return snapshot.count_failing(state.policy.labels, database_of(Timeout)).value

@@ -269,12 +269,13 @@ class PolicyViewSet(OperatorView, ViewSet):
     def list(self, request: Request, *_: Any, **__: Any) -> Response:
         """List all declared policies by label."""
         states: Any = controls.policy_states(database_of(Timeout))
-        return Response(outputs.PolicySerializer(states, many=True).data)
+        return Response(outputs.PolicySerializer(states, many=True, context={"user": request.user}).data)
 
     @describe("policies", outputs.PolicySerializer, parameters=[LABEL])
     def retrieve(self, request: Request, *_: Any, **__: Any) -> Response:
         """Show one policy, by its present label or a former one."""
-        return Response(outputs.PolicySerializer(controls.policy_state(*self.target())).data)
+        shown = outputs.PolicySerializer(controls.policy_state(*self.target()), context={"user": request.user})
+        return Response(shown.data)
 
     @describe("policies", outputs.ReportSerializer, (400, 401, 403, 404), parameters=[LABEL, inputs.ReportQuery])
     @action(detail=True, methods=["get"])

@@ -135,8 +135,7 @@ def test_resuming_after_a_brake_says_what_fires_and_that_it_will_stop_again(admi
     shown = APIClient()
     shown.force_login(User.objects.get())
     preview = shown.get(f"/api/policies/{POLICY}/").data["preview"]
-    keys = ", ".join(str(order.pk) for order in Order.objects.order_by("note")[:3])
-    assert preview == {"due": 25, "text": f"{DUE.replace('A-00, A-01, A-02', keys)} {AGAIN}"}
+    assert preview == {"due": 25, "text": f"{DUE} {AGAIN}"}
     operations.resume(POLICY, by=BY)
     assert shown.get(f"/api/policies/{POLICY}/").data["preview"] is None
 
