@@ -92,11 +92,11 @@ def test_on_another_day_it_is_done_to_all() -> None:
 
 
 def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ValueError("broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr(runner, "_save", fail)
+        broken.setattr(UnfinishedRun, "save", fail)
         with pytest.raises(ValueError, match="broken"):
             later()
     assert deadlines() == {deadline: 1200}
