@@ -40,9 +40,9 @@ SOURCES = {
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (15, 14),
-    "numeric constants": (269, 90),
+    "numeric constants": (264, 90),
     "numeric constants without a reason": (0, 0),
-    "functions with more than 5 parameters": (32, 8),
+    "functions with more than 5 parameters": (31, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
@@ -52,10 +52,10 @@ ROOMS = {
     ("ledger",): (3_600, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_900, 1_430),
+    ("firing",): (2_850, 1_430),
     ("worker",): (2_050, 1_480),
     ("operations", "monitoring"): (3_250, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (6_150, 3_450),
+    ("admin", "contrib", "management", "templatetags"): (6_000, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}
