@@ -228,7 +228,9 @@ def test_a_server_that_closes_idle_sessions_does_not_look_like_an_outage(
         else:
             cursor.execute("ALTER SYSTEM SET idle_session_timeout = '7s'")
             cursor.execute("SELECT pg_reload_conf()")
-    worker, log = start(**own_database.environment)
+    # The main loop compares Redis with the ledger twice in a lease, so it must be longer than these seconds.
+    seconds = {"DELAYQ_TEST_SECONDS": json.dumps({**SHORT, "LEASE": 60})}
+    worker, log = start(**own_database.environment, **seconds)
     fire_some(1)
     wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
     before = sessions()

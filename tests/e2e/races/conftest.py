@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from django.db import connection
 
 from django_delayq.engine.records import QueueKeys
 from django_delayq.redis_clients import key_prefix
 from tests.e2e.races.stage import PATIENCE, Actor, all_answer
 from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def counted_deadlocks() -> Iterator[None]:
+    """No other test that counts deadlocks, or provokes one, runs meanwhile: MariaDB counts those of all databases."""
+    server = f"{connection.settings_dict['HOST']}-{connection.settings_dict['PORT']}"
+    with Path(tempfile.gettempdir(), f"delayq-deadlocks-{server}").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

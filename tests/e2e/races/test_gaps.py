@@ -85,7 +85,7 @@ def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
     )
 
 
-@pytest.mark.usefixtures("former_entries_stay")
+@pytest.mark.usefixtures("former_entries_stay", "counted_deadlocks")
 def test_a_firing_waits_for_nobody_in_a_gap() -> None:
     """Taking a slot again locks the gap before it. If the transaction then locks an object that fires, both wait.
 

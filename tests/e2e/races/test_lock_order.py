@@ -315,6 +315,7 @@ def test_burying_a_dead_timeout_waits_for_no_other(
     assert Timeout.objects.filter(policy=policy.label, object_id=str(order.pk)).get().state == "cancelled"
 
 
+@pytest.mark.usefixtures("counted_deadlocks")
 def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
     """Its row is created then. If several find a gap lock at the same time, none could lock it exclusively."""
     before, sessions = deadlocks(), []

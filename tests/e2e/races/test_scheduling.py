@@ -113,7 +113,7 @@ def test_bulk_verbs_over_the_same_orders_in_different_orders_never_deadlock(four
     assert no_slot_is_taken_twice()
 
 
-@pytest.mark.usefixtures("two_workers")
+@pytest.mark.usefixtures("two_workers", "counted_deadlocks")
 def test_all_verbs_deletes_syncs_and_firings_over_the_same_objects_never_deadlock(four: list[Actor]) -> None:
     since = timezone.now() - timedelta(minutes=30)
     orders = [Order.objects.create(created_at=since).pk for _ in range(30)]

@@ -83,6 +83,7 @@ def test_what_writes_several_watched_rows_locks_their_owners_in_the_order_of_the
     session.end()
 
 
+@pytest.mark.usefixtures("counted_deadlocks")
 def test_a_deadlock_of_an_owner_is_logged_once_with_the_page_that_explains_it(
     payments: Payments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
