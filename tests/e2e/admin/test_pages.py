@@ -197,7 +197,7 @@ def test_the_delay_of_a_policy_is_changed_after_a_look_at_what_it_means(admin: A
     admin.choose("mode", "recompute")
     admin.type("reason", "longer trials")
     admin.press("Show the consequences")
-    admin.wait_for("Pending timeouts: 1. All of them are moved.")
+    admin.wait_for("1 deadline will change.")
     admin.press("Change the delay")
     assert "1 deadline was moved." in admin.message()
     admin.wait_for("5 d (declared: depends on the object)")
@@ -208,7 +208,7 @@ def test_guard_rails_are_changed_and_shown_with_who_set_them(admin: Admin) -> No
     for button, fields, shown in (
         ("Limit the lateness", {"amount": "6"}, "skipped if it would fire more than 6 h late (set by admin:boss)"),
         ("Change the brake", {"most": "500", "amount": "10"}, "pauses after more than 500 firings in 10 min"),
-        ("Shadow mode", {"share": "10"}, "10 % of the objects are skipped, and nothing fires for them"),
+        ("Shadow mode", {"share": "10"}, "10% of the objects are skipped, and nothing fires for them"),
     ):
         admin.open(POLICIES)
         admin.press(f"{button} {label}")

@@ -230,7 +230,7 @@ def test_a_server_that_closes_idle_sessions_does_not_look_like_an_outage(
             cursor.execute("SELECT pg_reload_conf()")
     # The main loop compares Redis with the ledger twice in a lease, so it must be longer than these seconds.
     seconds = {"DELAYQ_TEST_SECONDS": json.dumps({**SHORT, "LEASE": 60})}
-    worker, log = start(**own_database.environment, **seconds)
+    worker, log = start(**{**own_database.environment, **seconds})
     fire_some(1)
     wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
     before = sessions()
