@@ -132,7 +132,7 @@ class LockingAdminMixin(_Mixin):
                 seen = inline.get_queryset(request).using(obj._state.db)
                 rows += formset(instance=obj, queryset=seen).get_queryset()
         texts = [field.value_to_string(row) for row in rows for field in row._meta.concrete_fields]
-        return salted_hmac(VERSION, repr(texts)).hexdigest()
+        return salted_hmac(VERSION, repr(texts), algorithm="sha256").hexdigest()
 
     def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the class of the form; if the row has changed since it was opened, one that is never valid."""

@@ -51,7 +51,7 @@ def use() -> None:
     engine = get_engine("default")
     assert (engine is None) is not bool(settings.REDIS)
     if engine is not None:
-        assert engine.queue("default", 0).stats().total == 2
+        assert engine.queue("default", 0).stats().total == 1  # the other one is due later than HORIZON
     run("delayq_worker", "--burst")
     states = [list(ticket.timeouts.values_list("state", "cause")) for ticket in (due, ahead, paid)]
     assert states == [[("fired", "due")], [("pending", "")], [("cancelled", "hand")]], states

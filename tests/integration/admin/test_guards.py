@@ -35,7 +35,7 @@ def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Clie
     assert guards_shown(admin_client, label) == {
         "Late": "skipped if it would fire more than 1 h late (declared)",
         "Brake": "pauses after more than 500 firings in 10 min (declared)",
-        "Shadow mode": "100 % of the objects are skipped, and nothing fires for them (declared)",
+        "Shadow mode": "100% of the objects are skipped, and nothing fires for them (declared)",
         "Longest call": "1 min",
         "Highest rate": "20 attempts in 1 s, for each value of status",
         "Most snoozes": "3",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import django
 import pytest
 
 from tests.conftest import ROOT
@@ -88,6 +89,8 @@ START = {
 def test_no_condition_needs_the_database_to_start(tmp_path: Path, command: str, database: str) -> None:
     if database == "down" and command in {"migrate", "check --database default"}:
         pytest.skip("it needs the database")
+    if database == "down" and command == "makemigrations" and django.VERSION >= (6, 1):
+        pytest.skip("since 6.1, Django itself asks SQLite whether it supports JSON")
     name = str(tmp_path / ("shop.sqlite3" if database == "empty" else "missing/shop.sqlite3"))
     (tmp_path / "shop").mkdir()
     files = {"__init__": "", "models": MODELS, "timeouts": TIMEOUTS}
