@@ -36,8 +36,8 @@ class ReadsReplica:
         return db != "archive" or app_label == "testapp"
 
 
-PASSED_ON = "get_object"
-"""The method of `TimeoutAdminMixin` that calls Django's of the same name, which reads the object for its page."""
+PASSED_ON: Final = {"get_object", "_fetch_all", "iterator"}
+"""Methods of `LockingAdminMixin` and `ArmingQuerySet` that call Django's, which read what their caller asked for."""
 
 
 class LibraryReadsReplica(ReadsReplica):
@@ -59,7 +59,7 @@ def is_called_by_library(app: str = "") -> bool:
     in_request = False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        is_plumbing = name.startswith(PLUMBING) or frame.f_code.co_name == PASSED_ON
+        is_plumbing = name.startswith(PLUMBING) or frame.f_code.co_name in PASSED_ON
         if name.startswith("django_delayq.") and not is_plumbing:
             return True
         if not is_plumbing:

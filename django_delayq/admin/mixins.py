@@ -105,9 +105,14 @@ class LockingAdminMixin(_Mixin):
     """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the objects, from the writer if one is about to be changed."""
-        rows: QuerySet[Any] = super().get_queryset(request)
-        return rows.using(database_of(self.model)) if request.method == "POST" else rows
+        """Return the objects from the writer: a page of an outdated replica would be refused, or not be noticed."""
+        rows: QuerySet[Any] = super().get_queryset(request).using(database_of(self.model))
+        return rows
+
+    def get_formset_kwargs(self, request: HttpRequest, obj: Any, inline: Any, prefix: str) -> dict[str, Any]:
+        """Return the arguments of the formset of an inline, whose rows are read from the writer, too."""
+        given: dict[str, Any] = super().get_formset_kwargs(request, obj, inline, prefix)
+        return given | {"queryset": given["queryset"].using(database_of(self.model))}
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Return the object, which is locked before it is changed, with the version of it that the visitor sees."""
@@ -165,7 +170,7 @@ class TimeoutAdminMixin(LockingAdminMixin):
         pending = visible.filter(about_outer_row(self.model, using), slot_taken=1).order_by("due_at", "id")
         columns = {"delayq_next_due": "due_at", "delayq_next_attempt": "run_at", "delayq_next_policy": "policy"}
         shown = {name: Subquery(pending.values(column)[:1]) for name, column in columns.items()}
-        annotated: QuerySet[Any] = rows.using(using).annotate(**shown)
+        annotated: QuerySet[Any] = rows.annotate(**shown)
         return annotated
 
     def get_list_display(self, request: HttpRequest) -> Any:
