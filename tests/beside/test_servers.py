@@ -16,7 +16,7 @@ import pytest
 from django.db import connection
 
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import get_engine
+from django_delayq.redis_clients import forget_engine, get_engine
 from tests.conftest import ROOT
 from tests.support.waiting import wait_until
 from tools import processes
@@ -84,6 +84,7 @@ def test_pages_schedule_commit_or_roll_back_and_a_worker_fires(
     assert [server.get("/due/") for _ in range(5)] == ["placed"] * 5
     assert [server.get("/later/") for _ in range(5)] == ["placed"] * 5
     assert server.get("/fail/") == 500
+    forget_engine()  # that of an earlier test has the keys of its own database
     engine = get_engine("default")
     assert engine is not None
     assert engine.queue("default", 0).stats().total == 1 + 1 + 5 + 5, "each process reached Redis"
