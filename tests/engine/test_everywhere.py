@@ -30,12 +30,12 @@ def test_lines_that_nobody_owns_are_removed_everywhere(anywhere: Client, shards:
     client: Any = anywhere
     for queue in engine.queues(["a"]):
         queue.ensure("own {line}", [(1, 5)])
-        for name in (b"of.nobody", b"{brace", b"\xff", b"a" * 5000):
+        for name in (b"of.none", b"{brace", b"\xff", b"a" * 5000):
             client.zadd(queue.keys.heads, {name: -1})
             client.zadd(queue.keys.named("").encode() + name, {"1": 1})
         assert [queue.remove_foreign(["own {line}"]) for _ in range(2)] == [4, 0]
         assert client.zrange(queue.keys.heads, 0, -1) == [b"own%20%7Bline%7D"]
-        assert not any(client.exists(queue.keys.named(name)) for name in ("of.nobody", "{brace"))
+        assert not any(client.exists(queue.keys.named(name)) for name in ("of.none", "{brace"))
         assert queue.peek() == [(1, 5)]
     engine.close()
 
