@@ -172,6 +172,7 @@ class Worker(WorkerParts):
                 seconds = self._try(lambda: self._pass(dispatch)) or self._database.seconds_left
                 self._give_up_burst()
                 seconds = min(seconds, dispatch.seconds_left)
+                dispatch.let_run()
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                     self.sources.check_now()
                 pause = self.passed_at + COLLECT_SECONDS - time.monotonic()
@@ -333,12 +334,9 @@ class Worker(WorkerParts):
         seconds = time.monotonic() - self._began_at
         counts = {**dispatch.outcomes, "released": released, "aborted": self.abandoned}
         words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-        logger.info(
-            "The worker has stopped after %s: %s",
-            brief(seconds),
-            words or ("nothing was fired" if self.gave_up else "nothing was due"),
-            extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
-        )
+        words = words or ("nothing was fired" if self.gave_up else "nothing was due")
+        lasted, facts = brief(seconds), {"seconds": round(seconds), **counts}
+        logger.info("The worker has stopped after %s: %s", lasted, words, extra={"event": "worker_stopped", **facts})
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
