@@ -106,10 +106,14 @@ class WorkQueue:
             return self._begin(policy)
 
     def get_another(self, work: Work, done: Done) -> Work | None:
-        """Note that `work` has run, and return the next one if it can begin now and be reported with that."""
+        """Note that `work` has run, and return the next one if it can begin now and be reported with that.
+
+        Only of a policy that is known to take a moment: the worker would take no more while the report waits.
+        """
         with self._changed:
             self.finished(work)  # first: the thread counts as free when it is decided who may have it
-            if (policy := self._next_policy()) is not None:
+            policy = self._next_policy()
+            if policy is not None and self._seconds.get(policy, inf) < DELAY_SECONDS:
                 other, its_done = self._waiting[policy][0]
                 is_plain = not (work.suspect or other.suspect or other.share) and other.begin_by == inf
                 if is_plain and other.begin_at <= time.monotonic() and its_done == done:

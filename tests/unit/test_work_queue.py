@@ -214,9 +214,13 @@ def another_of(one: WorkQueue, ran: Work) -> int | None:
     return None if found is None else found.ids[0]
 
 
-def test_a_thread_that_reports_later_goes_on_with_the_policy_with_the_fewest_under_way() -> None:
+def test_a_thread_that_reports_later_continues_with_the_policy_with_the_fewest_under_way(clock: list[float]) -> None:
     crowd, late = [work("crowd", number) for number in range(4)], work("late", 9)
-    one = line(*crowd)
+    one = line()
+    for name in ("crowd", "late"):
+        lasted(one, name, 0.01, clock)
+    for each in crowd:
+        one.put(each, done)
     assert [next_of(one), next_of(one)] == [("crowd", 0), ("crowd", 1)]
     one.put(late, done)
     assert another_of(one, crowd[0]) == 9
@@ -249,6 +253,18 @@ def test_a_thread_that_reports_later_is_kept_free_if_it_is_the_last_one(clock: l
     assert [next_of(one)[0] for _ in range(3)] == ["slow"] * 3
     one.put(quick, done)
     assert next_of(one) == ("quick", 9)
+    assert another_of(one, quick) is None
+
+
+@pytest.mark.parametrize("seconds", [None, 0.1], ids=["nothing is known", "it takes long"])
+def test_a_thread_reports_before_it_begins_what_may_take_long(seconds: float | None, clock: list[float]) -> None:
+    one, quick = line(), work("quick", 1)
+    lasted(one, "quick", 0.01, clock)
+    if seconds is not None:
+        lasted(one, "other", seconds, clock)
+    one.put(quick, done)
+    assert next_of(one) == ("quick", 1)
+    one.put(work("other", 2), done)
     assert another_of(one, quick) is None
 
 
