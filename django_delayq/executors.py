@@ -108,12 +108,12 @@ class WorkQueue:
     def get_another(self, work: Work, done: Done) -> Work | None:
         """Note that `work` has run, and return the next one if it can begin now and be reported with that.
 
-        Only of a policy that is known to take a moment: the worker would take no more while the report waits.
+        Only of a backlog, and of a policy that is known to take a moment: the worker takes no more while reports wait.
         """
         with self._changed:
             self.finished(work)  # first: the thread counts as free when it is decided who may have it
-            policy = self._next_policy()
-            if policy is not None and self._seconds.get(policy, inf) < DELAY_SECONDS:
+            policy, is_backlog = self._next_policy(), sum(map(len, self._waiting.values())) > self._threads
+            if policy is not None and is_backlog and self._seconds.get(policy, inf) < DELAY_SECONDS:
                 other, its_done = self._waiting[policy][0]
                 is_plain = not (work.suspect or other.suspect or other.share) and other.begin_by == inf
                 if is_plain and other.begin_at <= time.monotonic() and its_done == done:

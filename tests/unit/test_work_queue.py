@@ -215,8 +215,8 @@ def another_of(one: WorkQueue, ran: Work) -> int | None:
 
 
 def test_a_thread_that_reports_later_continues_with_the_policy_with_the_fewest_under_way(clock: list[float]) -> None:
-    crowd, late = [work("crowd", number) for number in range(4)], work("late", 9)
-    one = line()
+    crowd, late = [work("crowd", number) for number in range(5)], work("late", 9)
+    one = line(threads=1)
     for name in ("crowd", "late"):
         lasted(one, name, 0.01, clock)
     for each in crowd:
@@ -225,7 +225,8 @@ def test_a_thread_that_reports_later_continues_with_the_policy_with_the_fewest_u
     one.put(late, done)
     assert another_of(one, crowd[0]) == 9
     assert [another_of(one, late), another_of(one, crowd[1])] == [2, 3]
-    assert another_of(one, crowd[2]) is None, "nothing waits any more"
+    assert another_of(one, crowd[2]) is None, "no more wait than threads can begin"
+    assert next_of(one) == ("crowd", 4)
     for each in crowd[2:]:
         one.finished(each)
     assert one.is_idle
@@ -238,7 +239,7 @@ def test_a_thread_that_reports_later_continues_with_the_policy_with_the_fewest_u
 )
 def test_a_thread_reports_before_it_begins_what_is_alone_waits_or_has_a_slot(difference: dict[str, Any]) -> None:
     plain = work("one", 1)
-    one = line(plain, replace(work("one", 2), **difference))
+    one = line(plain, *(replace(work("one", number), **difference) for number in (2, 3)), threads=1)
     one.get()
     assert another_of(one, plain) is None
     assert one.get() is not None
@@ -258,19 +259,21 @@ def test_a_thread_that_reports_later_is_kept_free_if_it_is_the_last_one(clock: l
 
 @pytest.mark.parametrize("seconds", [None, 0.1], ids=["nothing is known", "it takes long"])
 def test_a_thread_reports_before_it_begins_what_may_take_long(seconds: float | None, clock: list[float]) -> None:
-    one, quick = line(), work("quick", 1)
+    one, quick = line(threads=1), work("quick", 1)
     lasted(one, "quick", 0.01, clock)
     if seconds is not None:
         lasted(one, "other", seconds, clock)
     one.put(quick, done)
     assert next_of(one) == ("quick", 1)
-    one.put(work("other", 2), done)
+    for number in (2, 3):
+        one.put(work("other", number), done)
     assert another_of(one, quick) is None
 
 
 def test_works_that_are_reported_elsewhere_are_not_run_in_one_go() -> None:
     plain = work("one", 1)
-    one = line(plain)
-    one.put(work("one", 2), lambda _work, _report: None)
+    one = line(plain, threads=1)
+    for number in (2, 3):
+        one.put(work("one", number), lambda _work, _report: None)
     one.get()
     assert another_of(one, plain) is None
