@@ -27,6 +27,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Candidate
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.outbox import record_settled
+from django_delayq.ledger.statements import PlanLost
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy
@@ -100,6 +101,8 @@ class Attempt:
             if not self.candidates:
                 return True
         error = raised_by(self._run)
+        if isinstance(error, PlanLost):  # by the first statement of the transaction: nothing has happened yet
+            error = raised_by(self._run)
         try:
             if error is not None:
                 self.report = ReportBuilder(now=firing_state.database_now())

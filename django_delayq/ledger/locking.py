@@ -235,7 +235,7 @@ def locking_update(
         sql, parameters = f"{lock} {sql} AND {condition}", (*first, *parameters)
     fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
     returning = ", ".join(selected(f"{table}.{quoted(field.column)}", field, connection) for field in fields)
-    return Raw(f"{sql} RETURNING {returning}", parameters, fields)
+    return Raw(f"{sql} RETURNING {returning}", parameters, fields, is_prepared=True)
 
 
 def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:

@@ -21,7 +21,7 @@ from django.db.models.sql import UpdateQuery
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import array_of
+from django_delayq.key_types import array_of, object_id_of
 from django_delayq.ledger.columns import RUNNING_CLOCK, attempt_expired, settled
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.holding import hold_rows
@@ -143,14 +143,18 @@ def mark_at_once(
     locks. So a cancel that was committed in between prevents the firing. `late`: see `LateRail`.
     """
     model: type[Model] = policy.model
-    arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
-    found = _marked_at_once.rows(using, policy, late, **arrays)
+    if is_single := len(pks) == 1:
+        [(given_id, pk)] = pks.items()
+        keys = {"id": str(given_id), "pk": object_id_of(model, pk)}
+    else:
+        keys = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
+    found = _marked_at_once.first_rows(using, policy, late, is_single, **keys)
     own, size = [field.attname for field in model._meta.concrete_fields], len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
 
 
 @compiled
-def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | None) -> Raw:
+def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | None, is_single: bool) -> Raw:
     """Look up each object and each row by its key, with LATERAL.
 
     For a list of keys PostgreSQL may read the whole table, and does so with a plan that it has kept since the table was
@@ -174,18 +178,19 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
         sql_of(update(Timeout.objects.using(using), **values), using),
     )
     (locked, _), (checked, _), (marked, _) = parts
-    given = ", ".join(f"%s::{elements_of(each, using)}[]" for each in (Timeout, model))
+    ids, keys = (f"%s::{elements_of(each, using)}" for each in (Timeout, model))
+    given = f"(SELECT {ids} AS id, {keys} AS pk) AS" if is_single else f"unnest({ids}[], {keys}[]) AS"
     fields = [*_ROW, *model._meta.concrete_fields]
     columns = [f"{ledger}.{quoted(cast('str', field.column))}" for field in _ROW] + [f"due.{name}" for name in own]
     returned = [selected(column, field, connection) for column, field in zip(columns, fields, strict=True)]
     sql = (
-        f"WITH due AS MATERIALIZED (SELECT delayq_given.id, locked.* FROM unnest({given}) AS delayq_given (id, pk)"
+        f"WITH due AS MATERIALIZED (SELECT delayq_given.id, locked.* FROM {given} delayq_given (id, pk)"
         f" CROSS JOIN LATERAL ({locked}) AS locked ({', '.join(own)}, object_id, matches)"
         f" CROSS JOIN LATERAL ({checked}) AS checked)"
         f" {marked} FROM due WHERE {ledger}.id = due.id AND due.matches = {MATCHES} RETURNING {', '.join(returned)}"
     )
     parameters = [Param(CharField(), "id"), Param(CharField(), "pk"), *(each for _, given in parts for each in given)]
-    return Raw(sql, parameters, fields)
+    return Raw(sql, parameters, fields, is_prepared=is_single)
 
 
 def defer(row: Timeout, run_at: datetime, using: str) -> None:

@@ -12,23 +12,30 @@ a queryset, or an INSERT or UPDATE, in which `Param` stands for each value that 
 The function is called once for each database and *shape*: the positional arguments, which must be hashable. They name
 everything else that the SQL depends on. The statements are executed by a cursor of the connection, so that wrappers,
 query logs and instrumentation see them like any other.
+
+PostgreSQL plans a small statement for longer than it executes it. So the most frequent ones are prepared (`Raw`): with
+SQL, because Django's cursors bind parameters in the client, with which psycopg prepares nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from django.core.signals import setting_changed
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.models import BooleanField, CharField, Expression, F, Func, Q, QuerySet
 from django.db.models.sql import Query, UpdateQuery
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import HexField, array_of, key_type
+from django_delayq.ledger.db_connections import error_code
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -43,6 +50,13 @@ MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
 CHUNK = 500
 """Every database accepts statements with some parameters for each of so many rows."""
+PREPARED_AFTER = 5
+"""Runs on one connection before a statement is prepared there: many web processes open one for each request. As the
+drivers do (`prepare_threshold` of psycopg, `prepareThreshold` of JDBC)."""
+# SQLSTATE: no such prepared statement; its plan would return other columns, because a table was altered; PostgreSQL
+# does not know the type of a parameter.
+_DISCARDED, _ALTERED, _UNTYPED = "26000", "0A000", "42P18"
+_numbers = itertools.count(1)
 _PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
 
@@ -146,6 +160,9 @@ class Raw(NamedTuple):
     parameters: Sequence[Any]
     returning: Sequence[Field[Any, Any]] = ()
     """The columns of models that it returns, each written by `selected`."""
+    is_prepared: bool = False
+    """Whether PostgreSQL shall keep its plan. For one that finds rows by single keys: of an array of keys it expects
+    ten, and so plans it in each execution."""
 
 
 Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw | tuple[str, Sequence[Any]]"
@@ -156,6 +173,63 @@ def sql_of(built: QuerySet[Any, Any] | UpdateQuery, using: str) -> tuple[str, tu
     with clock.evaluated_at_execution():
         query: Any = built.query if isinstance(built, QuerySet) else built
         return cast("tuple[str, tuple[Any, ...]]", query.get_compiler(using).as_sql())
+
+
+class PlanLost(Exception):
+    """A prepared statement could not be executed, because it was discarded or a table was altered.
+
+    It has written nothing, but its transaction has to be rolled back. It can be repeated at once.
+    """
+
+
+class _Prepared:
+    """What is prepared in one session of the server."""
+
+    def __init__(self) -> None:
+        self.is_possible: bool | None = None  # not known yet
+        self.runs: Counter[str] = Counter()
+        self.names: dict[str, str] = {}
+
+    def name(self, sql: str, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the name of the prepared statement `sql`, which is prepared now if it was executed often enough.
+
+        By a cursor of the driver, as psycopg prepares: so nobody counts or logs it as a query.
+        """
+        if self.is_possible is False:
+            return None
+        if (found := self.names.get(sql)) is not None:
+            return found
+        self.runs[sql] += 1
+        if self.runs[sql] <= PREPARED_AFTER:
+            return None
+        driver: Any = connection.connection
+        with connection.wrap_database_errors, driver.cursor() as cursor:
+            if self.is_possible is None:
+                # A pooler gives each transaction another session, and tells the driver a number of its own.
+                cursor.execute("SELECT pg_backend_pid()")
+                self.is_possible = cursor.fetchone()[0] == driver.info.backend_pid
+            if not self.is_possible:
+                return None
+            name = f"delayq_{next(_numbers)}"
+            cursor.execute(f"PREPARE {name} {sql}")
+        self.names[sql] = name
+        return name
+
+    def forget(self, error: BaseException) -> bool:
+        """Forget all names if `error` is one of prepared statements alone; return whether it is.
+
+        Whoever discards statements, such as a pool that resets its connections, will do so again.
+        """
+        code = error_code(error)
+        if code not in {_DISCARDED, _ALTERED, _UNTYPED}:
+            return False
+        self.is_possible = code == _ALTERED
+        self.names.clear()
+        return True
+
+
+_sessions: WeakKeyDictionary[Any, _Prepared] = WeakKeyDictionary()
+"""By the connection of the driver: a pool lends it to several threads."""
 
 
 class Statement:
@@ -171,8 +245,9 @@ class Statement:
         expressions: list[Any] = []
         texts: set[int] = set()
         """The places of the datetimes that are selected as text."""
+        is_prepared = False
         if isinstance(built, tuple):
-            self.sql, parameters, returned = Raw(*built)
+            self.sql, parameters, returned, is_prepared = Raw(*built)
             expressions = [field.get_col(field.model._meta.db_table) for field in returned]
             if returned:
                 self.model, self.columns = returned[0].model, [field.attname for field in returned]
@@ -198,6 +273,10 @@ class Statement:
         plain = (CharField, HexField)  # their strings are ready for the driver
         self.given = [(at, each.name, each.index, field, type(field) in plain) for at, each, field in given]
         self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
+        connection = compiler.connection
+        is_prepared = is_prepared and not self.late and dialect_of(connection).prepares(connection)
+        self.prepared = _with_types(self.sql, parameters, connection) if is_prepared else ""
+        """The types and the SQL for PREPARE; empty: it is not prepared."""
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
         """Return the parameters of one execution."""
@@ -209,11 +288,18 @@ class Statement:
             parameters[at] = evaluate(connection)
         return parameters
 
-    def read(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Sequence[Any]]:
-        """Execute and return the rows, with values of the types that Django's fields have."""
+    def read(
+        self, values: Mapping[str, Any], connection: BaseDatabaseWrapper, *, is_first: bool = False
+    ) -> list[Sequence[Any]]:
+        """Execute and return the rows, with values of the types that Django's fields have.
+
+        `is_first`: as the first statement of a transaction, which the caller repeats after PlanLost.
+        """
         guard = nullcontext() if self.is_read else transaction.mark_for_rollback_on_error(connection.alias)
         with guard, connection.cursor() as cursor:
-            cursor.execute(self.sql, self.parameters(values, connection))
+            parameters = self.parameters(values, connection)
+            if not (self.prepared and self._execute_prepared(cursor, parameters, connection, is_first)):
+                cursor.execute(self.sql, parameters)
             rows: list[Sequence[Any]] = cursor.fetchall()
         if self.converters:
             rows = [list(row) for row in rows]
@@ -222,6 +308,45 @@ class Statement:
                     for function in functions:
                         row[at] = function(row[at], expression, connection)
         return rows
+
+    def _execute_prepared(
+        self, cursor: Any, parameters: list[Any], connection: BaseDatabaseWrapper, is_first: bool
+    ) -> bool:
+        """Execute the prepared statement; return False if there is none.
+
+        Not in a transaction of the caller: an error would undo what it has written.
+        """
+        if not is_first and (connection.in_atomic_block or not connection.get_autocommit()):
+            return False
+        session = _sessions.setdefault(connection.connection, _Prepared())
+        try:
+            name = session.name(self.prepared, connection)
+            if name is not None:
+                marks = ", ".join(["%s"] * len(self.given))
+                cursor.execute(f"EXECUTE {name} ({marks})", [parameters[at] for at, *_ in self.given])
+        except Error as error:
+            if not session.forget(error):
+                raise
+            if is_first:
+                raise PlanLost from error
+            return False
+        return name is not None
+
+
+def _with_types(sql: str, parameters: Sequence[Any], connection: Any) -> str:
+    """Return `sql` for PREPARE: with the types of its parameters, which PostgreSQL does not infer in a SELECT list.
+
+    Constants become literals, as Django's cursor would send them.
+    """
+    types, marks = list[str](), list[str]()
+    for each in parameters:
+        if isinstance(each, Param):
+            kind = each.output_field.db_type(connection) or ""
+            types.append(kind if kind.startswith("timestamp") else "unknown")
+            marks.append(f"${len(types)}")
+        else:
+            marks.append(connection.ops.compose_sql("%s", [each]))
+    return f"({', '.join(types)}) AS {sql % tuple(marks)}"
 
 
 def _with_literals(sql: str, parameters: Iterable[Any]) -> tuple[str, list[Any]]:
@@ -275,6 +400,11 @@ class compiled:  # noqa: N801 - a decorator
         """Execute a query, or a statement that returns rows; return them."""
         connection = connections[using]
         return self.statement(connection, shape).read(values, connection)
+
+    def first_rows(self, using: str, /, *shape: Any, **values: Any) -> list[Sequence[Any]]:
+        """Execute as `rows`, as the first statement of a transaction. Raises PlanLost: the caller begins it again."""
+        connection = connections[using]
+        return self.statement(connection, shape).read(values, connection, is_first=True)
 
     def objects(self, using: str, /, *shape: Any, **values: Any) -> list[Any]:
         """Execute a query and return instances of its model, with annotations as attributes."""

@@ -172,7 +172,8 @@ def _inserted(
     key = () if features.supports_update_conflicts_with_target else ("idempotency_key",)
     returning = ("id", "since_at", *key) if features.can_return_columns_from_insert else ()
     common = {"policy": kind[0], "content_type_id": kind[1]}
-    return insert_statement(using, columns, source, common=common, before=lock, returning=returning)
+    built = insert_statement(using, columns, source, common=common, before=lock, returning=returning)
+    return built._replace(is_prepared=True)
 
 
 def insert(rows: Sequence[Timeout], using: str) -> None:
