@@ -26,7 +26,9 @@ from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Candidate
 from django_delayq.ledger.controls import Guards, stop_cache
+from django_delayq.ledger.locking import begin_now
 from django_delayq.ledger.outbox import record_settled
+from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.ledger.statements import PlanLost
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome, returned_outcome
@@ -119,12 +121,18 @@ class Attempt:
         running = firing_state.running[threading.get_ident()]
         running.contexts.clear()
         self.guards = stop_cache.guards(self.policy, self.using)
+        if not can_mark_at_once(self.policy, self.using):
+            running.wait()
         with firing_transaction(self.using):
             checkpoint("begun")
             if self.gather is not None:
                 self.candidates = running.gathered = self.gather()
             case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect, self.share)
-            self.ready = judge_of(self.policy, self.using)(case, self.report)
+            judge = judge_of(self.policy, self.using)
+            if running.is_early:
+                begin_now(self.using)
+                running.wait()  # nothing is locked yet
+            self.ready = judge(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
             checkpoint("marked")

@@ -71,6 +71,12 @@ def begin_write(using: str) -> None:
     dialect_of(connection).begin_write(connection, Timeout._meta.db_table)
 
 
+def begin_now(using: str) -> None:
+    """Have the driver of PostgreSQL send BEGIN, which it does with the first statement; this one takes no snapshot."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+
+
 def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[M]:
     """Return `rows` as a query that locks them until the transaction ends; `wait=False` leaves out locked ones.
 
