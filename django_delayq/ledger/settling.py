@@ -155,7 +155,7 @@ def mark_at_once(
         keys = {"id": str(given_id), "pk": object_id_of(model, pk)}
     else:
         keys = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
-    found = _marked_at_once.first_rows(using, policy, late, is_single, **keys)
+    found = _marked_at_once.rows(using, policy, late, is_single, is_first=True, **keys)
     own, size = [field.attname for field in model._meta.concrete_fields], len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
 

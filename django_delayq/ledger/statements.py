@@ -35,7 +35,6 @@ from django.db.models.sql import Query, UpdateQuery
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import HexField, array_of, key_type
-from django_delayq.ledger.db_connections import error_code
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -53,9 +52,10 @@ CHUNK = 500
 PREPARED_AFTER = 5
 """Runs on one connection before a statement is prepared there: many web processes open one for each request. As the
 drivers do (`prepare_threshold` of psycopg, `prepareThreshold` of JDBC)."""
-# SQLSTATE: no such prepared statement; its plan would return other columns, because a table was altered; PostgreSQL
-# does not know the type of a parameter.
-_DISCARDED, _ALTERED, _UNTYPED = "26000", "0A000", "42P18"
+_ALTERED = "0A000"
+_LOST = frozenset({_ALTERED, "26000", "42P18"})
+"""SQLSTATE: the plan would return other columns, because a table was altered; no such prepared statement; PostgreSQL
+does not know the type of a parameter."""
 _numbers = itertools.count(1)
 _PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
@@ -182,53 +182,49 @@ class PlanLost(Exception):
     """
 
 
-class _Prepared:
-    """What is prepared in one session of the server."""
+class _Session:
+    """A session of PostgreSQL: the names of the statements that are prepared in it, and how often others have run."""
 
     def __init__(self) -> None:
-        self.is_possible: bool | None = None  # not known yet
-        self.runs: Counter[str] = Counter()
         self.names: dict[str, str] = {}
+        self.runs: Counter[str] = Counter()
+        self.is_direct: bool | None = None  # not known yet
 
     def name(self, sql: str, connection: BaseDatabaseWrapper) -> str | None:
         """Return the name of the prepared statement `sql`, which is prepared now if it was executed often enough.
 
-        By a cursor of the driver, as psycopg prepares: so nobody counts or logs it as a query.
+        By a cursor of the driver, as psycopg prepares, so that it is no query of Django. None: execute it as it is.
         """
-        if self.is_possible is False:
-            return None
-        if (found := self.names.get(sql)) is not None:
+        if (found := self.names.get(sql)) is not None or self.is_direct is False:
             return found
         self.runs[sql] += 1
         if self.runs[sql] <= PREPARED_AFTER:
             return None
         driver: Any = connection.connection
         with connection.wrap_database_errors, driver.cursor() as cursor:
-            if self.is_possible is None:
+            if self.is_direct is None:
                 # A pooler gives each transaction another session, and tells the driver a number of its own.
                 cursor.execute("SELECT pg_backend_pid()")
-                self.is_possible = cursor.fetchone()[0] == driver.info.backend_pid
-            if not self.is_possible:
-                return None
-            name = f"delayq_{next(_numbers)}"
-            cursor.execute(f"PREPARE {name} {sql}")
-        self.names[sql] = name
-        return name
+                self.is_direct = cursor.fetchone()[0] == driver.info.backend_pid
+            if self.is_direct:
+                name = self.names[sql] = f"delayq_{next(_numbers)}"
+                cursor.execute(f"PREPARE {name} {sql}")
+        return self.names.get(sql)
 
-    def forget(self, error: BaseException) -> bool:
+    def forget(self, error: Error) -> bool:
         """Forget all names if `error` is one of prepared statements alone; return whether it is.
 
-        Whoever discards statements, such as a pool that resets its connections, will do so again.
+        Where statements were discarded, none are prepared any more: a pool may reset its connections again and again.
         """
-        code = error_code(error)
-        if code not in {_DISCARDED, _ALTERED, _UNTYPED}:
+        code = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        if code not in _LOST:
             return False
-        self.is_possible = code == _ALTERED
         self.names.clear()
+        self.is_direct = code == _ALTERED
         return True
 
 
-_sessions: WeakKeyDictionary[Any, _Prepared] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Any, _Session] = WeakKeyDictionary()
 """By the connection of the driver: a pool lends it to several threads."""
 
 
@@ -245,9 +241,8 @@ class Statement:
         expressions: list[Any] = []
         texts: set[int] = set()
         """The places of the datetimes that are selected as text."""
-        is_prepared = False
         if isinstance(built, tuple):
-            self.sql, parameters, returned, is_prepared = Raw(*built)
+            self.sql, parameters, returned, _ = Raw(*built)
             expressions = [field.get_col(field.model._meta.db_table) for field in returned]
             if returned:
                 self.model, self.columns = returned[0].model, [field.attname for field in returned]
@@ -273,9 +268,8 @@ class Statement:
         plain = (CharField, HexField)  # their strings are ready for the driver
         self.given = [(at, each.name, each.index, field, type(field) in plain) for at, each, field in given]
         self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
-        connection = compiler.connection
-        is_prepared = is_prepared and not self.late and dialect_of(connection).prepares(connection)
-        self.prepared = _with_types(self.sql, parameters, connection) if is_prepared else ""
+        is_prepared = isinstance(built, Raw) and built.is_prepared and not self.late
+        self.prepared = _with_types(self.sql, parameters, compiler.connection) if is_prepared else ""
         """The types and the SQL for PREPARE; empty: it is not prepared."""
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
@@ -289,12 +283,9 @@ class Statement:
         return parameters
 
     def read(
-        self, values: Mapping[str, Any], connection: BaseDatabaseWrapper, *, is_first: bool = False
+        self, values: Mapping[str, Any], connection: BaseDatabaseWrapper, is_first: bool = False
     ) -> list[Sequence[Any]]:
-        """Execute and return the rows, with values of the types that Django's fields have.
-
-        `is_first`: as the first statement of a transaction, which the caller repeats after PlanLost.
-        """
+        """Execute and return the rows, with values of the types that Django's fields have; see `compiled.rows`."""
         guard = nullcontext() if self.is_read else transaction.mark_for_rollback_on_error(connection.alias)
         with guard, connection.cursor() as cursor:
             parameters = self.parameters(values, connection)
@@ -312,40 +303,40 @@ class Statement:
     def _execute_prepared(
         self, cursor: Any, parameters: list[Any], connection: BaseDatabaseWrapper, is_first: bool
     ) -> bool:
-        """Execute the prepared statement; return False if there is none.
+        """Execute it as a prepared statement; return False if it is none.
 
         Not in a transaction of the caller: an error would undo what it has written.
         """
         if not is_first and (connection.in_atomic_block or not connection.get_autocommit()):
             return False
-        session = _sessions.setdefault(connection.connection, _Prepared())
+        session = _sessions.setdefault(connection.connection, _Session())
         try:
-            name = session.name(self.prepared, connection)
-            if name is not None:
-                marks = ", ".join(["%s"] * len(self.given))
-                cursor.execute(f"EXECUTE {name} ({marks})", [parameters[at] for at, *_ in self.given])
+            if (name := session.name(self.prepared, connection)) is None:
+                return False
+            marks = ", ".join(["%s"] * len(self.given))
+            cursor.execute(f"EXECUTE {name} ({marks})", [parameters[at] for at, *_ in self.given])
         except Error as error:
             if not session.forget(error):
                 raise
             if is_first:
                 raise PlanLost from error
             return False
-        return name is not None
+        return True
 
 
 def _with_types(sql: str, parameters: Sequence[Any], connection: Any) -> str:
     """Return `sql` for PREPARE: with the types of its parameters, which PostgreSQL does not infer in a SELECT list.
 
-    Constants become literals, as Django's cursor would send them.
+    Constants become literals, as Django's cursor would send them. Empty where the database or its options do not fit.
     """
+    if not dialect_of(connection).prepares(connection):
+        return ""
     types, marks = list[str](), list[str]()
     for each in parameters:
-        if isinstance(each, Param):
-            kind = each.output_field.db_type(connection) or ""
+        kind = each.output_field.db_type(connection) if isinstance(each, Param) else None
+        if kind is not None:
             types.append(kind if kind.startswith("timestamp") else "unknown")
-            marks.append(f"${len(types)}")
-        else:
-            marks.append(connection.ops.compose_sql("%s", [each]))
+        marks.append(connection.ops.compose_sql("%s", [each]) if kind is None else f"${len(types)}")
     return f"({', '.join(types)}) AS {sql % tuple(marks)}"
 
 
@@ -396,22 +387,20 @@ class compiled:  # noqa: N801 - a decorator
             raise transaction.TransactionManagementError("A statement that locks rows needs a transaction.")
         return found
 
-    def rows(self, using: str, /, *shape: Any, **values: Any) -> list[Sequence[Any]]:
-        """Execute a query, or a statement that returns rows; return them."""
-        connection = connections[using]
-        return self.statement(connection, shape).read(values, connection)
+    def rows(self, using: str, /, *shape: Any, is_first: bool = False, **values: Any) -> list[Sequence[Any]]:
+        """Execute a query, or a statement that returns rows; return them.
 
-    def first_rows(self, using: str, /, *shape: Any, **values: Any) -> list[Sequence[Any]]:
-        """Execute as `rows`, as the first statement of a transaction. Raises PlanLost: the caller begins it again."""
+        `is_first`: as the first statement of a transaction. It may raise PlanLost: then the caller begins it again.
+        """
         connection = connections[using]
-        return self.statement(connection, shape).read(values, connection, is_first=True)
+        return self.statement(connection, shape).read(values, connection, is_first)
 
     def objects(self, using: str, /, *shape: Any, **values: Any) -> list[Any]:
         """Execute a query and return instances of its model, with annotations as attributes."""
         connection = connections[using]
         statement = self.statement(connection, shape)
         objects = []
-        for row in statement.read(values, connection):
+        for row in statement.read(values, connection, is_first=False):
             found = statement.model.from_db(using, statement.columns, row[: len(statement.columns)])
             for name, at in statement.annotations:
                 setattr(found, name, row[at])

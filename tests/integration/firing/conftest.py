@@ -52,7 +52,7 @@ def orders() -> list[Order]:
 
 
 def is_direct() -> bool:
-    """Return whether no pooler stands between this thread and its session of PostgreSQL."""
+    """Return whether no pooler is between this thread and its session of PostgreSQL."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return bool(cursor.fetchone()[0] == connection.connection.info.backend_pid)
