@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -171,6 +172,25 @@ def test_a_move_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPol
     report = fire_while(row, lambda: dq.reschedule_timeout(order, gated, hours=1))
     assert (report.fired, set(report.again)) == ((), {row.pk})
     assert (state(row), row.attempts) == (("pending", ""), 0)
+
+
+def test_a_clock_that_was_stopped_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    assert fire_while(row, lambda: dq.hold_timeout(row)).fired == ()
+    assert (state(row), row.attempts) == (("held", ""), 0)
+
+
+def test_the_transaction_has_begun_when_the_deadline_comes_and_marks_nothing_before(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", seconds=0.2)
+    work = Work(row.policy, (row.pk,), (row.object_id,), begin_at=time.monotonic() + 0.2)
+    with CaptureQueriesContext(connection) as captured:
+        assert run(work, "default").fired == (row.pk,)
+    first, mark = [each["sql"] for each in captured if not each["sql"].startswith("BEGIN")][:2]
+    assert first.startswith("SHOW"), "it takes no snapshot and no lock"
+    assert str(row.pk) in mark
+    row.refresh_from_db()
+    assert row.settled_at is not None
+    assert row.settled_at >= row.due_at
 
 
 def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
