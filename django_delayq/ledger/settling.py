@@ -319,12 +319,11 @@ def is_superseded(row: Timeout, using: str) -> bool:
     """Return whether a newer round than that of `row` was scheduled.
 
     Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. But not if it
-    was superseded itself, because `since` came back to the value of `row`. An older row that an operator has retried is
-    newer than the rounds before that.
+    was superseded itself, because `since` came back to the value of `row`. So of the rounds of one slot that were not
+    superseded, only the newest is pending: `operations.retry` refuses the others.
     """
-    newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=row.began_at)
-    rounds = Timeout.objects.using(using).filter(slot=row.slot).exclude(cause=Cause.SUPERSEDED)
-    return bool(rounds.filter(newer).exists())
+    newer = Timeout.objects.using(using).filter(slot=row.slot, pk__gt=row.pk).exclude(cause=Cause.SUPERSEDED)
+    return bool(newer.exists())
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:

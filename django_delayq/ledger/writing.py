@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.db import connections
-from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
 from django_delayq.ledger import statements
@@ -350,7 +349,7 @@ def cancels_at_once(subject: Subject, *, lock: bool) -> bool:
 def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
     """Cancel the pending round of `subject` by hand, in one statement; return its row. For `cancels_at_once`.
 
-    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending, or a newer one decides.
+    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending.
 
     Args:
         subject: what to cancel.
@@ -373,15 +372,9 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
 
 @compiled
 def _cancelled(using: str, locked: tuple[type[Model] | None, str | None], columns: Sequence[str], in_time: bool) -> Raw:
-    """While the statement waits for the object, the row may be fired; then it does not match any more.
-
-    A row that an operator has retried may have a newer one. If that has fired or is firing, it is too late, and if it
-    is dead, it must be cancelled, too: `cancel_newest` does both.
-    """
-    rounds = Timeout.objects.using(using).filter(slot=param("slot"))
-    newer = rounds.filter(pk__gt=OuterRef("pk"), state__in=(State.FIRED, State.FIRING, State.DEAD))
+    """While the statement waits for the object, the row may be fired; then it does not match any more."""
     values = settled(State.CANCELLED, Cause.HAND, param("settled_at"))
-    pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
+    pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
     if in_time:
         pending = pending.filter(due_at__gt=clock.DatabaseNow())
     changed = update(pending, **values, reason=param("reason"))

@@ -26,7 +26,7 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import record_death, shown
-from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
+from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.planned import final_at
 from django_delayq.ledger.rounds import lock_newest, lock_subject
@@ -272,41 +272,31 @@ def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tup
 
 
 def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
-    """Cancel the newest round of `subject` by hand, and all pending ones, unless it has fired or is firing.
+    """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
 
     Inside a transaction that has locked the business row. Return whether that was in time, the round that decided it,
-    and the cancelled ones. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
+    and what was cancelled. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
     """
     newest = lock_newest(subject)
     if strict and newest and subject.policy and arm_outdated(subject.policy, [(subject.pk, newest)], subject.using):
         newest = lock_newest(subject)
     if newest is None:
         return True, None, []
-    rows = [newest]
-    # An operator may have retried an older one. A newest row that is pending, the most frequent case, needs no query:
-    # it replaces what is firing.
-    if subject.row_id is None and newest.state not in (*WAITING, State.FIRED, State.FIRING):
-        older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
-        rows += sorted(older, key=lambda row: -row.pk)
     now = clock.now()
-    writing.forbid_attempts(rows, subject.using, reason, now)
-    firing = [row for row in rows if row.state == State.FIRING]
-    decisive = max([newest, *firing], key=lambda row: (row.began_at, row.pk))
-    if decisive.state == State.FIRED and _has_unarmed_round(subject, decisive):
+    writing.forbid_attempts([newest], subject.using, reason, now)
+    if newest.state == State.FIRED and _has_unarmed_round(subject, newest):
         return True, None, []
     # A step that is firing is not the handler, which nothing calls after `forbid_attempts`.
-    if decisive.state == State.FIRED or (decisive.state == State.FIRING and not decisive.step):
-        return False, decisive, []
-    rows = [row for row in rows if row.state in (*WAITING, State.DEAD)]
-    for row in rows:
-        if strict and _is_late(subject, row):
-            return False, row, []
-    for row in rows:
-        record_death(row, now)
-    writing.cancel_rows(rows, subject.using, reason, now)
-    for row in rows:
-        announce(timeout_cancelled, row, subject.using)
-    return True, rows[0] if rows else newest, rows
+    if newest.state == State.FIRED or (newest.state == State.FIRING and not newest.step):
+        return False, newest, []
+    if newest.state not in (*WAITING, State.DEAD):
+        return True, newest, []
+    if strict and _is_late(subject, newest):
+        return False, newest, []
+    record_death(newest, now)
+    writing.cancel_rows([newest], subject.using, reason, now)
+    announce(timeout_cancelled, newest, subject.using)
+    return True, newest, [newest]
 
 
 def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
