@@ -100,7 +100,7 @@ def schedule_timeout(
     if due_at is None:
         return _put_in_steps(subject, given, on_conflict, **values)
     new = writing.new_row(subject, due_at, None, terms=CONSTANT if given is None else None, **values)
-    if writing.insert_at_once(new, subject):
+    if writing.insert_if_free(new, using, resolved, subject.pk):
         return _announced(new, new, using)
     if on_conflict == "replace" and resolved.total is None and resolved.since is None:
         row = writing.replace_at_once(new, subject)
@@ -221,7 +221,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
-    if writing.cancels_at_once(subject, lock=True) and writing.cancel_pending(subject, reason, lock=True):
+    if writing.cancel_pending(subject, reason, lock=True):
         return True  # with the only statement, as nearly always if one is pending
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
@@ -264,10 +264,8 @@ def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tup
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
     policy = subject.policy if strict else None
     is_by_deadline = policy is not None and (policy.grace is not None or reads_again(policy))
-    if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
-        cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
-        if cancelled:
-            return True, cancelled[0], cancelled
+    if not is_by_deadline and (found := writing.cancel_pending(subject, reason, lock=False, in_time=strict)):
+        return True, found[0], found
     return cancel_newest(subject, reason, strict=strict)
 
 
