@@ -267,13 +267,9 @@ def is_marked(row_id: int, using: str, before: Timeout | None = None) -> bool:
 
     `before`: the row of a step before it was marked, which then must be another one.
     """
-    rows = Timeout.objects.using(using).filter(pk=row_id)
-    if before is None:
-        rows = rows.filter(state=State.FIRED)
-    else:
-        rows = rows.exclude(step=before.step, steps_over=before.steps_over)
+    is_other = Q(state=State.FIRED) if before is None else ~Q(step=before.step, steps_over=before.steps_over)
     try:
-        return rows.exists()
+        return Timeout.objects.using(using).filter(is_other, pk=row_id).exists()
     except Error:
         return False
 
@@ -378,9 +374,9 @@ def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, d
     """Delete a page of the `prunable` rows that were settled from `start` on.
 
     A larger page would hold locks, and bloat the log of the database. Return how many, and the `start` of the next
-    page; None: there are no more. So rows that must stay are read once,
-    and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
-    were settled by one bulk call, for each page again.
+    page; None: there are no more. So rows that must stay are read once, and not once a page. Sorted by `settled_at`
+    alone, as the index is: with ids PostgreSQL would sort all rows that were settled by one bulk call, for each page
+    again.
     """
     found = prunable(using, old)
     rows = found if start is None else found.filter(settled_at__gte=start)

@@ -1,9 +1,9 @@
 """The statements that write rows for schedulers or operators: insert, replace, move, cancel, revive.
 
 Each function writes inside a transaction that has locked the business row and the timeout row, and notifies Redis on
-commit. `insert_if_free` and `replace_at_once`, and `cancel_pending` on request, lock and write in one statement, also
-outside a transaction. Several rows are written in
-the order of their slots, because two bulk calls over the same rows in different orders would deadlock.
+commit. `insert_if_free` and `cancel_pending` on request, and `replace_at_once`, lock and write in one statement, also
+outside a transaction. Several rows are written in the order of their slots, because two bulk calls over the same rows
+in different orders would deadlock.
 """
 
 from __future__ import annotations
