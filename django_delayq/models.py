@@ -223,7 +223,7 @@ class Timeout(models.Model):
     snoozes = models.PositiveSmallIntegerField(default=0, editable=False)
     """How often the handler has snoozed since the round began, or since an operator has retried it."""
     retried_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
-    """When an operator has last retried it: see `began_at`."""
+    """When an operator has last retried it."""
     restarted_at = models.DateTimeField(null=True, default=None, editable=False)
     """When its deadline was last set independently of the former one. A hold before this time does not move it."""
     asked_due_at = models.DateTimeField(null=True, default=None, editable=False)
@@ -334,11 +334,6 @@ class Timeout(models.Model):
     def errors(self) -> list[dict[str, Any]]:
         """Return the failed attempts in `history`, oldest first, with their tracebacks."""
         return [event for event in self.history if event.get("what") == "failed"]
-
-    @property
-    def began_at(self) -> datetime:
-        """Return when the round was scheduled, or when an operator has retried it."""
-        return self.retried_at or self.created_at
 
     @property
     def is_settled(self) -> bool:

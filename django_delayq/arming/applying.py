@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.arming")
 State = Timeout.State
-REARMED_SECONDS: Final = 60.0
+_rearmed_interval = LogInterval()
 """A shop whose payments are often refused after a guard would otherwise fill its log with these lines."""
-_rearmed_interval = LogInterval(REARMED_SECONDS)
 
 
 def apply(changes: Changes, using: str, *, signals: bool) -> None:

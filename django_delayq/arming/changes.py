@@ -26,16 +26,8 @@ RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
 
-KEPT_COLUMNS: tuple[str, ...] = (
-    "due_at",
-    "first_due_at",
-    "extensions",
-    "created_at",
-    "hold_ended_at",
-    "is_due_by_request",
-    "own_key",
-)
-KEPT_COLUMNS += ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "stops")
+KEPT_COLUMNS: tuple[str, ...] = ("due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "own_key")
+KEPT_COLUMNS += ("is_due_by_request", "restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "stops")
 KEPT_COLUMNS += ("remaining", "keeps_deadline", "held_at", "held_until", "held_when", "settled_at")
 KEPT_COLUMNS += ("step", "snoozes", "deaths")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""

@@ -24,6 +24,7 @@ from django.db.models import DurationField, F, Q, QuerySet, Subquery, Value
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
 from django_delayq.ledger.columns import attempt_expired
+from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of, upsert
 from django_delayq.ledger.stops import is_stop_in_force
@@ -156,26 +157,38 @@ def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     return _state_of(get_policy(policy), read_stop_changes(using))
 
 
-def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
-    """Lock and return the control of `policy`, the newest of its labels; create it if it does not exist.
+def lock_control(policy: TimeoutPolicy[Any], using: str) -> tuple[PolicyControl, datetime]:
+    """Lock and return the control of `policy`, without a pause that is over; create it if it does not exist.
 
-    A stop under another label becomes that of the returned one: `resume` must end every stop that firings see.
+    Of several labels the newest control. A stop under another label becomes that of the returned one: `resume` must end
+    every stop that firings see. Also return the time of the database.
     """
     rows = PolicyControl.objects.using(using)
     # One by one, by their keys: MySQL and MariaDB would lock every row of a table that is so small that they scan it.
     labels = _controls_of(policy, using).values_list("policy", flat=True)
     controls = [for_update(rows.filter(policy=label), using).get() for label in sorted(labels)]
-    if controls:
-        control = _joined(controls)
-        former = [each.pk for each in controls if each is not control and each.stop]
-        if former:
-            rows.filter(pk__in=former).update(stop=Stop.NONE, stopped_at=None, until=None)
-            control.save(using=using)
-        return control
-    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
-    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    upsert(rows, [PolicyControl(policy=policy.label, changed_at=database_now(using))], ("policy",), ("policy",))
-    return for_update(rows.filter(policy=policy.label), using).get()
+    if not controls:
+        # Several processes may create it at the same time; an upsert lets all of them continue with the row of the
+        # first. It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then
+        # deadlock.
+        upsert(rows, [PolicyControl(policy=policy.label, changed_at=database_now(using))], ("policy",), ("policy",))
+        controls = [for_update(rows.filter(policy=policy.label), using).get()]
+    control, now = _joined(controls), database_now(using)
+    if former := [each.pk for each in controls if each is not control and each.stop]:
+        rows.filter(pk__in=former).update(stop=Stop.NONE, stopped_at=None, until=None)
+        control.save(using=using)
+    if not is_stop_in_force(control, now):
+        control.stop, control.until = Stop.NONE, None
+    return control, now
+
+
+def put_stop(control: PolicyControl, change: PolicyChange, stop: str, until: datetime | None) -> None:
+    """Put `stop` in force, and note it in the new `change`. The caller saves both."""
+    change.details = {"until": iso(until), **change.details}
+    if control.stop != stop:
+        control.stopped_at = change.at
+    control.stop, control.until = stop, until
+    change.what, change.finished_at = PolicyChange.What(stop), change.at
 
 
 def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:

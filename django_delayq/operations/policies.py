@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django_delayq import clock
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger.controls import PolicyState, stop_cache, valid_guards
+from django_delayq.ledger.controls import PolicyState, put_stop, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
 from django_delayq.ledger.paging import newest_id
@@ -114,14 +114,10 @@ def _stop(
             end = control.until
         if control.stop == stop and control.until == end and change.reason in {"", control.reason}:
             return None
-        change.details = {"until": iso(end)}
         if control.stop != Stop.NONE:
-            change.details |= {"was": str(control.stop), "since": iso(control.stopped_at)}
+            change.details = {"was": str(control.stop), "since": iso(control.stopped_at)}
             change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
-        if control.stop != stop:
-            control.stopped_at = change.at
-        control.stop, control.until = stop, end
-        change.what, change.finished_at = What(stop), change.at
+        put_stop(control, change, stop, end)
         return change
 
 

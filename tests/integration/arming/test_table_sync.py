@@ -94,7 +94,7 @@ def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
 
     counts = []
     for _ in range(2):
-        settled(scan.PAGE)
+        settled(scan.CHUNK)
         with CaptureQueriesContext(connection) as queries:
             found = sync_policy(policy, "default")
         assert (found.armed, found.moved, found.cancelled) == (0, 0, 0)
@@ -183,7 +183,7 @@ def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of two objects, and slices of one page."""
-    monkeypatch.setattr(scan, "PAGE", 2)
+    monkeypatch.setattr(scan, "CHUNK", 2)
     monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
 
 
