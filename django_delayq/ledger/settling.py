@@ -263,8 +263,8 @@ def mark_settled(
     state: Timeout.State = State.SKIPPED,
     reason: str = "",
 ) -> None:
-    """Settle the pending, locked `rows` without firing them: by default as skipped, with the reason that they have."""
-    values = {**settled(state, cause, now), **({"reason": clipped(reason)} if reason else {})}
+    """Settle the pending, locked `rows` without firing them, by default as skipped."""
+    values = {**settled(state, cause, now), "reason": clipped(reason)}
     with raising_instead_of_waiting(using):
         Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
     for row in rows:

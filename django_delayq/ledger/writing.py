@@ -18,6 +18,7 @@ from django_delayq.ledger import statements
 from django_delayq.ledger.columns import (
     ATTEMPTS,
     DEFAULTS,
+    LEASE,
     MOVED_FIELDS,
     ROUND_FIELDS,
     RUNNING_CLOCK,
@@ -242,17 +243,17 @@ def move_rows(
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
         if row.is_requested:
-            planned_at, changed = due_at, change_step(row, HANDLER)
+            run_at, changed = max(given or due_at, due_at), change_step(row, HANDLER)
         else:
             planned_at, changed = set_next(row, due_at)
-        run_at = given or planned_at
+            run_at = given or planned_at
         reset = reset or changed
         policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
         if row.state == State.HELD:
             row.run_at = far()
         row.extensions = min(row.extensions + extended, MAX_STORED)
-        row.claims, row.claimed_until = 0, None
+        vars(row).update(LEASE)
         if row.state != State.HELD or given is None:  # else a retry or a snooze waits until `ready_at`
             row.ready_at = event["at"]
         rows.append(row)
@@ -266,7 +267,6 @@ def move_rows(
 
 def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bool = False, **_: object) -> None:
     """Set what decisions depend on after a move of `row`, whose `due_at` is still the former one."""
-    row.suspected_at = None
     if what == "recomputed":  # of the same round: the caller has set what else changes
         return
     row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
@@ -304,7 +304,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
             vars(row).update(RUNNING_CLOCK)
             was_held = True
         row.since_at, row.first_due_at, row.extensions, row.steps_over = since_at, due_at, 0, ""
-        vars(row).update(ATTEMPTS, stops=None)
+        vars(row).update(ATTEMPTS, stops=None, hold_ended_at=None)
         row.idempotency_key = new_idempotency_key()
         has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
@@ -413,10 +413,9 @@ def cancel_rows(
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
     uncount(rows, using)
-    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "attempts": 0, "final_attempt": False}
-    values |= {"retried_at": now, "restarted_at": now, "is_requested": True, "snoozes": 0}
-    values |= {"deaths": 0, "suspected_at": None}
-    _set(rows, using, (State.DEAD,), **values, claims=0, claimed_until=None)
+    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "final_attempt": False, **ATTEMPTS}
+    values |= {"retried_at": now, "restarted_at": now, "is_requested": True}
+    _set(rows, using, (State.DEAD,), **values)
     push_rows(rows, using)
 
 
