@@ -243,10 +243,10 @@ def move_rows(
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
         if row.is_requested:
-            run_at, changed = max(given or due_at, due_at), change_step(row, HANDLER)
+            run_at, changed = given or due_at, change_step(row, HANDLER)
         else:
             planned_at, changed = set_next(row, due_at)
-            run_at = given or planned_at
+            run_at = planned_at if changed else max(given or planned_at, planned_at)
         reset = reset or changed
         policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
@@ -285,9 +285,9 @@ def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bo
 def run_at_of(row: Timeout, due_at: datetime) -> datetime:
     """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait.
 
-    Also one whose clock is stopped: it is not due.
+    Also one whose clock is stopped: it is not due. One that an operator wants fired has no step before its handler.
     """
-    if planning_policy(row) is None:
+    if planning_policy(row) is None or row.is_requested:
         return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
     following = next_at(row, due_at)
     return max(row.run_at, following.at) if following.name == row.step and waits_longer(row) else following.at

@@ -75,14 +75,21 @@ def test_what_an_operator_has_moved_fires_once_for_its_deadline_also_if_its_cond
     assert (again.state, again.due_at, again.asked_due_at) == ("fired", at(65), at(60))
 
 
-def test_what_is_to_fire_now_has_no_step_before_it_if_all_deadlines_are_shifted(declare: Declare) -> None:
-    policy = declare(Order, name="planned", **ARMED)
+def test_what_is_to_fire_now_has_no_step_before_it_unless_that_is_taken_back(declare: Declare) -> None:
+    policy = declare(Order, name="planned", grace=5 * MINUTE, **ARMED)
     policy.step(-10 * MINUTE, name="remind")(lambda order, timeout: None)
     order = Order.objects.create(status="unpaid", created_at=at(0))
     operations.fire_now(newest(order, policy), by=BY)
     operations.change_delay(policy, 60 * MINUTE, by=BY, mode="shift")
     row = newest(order, policy)
     assert (row.step, row.due_at, row.run_at) == ("", at(30), at(30))
+    operations.postpone(row, by=BY, minutes=30)
+    row.refresh_from_db()
+    assert (row.step, row.due_at, row.run_at) == ("remind", at(60), at(50))
+    Timeout.objects.update(step="", steps_over="remind", is_requested=True)  # fired now again, after its step
+    operations.postpone(row, by=BY, minutes=30)
+    row.refresh_from_db()
+    assert (row.step, row.due_at, row.run_at) == ("", at(90), at(95)), "at the end of its grace"
 
 
 @pytest.mark.parametrize("ends", ["at its deadline", "while it fires"])
