@@ -206,12 +206,13 @@ def hold_by_hand(
 ) -> list[Timeout]:
     """Hold pending or held, locked rows by hand, `until` a datetime or until they are resumed; return them.
 
-    `keep_deadline`: pause them, instead of stopping their clocks. A clock that is stopped already stays stopped.
+    `keep_deadline`: pause them, instead of stopping their clocks. A clock that is stopped already stays stopped,
+    and what is paused already stays paused since then.
     """
     rests = []
     for row in rows:
         rest = row.remaining or timedelta(0)
-        if not row.has_stopped_clock:
+        if not (row.has_stopped_clock or (row.is_paused and keep_deadline)):
             _let_run(row)
             longer = row.run_at - next_at(row).at if waits_longer(row) else timedelta(0)
             rest = longer if keep_deadline else stop(row, now, using)

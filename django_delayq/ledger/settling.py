@@ -283,8 +283,8 @@ def mark_settled(
     state: Timeout.State = State.SKIPPED,
     reason: str = "",
 ) -> None:
-    """Settle the pending, locked `rows` without firing them: by default as skipped, with the reason that they have."""
-    write_pending(rows, using, **settled(state, cause, now), **({"reason": clipped(reason)} if reason else {}))
+    """Settle the pending, locked `rows` without firing them, by default as skipped."""
+    write_pending(rows, using, **settled(state, cause, now), reason=clipped(reason))
 
 
 def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:

@@ -17,6 +17,7 @@ from django_delayq.ledger import statements
 from django_delayq.ledger.columns import (
     ATTEMPTS,
     DEFAULTS,
+    LEASE,
     MOVED_FIELDS,
     ROUND_FIELDS,
     RUNNING_CLOCK,
@@ -230,17 +231,17 @@ def move_rows(
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
         if row.is_requested:
-            planned_at, changed = due_at, change_step(row, HANDLER)
+            run_at, changed = given or due_at, change_step(row, HANDLER)
         else:
             planned_at, changed = set_next(row, due_at)
-        run_at = given or planned_at
+            run_at = planned_at if changed else max(given or planned_at, planned_at)
         reset = reset or changed
         policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
         if row.state == State.HELD:
             row.run_at = far()
         row.extensions = min(row.extensions + extended, MAX_STORED)
-        row.claims, row.claimed_until = 0, None
+        vars(row).update(LEASE)
         if row.state != State.HELD or given is None:  # else a retry or a snooze waits until `ready_at`
             row.ready_at = event["at"]
         rows.append(row)
@@ -254,7 +255,6 @@ def move_rows(
 
 def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bool = False, **_: object) -> None:
     """Set what decisions depend on after a move of `row`, whose `due_at` is still the former one."""
-    row.suspected_at = None
     if what == "recomputed":  # of the same round: the caller has set what else changes
         return
     row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
@@ -273,9 +273,9 @@ def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bo
 def run_at_of(row: Timeout, due_at: datetime) -> datetime:
     """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait.
 
-    Also one whose clock is stopped: it is not due.
+    Also one whose clock is stopped: it is not due. One that an operator wants fired has no step before its handler.
     """
-    if planning_policy(row) is None:
+    if planning_policy(row) is None or row.is_requested:
         return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
     following = next_at(row, due_at)
     return max(row.run_at, following.at) if following.name == row.step and waits_longer(row) else following.at
@@ -292,7 +292,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
             vars(row).update(RUNNING_CLOCK)
             was_held = True
         row.since_at, row.first_due_at, row.extensions, row.steps_over = since_at, due_at, 0, ""
-        vars(row).update(ATTEMPTS, stops=None)
+        vars(row).update(ATTEMPTS, stops=None, hold_ended_at=None)
         row.idempotency_key = new_idempotency_key()
         has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
@@ -392,10 +392,9 @@ def cancel_rows(
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
     uncount(rows, using)
-    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "attempts": 0, "final_attempt": False}
-    values |= {"retried_at": now, "restarted_at": now, "is_requested": True, "snoozes": 0}
-    values |= {"deaths": 0, "suspected_at": None}
-    _set(rows, using, (State.DEAD,), **values, claims=0, claimed_until=None)
+    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "final_attempt": False, **ATTEMPTS}
+    values |= {"retried_at": now, "restarted_at": now, "is_requested": True}
+    _set(rows, using, (State.DEAD,), **values)
     push_rows(rows, using)
 
 

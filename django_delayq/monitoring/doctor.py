@@ -249,8 +249,9 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
     worst = max(rows, key=lambda row: (row.state == Timeout.State.PENDING, row.attempts), default=None)
     if worst is None:
         return
-    last = worst.errors[-1] if worst.errors else {"error": "its process died", "message": "see the log"}
-    text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last['error']}: {last['message']}."
+    # No error if its handler gave up, or if its condition came back: the row before has the errors.
+    last = "{error}: {message}".format(**worst.errors[-1]) if worst.errors else worst.reason or "see its story"
+    text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last}."
     hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
     hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."
     failing_for = now - min(first_failures, default=now)
