@@ -32,6 +32,8 @@ class PolicyControl(models.Model):
     stop = models.CharField(_("stop"), max_length=10, choices=Stop.choices, default=Stop.NONE, blank=True)
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     until = models.DateTimeField(_("until"), null=True, blank=True)
+    resumed_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When its last stop ended, except a pause that has reached its end and is still stored: see `resumed_at`."""
     after = models.DurationField(_("delay in force"), null=True, blank=True)
     guards = models.JSONField(_("guard rails in force"), default=dict, blank=True)
     """What operators have set instead of the declared guard rails: see `ledger.controls.PolicyState`."""

@@ -188,6 +188,11 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
     return Raw(sql, parameters, fields)
 
 
+def count_from_resume(rows: Sequence[Timeout], using: str) -> None:
+    """Store the `ready_at` that the locked `rows` have in common, from which their lateness counts."""
+    Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(ready_at=rows[0].ready_at)
+
+
 def defer(row: Timeout, run_at: datetime, using: str) -> None:
     """Let the pending, locked `row` run at `run_at` at the earliest; no attempt is counted."""
     values = {"run_at": run_at, "ready_at": run_at}

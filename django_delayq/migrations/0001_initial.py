@@ -64,6 +64,7 @@ class Migration(migrations.Migration):
                 ('stop', models.CharField(blank=True, choices=[('', 'not stopped'), ('paused', 'paused'), ('held', 'held'), ('releasing', 'being released')], default='', max_length=10, verbose_name='stop')),
                 ('stopped_at', models.DateTimeField(blank=True, null=True, verbose_name='stopped at')),
                 ('until', models.DateTimeField(blank=True, null=True, verbose_name='until')),
+                ('resumed_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('after', models.DurationField(blank=True, null=True, verbose_name='delay in force')),
                 ('guards', models.JSONField(blank=True, default=dict, verbose_name='guard rails in force')),
                 ('changed_at', models.DateTimeField(verbose_name='changed at')),

@@ -31,7 +31,7 @@ from django_delayq.ledger.history import clipped, with_stop
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.planned import waits_longer
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.stops import is_stop_in_force
+from django_delayq.ledger.stops import is_stop_in_force, resumed_at
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
@@ -115,7 +115,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
         was_stopped = is_stop_in_force(control, now)
         if not was_stopped:
-            control.stop, control.until = Stop.NONE, None
+            control.resumed_at, control.stop, control.until = resumed_at(control), Stop.NONE, None
         yield control, change
         if change.what:
             control.changed_at = now
@@ -179,10 +179,10 @@ def _move_page(change_id: int, using: str) -> int:
             change.cursor, change.moved = ids[-1], change.moved + moved
             change.unmoved += len(ids) - moved
         else:
-            change.finished_at = change.touched_at
+            change.finished_at = ended_at = change.touched_at
             if change.what == What.RESUMED:
                 control = PolicyControl.objects.using(using).filter(policy__in=policy.labels, stop=Stop.RELEASING)
-                control.update(stop=Stop.NONE, stopped_at=None, changed_at=change.touched_at)
+                control.update(stop=Stop.NONE, stopped_at=None, changed_at=ended_at, resumed_at=ended_at)
                 use_after_commit(lambda: wake_for(policy, using), using)
         change.save(using=using)
     return len(ids)
