@@ -32,6 +32,7 @@ from django_delayq.ledger.locking import (
     rows_of,
     transaction_of,
 )
+from django_delayq.ledger.rollups import SettledRow, leave
 from django_delayq.ledger.statements import (
     Param,
     Raw,
@@ -366,7 +367,7 @@ def prunable(using: str, old: Old) -> TimeoutQuerySet:
 
 
 def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, datetime | None]:
-    """Delete a page of the `prunable` rows that were settled from `start` on.
+    """Delete a page of the `prunable` rows that were settled from `start` on, and count them for reports.
 
     Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
     and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
@@ -378,8 +379,9 @@ def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, d
     with transaction_of(using):
         # Read again, because an operator may have revived one in between. A row that another transaction has locked
         # stays until the next time: that transaction may be waiting for another row of the page.
-        free = lock_free(found.filter(pk__in=[id for _, id in page]), using)
-        count, _ = found.filter(pk__in=free).delete()
+        free = found.filter(pk__in=lock_free(found.filter(pk__in=[id for _, id in page]), using))
+        leave([SettledRow(*values) for values in free.values_list(*SettledRow._fields)], using, are_deleted=True)
+        count, _ = free.delete()
     return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
 
 

@@ -1,6 +1,7 @@
 # All tables with all their indexes. Later migrations that add an index to a table use
 # `django_delayq.migrations._operations.AddIndexConcurrently` (see CONTRIBUTING).
 
+import uuid
 from typing import Any
 
 import django.db.models.deletion
@@ -218,11 +219,10 @@ class Migration(migrations.Migration):
                 ('policy', models.CharField(max_length=200)),
                 ('day', models.DateField()),
                 ('zone', models.CharField(max_length=64)),
-                ('begins_at', models.DateTimeField()),
-                ('ends_at', models.DateTimeField()),
-                ('counted_at', models.DateTimeField()),
-                ('is_final', models.BooleanField(default=False)),
-                ('changes', models.PositiveIntegerField(default=0)),
+                ('is_deleted', models.BooleanField(default=False)),
+                ('until', models.DateTimeField(default=None, null=True)),
+                ('counted_at', models.DateTimeField(default=None, null=True)),
+                ('version', models.UUIDField(default=uuid.uuid4)),
                 ('in_time', models.BigIntegerField(default=0)),
                 ('ended_late', models.BigIntegerField(default=0)),
                 ('fired', models.BigIntegerField(default=0)),
@@ -235,8 +235,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
-                'indexes': [models.Index(fields=['policy', 'ends_at'], name='delayq_days')],
-                'constraints': [models.UniqueConstraint(fields=('policy', 'begins_at'), name='delayq_one_part_of_a_day')],
+                'constraints': [models.UniqueConstraint(fields=('policy', 'day', 'is_deleted'), name='delayq_one_day')],
             },
         ),
         migrations.CreateModel(

@@ -1,4 +1,4 @@
-"""A pause of a policy is no lateness: that counts from the end of the last stop, wherever it is shown."""
+"""Lateness does not contain a pause of the policy: it counts from the end of the last stop, wherever it is shown."""
 
 from __future__ import annotations
 
