@@ -240,6 +240,24 @@ def test_two_workers_that_count_the_same_rows_store_them_once(policy: TimeoutPol
         assert stored() == [(date(2026, 5, 10), 4, 0)]
 
 
+def test_a_part_that_another_worker_has_counted_meanwhile_is_not_counted_again(policy: TimeoutPolicy[Any]) -> None:
+    midnight = rollups.start_of(date(2026, 5, 11))
+    for at in (midnight - 2 * HOUR, midnight + HOUR):
+        settle(at - 10 * MINUTE)
+        with clock.set_to(at):
+            roll_up("default")
+    settle(midnight - HOUR, midnight + 90 * MINUTE)
+    others = [roll_up]
+
+    def count_first() -> None:
+        if others:
+            others.pop()("default")
+
+    with clock.set_to(midnight + 2 * HOUR):
+        roll_up("default", count_first)
+        assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 2, 0)]
+
+
 def test_pages_are_read_in_order_without_a_row_read_twice(
     policy: TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
