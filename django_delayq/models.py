@@ -211,7 +211,9 @@ class Timeout(models.Model):
     how much later than the deadline its next attempt is."""
 
     # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
-    ready_at = models.DateTimeField(null=True, default=None, editable=False)  # its last move, or the end of a snooze
+    ready_at = models.DateTimeField(
+        null=True, default=None, editable=False
+    )  # its last move, or the end of a snooze or a stop
     slot = HexField(max_length=32, editable=False)  # see `slot_of`
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)  # NULL: firing or settled
     final_attempt = models.BooleanField(default=False, editable=False)  # cancelled while it was firing
@@ -387,9 +389,9 @@ class Timeout(models.Model):
     def could_fire_at(self) -> datetime:
         """Return since when a row that fires, or has fired, could: the latest of some times.
 
-        They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, and, unless
-        attempts have failed, the time of this one: the end of the grace, or when an operator retried it. The deadline
-        does not matter to a step.
+        They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, that of the
+        last stop of its policy, and, unless attempts have failed, the time of this one: the end of the grace, or when
+        an operator retried it. The deadline does not matter to a step.
         """
         # While it is `firing`, `run_at` is when that expires: see `settling.mark_firing`.
         run_at = vars(self).get("planned_at", self.run_at)

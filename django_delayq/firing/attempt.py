@@ -20,11 +20,12 @@ from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reas
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction
 from django_delayq.firing.judge import Case, LostRace, judge_of
 from django_delayq.firing.leftovers import is_changed
-from django_delayq.firing.members import Member
+from django_delayq.firing.members import Member, counted_from_resume
 from django_delayq.firing.monitor import StatementMonitor
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Candidate
+from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.locking import begin_now
 from django_delayq.ledger.outbox import record_settled
@@ -135,6 +136,8 @@ class Attempt:
             self.ready = judge(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
+            if resumed := counted_from_resume(self.ready, self.guards, self.report.current_time()):
+                settling.count_from_resume(resumed, self.using)
             checkpoint("marked")
             if self.ready and not running.begin():
                 raise SlotOver

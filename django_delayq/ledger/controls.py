@@ -27,7 +27,7 @@ from django_delayq.ledger.columns import attempt_expired
 from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of, upsert
-from django_delayq.ledger.stops import is_stop_in_force
+from django_delayq.ledger.stops import is_stop_in_force, resumed_at
 from django_delayq.lengths import resized
 from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
@@ -56,6 +56,8 @@ class PolicyState:
     """`paused`, `held`, `releasing` (its rows are being moved before it resumes), or empty."""
     stopped_at: datetime | None = None
     until: datetime | None = None
+    resumed_at: datetime | None = None
+    """See `stops.resumed_at`."""
     after: timedelta | None = None
     """The delay that an operator has set instead of the declared one."""
     by: str = ""
@@ -178,7 +180,7 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> tuple[PolicyControl,
         rows.filter(pk__in=former).update(stop=Stop.NONE, stopped_at=None, until=None)
         control.save(using=using)
     if not is_stop_in_force(control, now):
-        control.stop, control.until = Stop.NONE, None
+        control.resumed_at, control.stop, control.until = resumed_at(control), Stop.NONE, None
     return control, now
 
 
@@ -227,6 +229,8 @@ class Guards(NamedTuple):
     """When an operator, or a brake, last changed the policy. A brake counts from then on."""
     quiet: TimeoutPolicy[Any] | None = None
     """The policy itself, if it has `within=`: it fires nothing outside of these opening hours."""
+    resumed_at: datetime | None = None
+    """See `stops.resumed_at`."""
 
 
 class StopChanges(NamedTuple):
@@ -314,7 +318,9 @@ class StopCache:
             state = _state_of(policy, answer)
             late = None if state.late is None or state.late.then == "fire" else state.late
             found = answer.guards[policy] = Guards(
-                *(late, state.brake, state.shadow, state.changed_at), quiet=None if policy.within is None else policy
+                *(late, state.brake, state.shadow, state.changed_at),
+                quiet=None if policy.within is None else policy,
+                resumed_at=state.resumed_at,
             )
         return found
 
@@ -387,5 +393,5 @@ def _state_of(policy: TimeoutPolicy[Any], changes: StopChanges) -> PolicyState:
     names = ["after", "changed_at"]
     if not control.stop or is_stop_in_force(control, changes.now):
         names += _OF_STOP
-    values = {name: getattr(control, name) for name in names}
+    values = {name: getattr(control, name) for name in names} | {"resumed_at": resumed_at(control)}
     return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

@@ -32,6 +32,7 @@ from django_delayq.ledger.locking import (
     rows_of,
     transaction_of,
 )
+from django_delayq.ledger.rollups import SettledRow, leave
 from django_delayq.ledger.statements import (
     CHUNK,
     Param,
@@ -207,6 +208,11 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
     return Raw(sql, parameters, fields, is_prepared=is_single)
 
 
+def count_from_resume(rows: Sequence[Timeout], using: str) -> None:
+    """Store the `ready_at` that the locked `rows` have in common, from which their lateness counts."""
+    Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(ready_at=rows[0].ready_at)
+
+
 def defer(row: Timeout, run_at: datetime, using: str) -> None:
     """Let the pending, locked `row` run at `run_at` at the earliest; no attempt is counted."""
     write_pending([row], using, run_at=run_at, ready_at=run_at)
@@ -371,7 +377,7 @@ def prunable(using: str, old: Old) -> TimeoutQuerySet:
 
 
 def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, datetime | None]:
-    """Delete a page of the `prunable` rows that were settled from `start` on.
+    """Delete a page of the `prunable` rows that were settled from `start` on, and count them for reports.
 
     A larger page would hold locks, and bloat the log of the database. Return how many, and the `start` of the next
     page; None: there are no more. So rows that must stay are read once, and not once a page. Sorted by `settled_at`
@@ -384,8 +390,9 @@ def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, d
     with transaction_of(using):
         # Read again, because an operator may have revived one in between. A row that another transaction has locked
         # stays until the next time: that transaction may be waiting for another row of the page.
-        free = lock_free(found.filter(pk__in=[id for _, id in page]), using)
-        count, _ = found.filter(pk__in=free).delete()
+        free = found.filter(pk__in=lock_free(found.filter(pk__in=[id for _, id in page]), using))
+        leave([SettledRow(*values) for values in free.values_list(*SettledRow._fields)], using, are_deleted=True)
+        count, _ = free.delete()
     return count, page[-1][0] if count and len(page) == CHUNK else None
 
 

@@ -31,7 +31,7 @@ from django_delayq.ledger.locking import can_lock_and_write, lock_clause, lockin
 from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
-from django_delayq.ledger.rollups import uncount
+from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
@@ -384,14 +384,14 @@ def cancel_rows(
     states: Sequence[Timeout.State] = (*WAITING, State.DEAD),
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
-    uncount(rows, using)
+    leave(rows, using)
     _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
     remove_entries(rows, using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
-    uncount(rows, using)
+    leave(rows, using)
     values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "final_attempt": False, **ATTEMPTS}
     values |= {"retried_at": now, "restarted_at": now, "is_requested": True}
     _set(rows, using, (State.DEAD,), **values)

@@ -1,6 +1,7 @@
 # All tables with all their indexes. Later migrations that add an index to a table use
 # `django_delayq.migrations._operations.AddIndexConcurrently` (see CONTRIBUTING).
 
+import uuid
 from typing import Any
 
 import django.db.models.deletion
@@ -64,6 +65,7 @@ class Migration(migrations.Migration):
                 ('stop', models.CharField(blank=True, choices=[('', 'not stopped'), ('paused', 'paused'), ('held', 'held'), ('releasing', 'being released')], default='', max_length=10, verbose_name='stop')),
                 ('stopped_at', models.DateTimeField(blank=True, null=True, verbose_name='stopped at')),
                 ('until', models.DateTimeField(blank=True, null=True, verbose_name='until')),
+                ('resumed_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('after', models.DurationField(blank=True, null=True, verbose_name='delay in force')),
                 ('guards', models.JSONField(blank=True, default=dict, verbose_name='guard rails in force')),
                 ('changed_at', models.DateTimeField(verbose_name='changed at')),
@@ -217,11 +219,10 @@ class Migration(migrations.Migration):
                 ('policy', models.CharField(max_length=200)),
                 ('day', models.DateField()),
                 ('zone', models.CharField(max_length=64)),
-                ('begins_at', models.DateTimeField()),
-                ('ends_at', models.DateTimeField()),
-                ('counted_at', models.DateTimeField()),
-                ('is_final', models.BooleanField(default=False)),
-                ('changes', models.PositiveIntegerField(default=0)),
+                ('is_deleted', models.BooleanField(default=False)),
+                ('until', models.DateTimeField(default=None, null=True)),
+                ('counted_at', models.DateTimeField(default=None, null=True)),
+                ('version', models.UUIDField(default=uuid.uuid4)),
                 ('in_time', models.BigIntegerField(default=0)),
                 ('ended_late', models.BigIntegerField(default=0)),
                 ('fired', models.BigIntegerField(default=0)),
@@ -234,8 +235,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
-                'indexes': [models.Index(fields=['policy', 'ends_at'], name='delayq_days')],
-                'constraints': [models.UniqueConstraint(fields=('policy', 'begins_at'), name='delayq_one_part_of_a_day')],
+                'constraints': [models.UniqueConstraint(fields=('policy', 'day', 'is_deleted'), name='delayq_one_day')],
             },
         ),
         migrations.CreateModel(

@@ -172,10 +172,10 @@ def _move_page(change_id: int, using: str) -> int:
             change.cursor, change.moved = ids[-1], change.moved + moved
             change.unmoved += len(ids) - moved
         else:
-            change.finished_at = change.touched_at
+            change.finished_at = ended_at = change.touched_at
             if change.what == What.RESUMED:
                 control = PolicyControl.objects.using(using).filter(policy__in=policy.labels, stop=Stop.RELEASING)
-                control.update(stop=Stop.NONE, stopped_at=None, changed_at=change.touched_at)
+                control.update(stop=Stop.NONE, stopped_at=None, changed_at=ended_at, resumed_at=ended_at)
                 use_after_commit(lambda: wake_for(policy, using), using)
         change.save(using=using)
     return len(ids)

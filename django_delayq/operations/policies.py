@@ -187,7 +187,8 @@ def _resume(
             change.last_id = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING
         else:
-            control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
+            control.stop, control.stopped_at = Stop.NONE, None
+            control.resumed_at = change.finished_at = change.at
         control.until = None
     if moves:
         return run_move(change, using, progress)
