@@ -175,7 +175,8 @@ def workers(using: str) -> Iterator[CheckMessage]:
         # Raises, for `examine`, where workers run and cannot write their heartbeats, as in a read-only database.
         WorkerSeen.objects.using(using).filter(pk="").update(held=0)
         return
-    yield Info(f"{len(found)} running: {', '.join(worker.name for worker in found)}.", id="workers")
+    running = plural(len(found), "process is", "processes are")
+    yield Info(f"{running} running: {', '.join(worker.name for worker in found)}.", id="workers")
     if len(releases := sorted({worker.version for worker in found})) > 1:
         text = f"Workers of versions {', '.join(releases)} are running."
         yield Warning(text, hint="Restart the older ones, unless a deployment is in progress.", id="workers")
@@ -344,7 +345,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
         rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
         text += (
-            f" The {plural(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
+            f" The {plural(len(found), 'running process fires', 'running processes fire')} about {rate:.0f} a second, "
             f"so that minute takes {brief(busiest.value / rate)} and the hour {brief(due.value / rate)}. "
             f"This needs up to {opened} database connections."
         )

@@ -38,6 +38,8 @@ class WorkerParts:
         self.only = self.queues if queues else None
         """The queues to which it is restricted; None: it serves all."""
         self.is_burst = burst
+        self.processes = 1
+        """So many workers like this one run under one supervisor."""
         self.passed_at = time.monotonic()
         """When the last pass of the main loop began, by `time.monotonic()`."""
         self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
@@ -46,6 +48,12 @@ class WorkerParts:
         self.limit_concurrency(pool_limit(self.using))
         self.redis = RedisHealth(None)
         self._connect(None)
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections to the database this process opens at most."""
+        pool = pool_limit(self.using)
+        return pool.size if pool else self.concurrency + Limit(0, "").own
 
     def _connect(self, engine: Engine | None) -> None:
         """Take due timeouts from this engine, too. It needs the ledger, whose identity is part of the keys in Redis."""
@@ -67,6 +75,8 @@ class WorkerParts:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
         if limit is None or get_settings().executor is not None:  # another executor has connections of its own
             return
+        if self.processes > 1 and not limit.is_pool:
+            limit = Limit(limit.size // self.processes, f"{limit.setting}, for each of {self.processes} processes,")
         wanted, self.concurrency = self.concurrency, limit.threads(self.concurrency)
         if self.concurrency < wanted:
             logger.warning(
