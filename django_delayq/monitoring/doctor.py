@@ -175,8 +175,7 @@ def workers(using: str) -> Iterator[CheckMessage]:
         # Raises, for `examine`, where workers run and cannot write their heartbeats, as in a read-only database.
         WorkerSeen.objects.using(using).filter(pk="").update(held=0)
         return
-    running = plural(len(found), "process is", "processes are")
-    yield Info(f"{running} running: {', '.join(worker.name for worker in found)}.", id="workers")
+    yield Info(f"{len(found)} running: {', '.join(worker.name for worker in found)}.", id="workers")
     if len(releases := sorted({worker.version for worker in found})) > 1:
         text = f"Workers of versions {', '.join(releases)} are running."
         yield Warning(text, hint="Restart the older ones, unless a deployment is in progress.", id="workers")

@@ -367,14 +367,10 @@ class Worker(WorkerParts):
 
 def log_summary(began_at: float, counts: Mapping[str, int]) -> None:
     """Log the outcomes of a worker that has ended, which began at `began_at` by `time.monotonic()`."""
-    seconds = time.monotonic() - began_at
+    seconds, text = time.monotonic() - began_at, "The worker has stopped after %s: %s"
     words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-    logger.info(
-        "The worker has stopped after %s: %s",
-        brief(seconds),
-        words or "nothing was fired",
-        extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
-    )
+    facts = {"seconds": round(seconds), **counts}
+    logger.info(text, brief(seconds), words or "nothing was fired", extra={"event": "worker_stopped", **facts})
 
 
 @contextmanager

@@ -49,12 +49,6 @@ class WorkerParts:
         self.redis = RedisHealth(None)
         self._connect(None)
 
-    @property
-    def connections(self) -> int:
-        """Return how many connections to the database this process opens at most."""
-        pool = pool_limit(self.using)
-        return pool.size if pool else self.concurrency + Limit(0, "").own
-
     def _connect(self, engine: Engine | None) -> None:
         """Take due timeouts from this engine, too. It needs the ledger, whose identity is part of the keys in Redis."""
         self.redis.engine = engine
@@ -79,12 +73,8 @@ class WorkerParts:
             limit = Limit(limit.size // self.processes, f"{limit.setting}, for each of {self.processes} processes,")
         wanted, self.concurrency = self.concurrency, limit.threads(self.concurrency)
         if self.concurrency < wanted:
-            logger.warning(
-                "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
-                limit.shortage(wanted),
-                self.concurrency,
-                extra={"event": "too_few_connections"},
-            )
+            words = "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY."
+            logger.warning(words, limit.shortage(wanted), self.concurrency, extra={"event": "too_few_connections"})
 
     def serve_found_queues(self) -> None:
         """Serve the queues that `Background` has found, too."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final
 
 from django.db import Error as DatabaseError
 from django.db import connections
@@ -30,7 +30,7 @@ from django_delayq.backoff import Backoff
 from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import NotMigrated, PolicyError, WrongInstallation
-from django_delayq.ledger.db_connections import open_connection, pool_limit, server_limit
+from django_delayq.ledger.db_connections import pool_limit, server_limit
 from django_delayq.logs import Formatter
 from django_delayq.worker.loop import STOP_SIGNALS, Worker, log_summary, signal_handlers
 from django_delayq.worker.watchdog import exit_at_once
@@ -58,7 +58,7 @@ class _Process:
 
     number: int
     pid: int = 0
-    channel: socket.socket | None = None
+    channel: Any = None
     """By which the process is stopped, and sends at its end what it has done."""
     began: float = 0.0
     suspended: float = inf
@@ -84,9 +84,7 @@ class Supervisor:
         self._processes = [_Process(number) for number in range(1, count + 1)]
         self._new_worker = new_worker
         self._ends = ends
-        self._signals = 0
-        self._sent = 0
-        self._code = 0
+        self._signals = self._sent = self._code = 0
         self._began_at = time.monotonic()
         self._counts: Counter[str] = Counter()
 
@@ -131,8 +129,7 @@ class Supervisor:
     def _start(self, process: _Process) -> None:
         for connection in connections.all(initialized_only=True):  # two processes cannot share a connection or a pool
             connection.close()
-            if hasattr(connection, "close_pool"):
-                connection.close_pool()
+            getattr(connection, "close_pool", connection.close)()
         process.channel, channel = socket.socketpair()
         process.began = time.monotonic()
         # A signal between the fork and the handlers of the process would be counted by the copy of this object.
@@ -152,7 +149,6 @@ class Supervisor:
 
     def _close(self, process: _Process) -> None:
         """Add what the process has sent, if any, to the sums of the summary."""
-        assert process.channel is not None
         with process.channel as channel, suppress(OSError, ValueError):  # it was killed
             self._counts.update(json.loads(channel.recv(4096, socket.MSG_DONTWAIT)))
         process.channel = None
@@ -162,9 +158,8 @@ class Supervisor:
         code = 1
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in self._processes:
-                if each.channel is not None:
-                    each.channel.close()
+            for own in [each.channel for each in self._processes if each.channel]:
+                own.close()
             Formatter.prefix = f"[{process.number}] "
             os.environ[NUMBER_VARIABLE] = str(process.number)
             worker = self._new_worker()
@@ -211,8 +206,8 @@ class Supervisor:
                 pause, lease = process.backoff.seconds_left, duration_text(get_settings().lease)
                 words = "Worker process %d (pid %d) ended with %s, and is started again in %.1f s. "
                 words += "The timeouts that it held fire when its lease expires, within %s"
-                facts = {"event": "process_died", "pid": pid, "exit_code": code}
-                logger.error(words, process.number, pid, end, pause, lease, extra=facts)
+                facts = {"pid": pid, "exit_code": code}
+                logger.error(words, process.number, pid, end, pause, lease, extra={"event": "process_died", **facts})
 
     def _kill_suspended(self, process: _Process) -> None:
         """Kill a process that is to stop, and has been suspended for a lease: other workers fire what it held.
@@ -232,11 +227,10 @@ def default_count(worker: Worker) -> int:
     Together they open at most half of the connections that the server allows, because web processes need some, too.
     """
     found = min(4, _cores())
-    if found > 1 and pool_limit(worker.using) is None and open_connection(worker.using):
-        with suppress(DatabaseError):
-            limit = server_limit(worker.using)
-            found = min(found, limit.size // 2 // worker.connections if limit else found)
-    return max(1, found)
+    with suppress(DatabaseError):
+        if found > 1 and pool_limit(worker.using) is None and (limit := server_limit(worker.using)):
+            found = max(1, min(found, limit.size // 2 // (worker.concurrency + limit.own)))
+    return found
 
 
 def _cores(root: Path = Path("/")) -> int:

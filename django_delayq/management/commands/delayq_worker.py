@@ -25,7 +25,7 @@ from django_delayq.conf import MAX_CONCURRENCY, get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, WrongInstallation
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_connections import how_to_migrate, unapplied_migrations
+from django_delayq.ledger.db_connections import Limit, how_to_migrate, pool_limit, unapplied_migrations
 from django_delayq.lengths import delay_text, length_text
 from django_delayq.logs import shown
 from django_delayq.management.operating import TextCommand
@@ -48,8 +48,6 @@ EXIT_SECONDS: Final = 5.0
 """How long a process that is reloaded waits for running handlers."""
 POLL_SECONDS: Final = 1.0
 """How often the code is checked after it could not be loaded; as often as Django's reloader does."""
-METRICS_VARIABLE: Final = "DELAYQ_METRICS_ADDRESS"
-"""The environment variable of the page that `contrib.prometheus` serves."""
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
@@ -70,8 +68,7 @@ class Command(TextCommand):
         words = "serve only these queues; may be repeated (default: all queues)"
         add("--queue", action="extend", nargs="+", metavar="Q", help=words)
         add("--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])")
-        words = "worker processes under one supervisor (default: one for each core, at most 4; see docs/worker.md)"
-        add("--processes", metavar="N", help=words)
+        add("--processes", metavar="N", help="processes under one supervisor (default: one for each core, at most 4)")
         add("--burst", action="store_true", help="sync, fire due timeouts, and exit when none is due")
         add("--max-timeouts", metavar="N", help="exit after N timeouts; with --processes, each one is then replaced")
         add("--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)")
@@ -151,8 +148,7 @@ class Command(TextCommand):
             if (count := count or count_by_default(options, worker)) > 1:
                 self._supervise(count, new_worker, ends=options["burst"])
             else:
-                if not options["autoreload"]:  # whose process has its own end
-                    worker.exits = exit_at_once
+                worker.exits = None if options["autoreload"] else exit_at_once  # the reloader has its own end
                 worker.run()
         except (NotMigrated, PolicyError, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
@@ -182,10 +178,8 @@ class Command(TextCommand):
             self.stdout.flush()
 
     def _supervise(self, count: int, new_worker: Callable[[], Worker], *, ends: bool) -> None:
-        if not hasattr(os, "fork"):
-            raise CommandError("--processes needs a system with fork(). Start several commands without it instead.")
-        if threading.current_thread() is not threading.main_thread():
-            raise CommandError("--processes receives signals, so it needs the main thread of its process.")
+        if not hasattr(os, "fork") or threading.current_thread() is not threading.main_thread():
+            raise CommandError("--processes needs fork() and the main thread. Start several commands instead.")
         self.stdout.flush()
         self.stderr.flush()
         if code := Supervisor(count, new_worker, ends=ends).run():
@@ -206,10 +200,10 @@ def count_by_default(options: dict[str, Any], worker: Worker) -> int:
     SQLite has one writer, an executor has processes of its own, and a metrics page shows one process. A program that
     calls the command in a thread is not forked.
     """
-    is_one = options["burst"] or options["max_timeouts"] or get_settings().executor or METRICS_VARIABLE in os.environ
     is_server = dialect_of(connections[worker.using]).server_time
-    is_main = threading.current_thread() is threading.main_thread()
-    return default_count(worker) if is_server and is_main and not is_one else 1
+    is_free = is_server and threading.current_thread() is threading.main_thread() and not get_settings().executor
+    is_one = options["burst"] or options["max_timeouts"] or os.environ.get("DELAYQ_METRICS_ADDRESS")
+    return default_count(worker) if is_free and not is_one else 1
 
 
 def first_screen(worker: Worker) -> Iterator[str]:
@@ -241,7 +235,9 @@ def _database(worker: Worker) -> str:
     name = connection.vendor
     with suppress(DatabaseError):  # MySQL and MariaDB are asked which of them they are
         name = connection.display_name
-    most = f", at most {worker.processes * worker.connections} connections" * bool(dialect_of(connection).server_time)
+    limit = pool_limit(worker.using) or Limit(0, "")
+    most = f", at most {worker.processes * (limit.size or worker.concurrency + limit.own)} connections"
+    most *= bool(dialect_of(connection).server_time)
     return f"{name} {str(where['NAME'])!r}{server} (alias {worker.using!r}){most}"
 
 

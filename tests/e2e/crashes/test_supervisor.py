@@ -173,16 +173,16 @@ def all_cores() -> Iterator[set[int]]:
 
 
 def test_by_default_each_core_has_a_process_but_not_beside_sqlite(
-    start_worker: StartWorker, all_cores: set[int]
+    start_command: Callable[..., subprocess.Popen[bytes]], all_cores: set[int]
 ) -> None:
     count = 1 if connection.vendor == "sqlite" else default_count(Worker())
-    started = start_worker()
+    started = start_command("delayq_worker")
     wait_until(are_ready(count), "all processes have begun")
     assert len(children(started)) == (count if count > 1 else 0)
     started.send_signal(signal.SIGTERM)
     assert started.wait(30) == 0
     os.sched_setaffinity(0, {min(all_cores)})
-    started = start_worker()
+    started = start_command("delayq_worker")
     wait_until(are_ready(1), "the worker has begun")
     assert not children(started)
 
@@ -204,8 +204,10 @@ def test_what_one_process_does_is_by_default_not_done_by_several(
 
 
 @needs_two_writers
-def test_with_autoreload_ctrl_c_waits_for_the_running_handler(start_worker: StartWorker) -> None:
-    reloader = start_worker("--autoreload", LINGER="2")
+def test_with_autoreload_ctrl_c_waits_for_the_running_handler(
+    start_command: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    reloader = start_command("delayq_worker", "--autoreload", env={"DELAYQ_TEST_LINGER": "2"})
     due_now("linger")
     wait_until(is_handling, "a handler is running")
     os.killpg(reloader.pid, signal.SIGINT)  # as terminals send it
