@@ -82,8 +82,7 @@ class Supervisor:
 
     def __init__(self, count: int, new_worker: Callable[[], Worker], *, ends: bool = False) -> None:
         self._processes = [_Process(number) for number in range(1, count + 1)]
-        self._new_worker = new_worker
-        self._ends = ends
+        self._new_worker, self._ends = new_worker, ends
         self._signals = self._sent = self._code = 0
         self._began_at = time.monotonic()
         self._counts: Counter[str] = Counter()
@@ -109,7 +108,8 @@ class Supervisor:
                         self._start(process)
                 left = [process for process in self._processes if process.pid or not process.is_done]
                 if not left:
-                    log_summary(self._began_at, self._counts)
+                    if self._counts:  # one of them has begun
+                        log_summary(self._began_at, self._counts)
                     return self._code
                 waits = [process.backoff.seconds_left for process in left if not process.pid]
                 with suppress(Empty):
@@ -169,7 +169,8 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(target=_obey, args=(channel, worker), name="delayq-orders", daemon=True).start()
             worker.run()
-            channel.sendall(json.dumps(worker.counts).encode())
+            with suppress(OSError):  # the supervisor was killed
+                channel.sendall(json.dumps(worker.counts).encode())
             code = GAVE_UP if worker.gave_up else int(worker.has_failed)
         except (NotMigrated, PolicyError, WrongInstallation) as error:
             print(f"delayq_worker: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log may not be shown
@@ -238,9 +239,8 @@ def _cores(root: Path = Path("/")) -> int:
 
     1 on systems other than Linux: libraries of macOS may crash a process that was forked.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return 1
-    cores, groups, own = float(len(os.sched_getaffinity(0))), root / "sys/fs/cgroup", ""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    groups, own = root / "sys/fs/cgroup", ""
     with suppress(OSError):
         own = (root / "proc/self/cgroup").read_text().rpartition("::/")[2].strip()
     for names in (("cpu.max",), (f"{own}/cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):

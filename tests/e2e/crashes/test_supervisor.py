@@ -135,10 +135,12 @@ def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker, nu
 
 
 def test_the_processes_end_when_their_supervisor_is_killed(start_worker: StartWorker) -> None:
-    supervisor = start(start_worker)
+    supervisor = start(start_worker, stderr=subprocess.PIPE)
     pids = children(supervisor)
     supervisor.kill()
+    log = supervisor.communicate(timeout=30)[1].decode()
     wait_until(lambda: not any(map(is_alive, pids)), "both have ended")
+    assert "Traceback" not in log
     assert not WorkerSeen.objects.exists(), "they have stopped as after SIGTERM"
 
 
