@@ -252,8 +252,9 @@ def _redis(worker: Worker) -> str:
     address = getattr(pool, "connection_kwargs", {})
     # A Sentinel's service is a host without a port.
     place = f" at {address['host']}:{address['port']}/{address.get('db') or 0}" if address.get("port") else ""
-    most = worker.processes * (worker.concurrency + 4)  # of main loop, jobs, wake-ups, and of threads that schedule
-    return f"reached{place}, prefix {redis.engine.prefix!r}, at most {most} connections"
+    # Of the main loop, the wake-ups, two threads that sweep, sync and schedule, and the handlers that schedule.
+    most = f"{worker.processes * (worker.concurrency + 6)} connections{'' if place else ' to each node'}"
+    return f"reached{place}, prefix {redis.engine.prefix!r}, at most {most}"
 
 
 def _delay(policy: TimeoutPolicy[Any]) -> str:
