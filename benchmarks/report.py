@@ -253,9 +253,9 @@ CAPACITY = {
     "redis_bytes_per_pending": ("stored/delayq/redis_bytes", "bytes of Redis for a timeout due within `HORIZON`"),
     "connections_per_worker": (
         "growth/1,000 pending/connections",
-        "database connections of an idle worker with four threads",
+        "database connections of an idle worker process with four threads",
     ),
-    "worker_memory_mb": ("growth/1,000 pending/memory_mb", "resident memory of a worker, MB"),
+    "worker_memory_mb": ("growth/1,000 pending/memory_mb", "resident memory of a worker process, MB"),
 }
 """The constants of a capacity estimate: column and meaning. `delayq_doctor` has copies of some."""
 

@@ -241,6 +241,7 @@ class PostgreSQL(Dialect):
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname FROM pg_roles WHERE rolname = session_user"
         " AND NOT rolsuper UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
         " FROM pg_database JOIN pg_roles ON rolname = session_user AND NOT rolsuper WHERE datname = current_database()"
+        " UNION ALL SELECT current_setting('max_connections')::int, 'max_connections of the server'"
     )
     text_as_key: ClassVar[dict[str, str]] = {
         "integer": (

@@ -21,7 +21,7 @@ class Adapter(Contestant):
     package = "django-delayq"
     on_commit = False
     settings = (
-        ("defaults: one process, 4 threads, a line of log for each firing", "docs/settings.md"),
+        ("defaults: one process per core, 4 threads each, a line of log for each firing", "docs/worker.md"),
         (
             "best settings of the drain: two processes for two cores, each with `--concurrency 1`, no log",
             "docs/worker.md",
@@ -68,11 +68,11 @@ class Adapter(Contestant):
 
     def worker(self, kind: str) -> list[list[str]]:
         options = {
-            BEST: ["-v0", "--concurrency", "1"],
-            "1 thread": ["-v0", "--concurrency", "1"],
-            "4 threads": ["-v0"],
+            BEST: ["-v0", "--processes", "2", "--concurrency", "1"],
+            "1 thread": ["-v0", "--processes", "1", "--concurrency", "1"],
+            "4 threads": ["-v0", "--processes", "1"],
         }.get(kind, [])
-        return [python("django", "delayq_worker", *options)] * (2 if kind == BEST else 1)
+        return [python("django", "delayq_worker", *options)]
 
     def bytes_stored(self) -> dict[str, float]:
         return {**super().bytes_stored(), "database_bytes": relation_bytes("django_delayq_timeout")}

@@ -53,7 +53,7 @@ def _growth(run: Run) -> AllSamples:
         _add(samples, name, {key: (after[key] - before[key]) / rows[key] for key in after})
         for _ in range(run.sizes.rounds):
             _add(samples, name, _calls(run, contestant))
-        with contestant.working("lag") as tree:
+        with contestant.working("4 threads") as tree:
             contestant.warm_up("note")
             time.sleep(SETTLE_SECONDS)
             _add(samples, name, {"memory_mb": tree.memory_mb(), "connections": _connections(run, contestant)})
@@ -209,8 +209,8 @@ WORKS = (
         "growth",
         "Growth: few and many pending timeouts",
         "With few and with many pending timeouts, and as many settled rows. All pending ones are due within the hour, "
-        "so that Redis holds all of them. Memory is the resident memory of one idle worker with four threads. The "
-        "drain is that of handlers that do nothing, with two worker processes.",
+        "so that Redis holds all of them. Memory is the resident memory of one idle worker process with four "
+        "threads. The drain is that of handlers that do nothing.",
         (
             Column("schedule_us", "schedule one, CPU us"),
             Column("cancel_us", "cancel one, CPU us"),

@@ -184,9 +184,9 @@ WORKS = (
         "Drain a backlog",
         "Jobs become due while the workers are suspended; then these are resumed. One call of the handler for "
         "each object, except in the column `batch=`; django-delayq with a transaction for each, except in the "
-        "columns `together=` and `batch=`. Rivals use both cores. django-delayq has its default settings, one "
-        "process of four threads; in the columns with *best*, two processes of one thread. The handlers do "
-        "nothing, or cancel an unpaid invoice through the ORM: rivals lock and check in the task, with "
+        "columns `together=` and `batch=`. Rivals use both cores. django-delayq has its default settings, a "
+        "process of four threads for each core; in the columns with *best*, two processes of one thread. The handlers "
+        "do nothing, or cancel an unpaid invoice through the ORM: rivals lock and check in the task, with "
         "`select_for_update`; django-delayq locks and checks before the call, and records the timeout as fired. "
         "All have the same business rows, of a model without an automatic policy; one column has such a policy, "
         "for which saving the object costs more. There are at most 10,000 jobs, and no more than run in about two "

@@ -345,7 +345,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
         rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
         text += (
-            f" The {plural(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
+            f" The {plural(len(found), 'running process fires', 'running processes fire')} about {rate:.0f} a second, "
             f"so that minute takes {brief(busiest.value / rate)} and the hour {brief(due.value / rate)}. "
             f"This needs up to {opened} database connections."
         )
