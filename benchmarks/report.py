@@ -44,7 +44,7 @@ BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 FIGURES = {
     "schedule one, CPU us": ("schedule", "cpu_us"),
     "schedule in bulk, per second": ("bulk", "per_second"),
-    "lag of one worker at 50 a second, p50, ms": ("lag", "p50"),
+    "lag of one worker, p50, ms": ("lag", "p50"),
     "p99, ms": ("lag", "p99"),
     "handlers that do nothing, per second": ("drain", "nothing_per_second"),
     "lock, check and save an object, per second": ("drain", "settle_per_second"),

@@ -15,7 +15,7 @@ from benchmarks.works.calls import ALL, FILES, UNSYNCED
 
 CORES = len(os.sched_getaffinity(0))
 CUT_OFF_SECONDS = 3.0
-ATTEMPTS = 4
+ATTEMPTS = 6
 AHEAD_SECONDS = 2.0
 """Without Redis, a worker knows a timeout by then, however it was scheduled."""
 LOOP_CALLS, PLANNED = 2_000, 100
