@@ -67,17 +67,13 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
         yield Error(str(error), id="django_delayq.E001")
         return
     if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
-        yield Info(
-            "No Redis is configured: workers poll the database once a second.",
-            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds, or {"REDIS": None} to poll.',
-            id="django_delayq.I001",
-        )
+        words = "No Redis is configured: workers poll the database once a second."
+        hint = 'Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds, or {"REDIS": None} to poll.'
+        yield Info(words, hint, id="django_delayq.I001")
     if settings.catch_up >= settings.retention / 2:
-        yield Error(
-            "CATCH_UP must be less than half of RETENTION.",
-            hint="Otherwise a round whose settled row was pruned could be armed, and fire, a second time.",
-            id="django_delayq.E002",
-        )
+        words = "CATCH_UP must be less than half of RETENTION."
+        hint = "Otherwise a round whose settled row was pruned could be armed, and fire, a second time."
+        yield Error(words, hint, id="django_delayq.E002")
     if settings.executor is not None:
         try:
             import_string(settings.executor)
@@ -91,11 +87,9 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
         except ConfigError as error:
             yield Error(str(error), id=error_id)
     if not django_settings.USE_TZ:
-        yield Warning(
-            "USE_TZ is False: deadlines are stored in local time, in which one hour a year occurs twice.",
-            hint="Set USE_TZ = True.",
-            id="django_delayq.W003",
-        )
+        words = "USE_TZ is False: deadlines are stored in local time, in which one hour a year occurs twice."
+        hint = "Set USE_TZ = True."
+        yield Warning(words, hint, id="django_delayq.W003")
 
 
 def check_policies(**_: Any) -> Iterator[CheckMessage]:
@@ -124,25 +118,19 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
         yield Error(str(error), id="django_delayq.E004")
         return
     if hasattr(connections[using], "schema_name"):
-        yield Error(
-            f"Database {using!r} has a schema for each tenant, and workers serve only one schema.",
-            hint="Use a column or a database for each tenant: see docs/how-to/tenants.md.",
-            id="django_delayq.E024",
-        )
+        words = f"Database {using!r} has a schema for each tenant, and workers serve only one schema."
+        hint = "Use a column or a database for each tenant: see docs/how-to/tenants.md."
+        yield Error(words, hint, id="django_delayq.E024")
     if policy.counts_from_date and django_settings.USE_TZ and connections[using].settings_dict.get("TIME_ZONE"):
-        yield Error(
-            f"since of {policy.label} names a DateField, and database {using!r} has a TIME_ZONE of its own.",
-            hint="Remove TIME_ZONE from DATABASES, or give a DateTimeField: the midnight of a date is in UTC.",
-            id="django_delayq.E026",
-        )
+        words = f"since of {policy.label} names a DateField, and database {using!r} has a TIME_ZONE of its own."
+        hint = "Remove TIME_ZONE from DATABASES, or give a DateTimeField: the midnight of a date is in UTC."
+        yield Error(words, hint, id="django_delayq.E026")
     for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
-            yield Error(
-                f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
-                hint=f"Let allow_migrate() answer True for {app} there, and run manage.py migrate --database {using}.",
-                id=error_id,
-            )
+            words = f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is."
+            hint = f"Let allow_migrate() answer True for {app} there, and run manage.py migrate --database {using}."
+            yield Error(words, hint, id=error_id)
 
 
 def _check_rows(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
@@ -193,17 +181,13 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             id="django_delayq.E002",
         )
     if policy.since is not None and policy.when is None:
-        yield Warning(
-            f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing.",
-            hint="Give when=, or when=Q() for every object. Without when, each timeout needs schedule_timeout().",
-            id="django_delayq.W013",
-        )
+        words = f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing."
+        hint = "Give when=, or when=Q() for every object. Without when, each timeout needs schedule_timeout()."
+        yield Warning(words, hint, id="django_delayq.W013")
     if not policy.names_since and policy.since is None and policy.when is not None and policy.after is not None:
-        yield Info(
-            "when and after but no since: saving an object schedules nothing.",
-            hint='Add since=, such as since="created_at"; or since=None, if schedule_timeout() schedules it.',
-            id="django_delayq.I004",
-        )
+        words = "when and after but no since: saving an object schedules nothing."
+        hint = 'Add since=, such as since="created_at"; or since=None, if schedule_timeout() schedules it.'
+        yield Info(words, hint, id="django_delayq.I004")
     if ignored := ignored_deletion(policy):
         yield Warning(
             f"when of {policy.label} does not read {', '.join(ignored)}: timeouts of deleted or hidden rows fire.",
@@ -212,17 +196,13 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             id="django_delayq.W015",
         )
     for path in unindexed(policy):
-        yield Warning(
-            f"search of {policy.label} names {path}, which has no index: each search reads the whole table.",
-            hint="Set db_index=True on the field, or add an index that begins with it.",
-            id="django_delayq.W016",
-        )
+        words = f"search of {policy.label} names {path}, which has no index: each search reads the whole table."
+        hint = "Set db_index=True on the field, or add an index that begins with it."
+        yield Warning(words, hint, id="django_delayq.W016")
     if policy.is_automatic and policy.after is None:
-        yield Warning(
-            f"{policy.label} has when and since but no after: saving cancels it, but can never arm it.",
-            hint="Give after=, or schedule it by hand.",
-            id="django_delayq.W002",
-        )
+        words = f"{policy.label} has when and since but no after: saving cancels it, but can never arm it."
+        hint = "Give after=, or schedule it by hand."
+        yield Warning(words, hint, id="django_delayq.W002")
 
 
 def check_bulk_writes(**_: Any) -> Iterator[CheckMessage]:
@@ -262,11 +242,9 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
         name = f"{config.name}.timeout"
         path = Path(config.path, "timeout.py")
         if name not in sys.modules and path.is_file() and "django_delayq" in path.read_text(errors="replace"):
-            yield Warning(
-                f"{name} is not imported: policies are looked for in timeouts.py.",
-                hint=f"Rename {path} to timeouts.py.",
-                id="django_delayq.W014",
-            )
+            words = f"{name} is not imported: policies are looked for in timeouts.py."
+            hint = f"Rename {path} to timeouts.py."
+            yield Warning(words, hint, id="django_delayq.W014")
 
 
 def check_other_apps(**_: Any) -> Iterator[CheckMessage]:
@@ -286,11 +264,9 @@ def check_other_apps(**_: Any) -> Iterator[CheckMessage]:
     profile, is_cachable = _of_app("cacheops.conf", "model_profile"), _of_app("cachalot.utils", "is_cachable")
     models = apps.get_app_config(Timeout._meta.app_label).get_models()
     if any((profile(model) or {}).get("ops") or is_cachable(model._meta.db_table) for model in models):
-        yield Error(
-            "The queries of the ledger are cached: workers would not notice that a timeout is due.",
-            hint='Set CACHALOT_UNCACHABLE_APPS = ["django_delayq"], or CACHEOPS = {"django_delayq.*": None, ...}.',
-            id="django_delayq.E023",
-        )
+        words = "The queries of the ledger are cached: workers would not notice that a timeout is due."
+        hint = 'Set CACHALOT_UNCACHABLE_APPS = ["django_delayq"], or CACHEOPS = {"django_delayq.*": None, ...}.'
+        yield Error(words, hint, id="django_delayq.E023")
 
 
 def _of_app(module: str, name: str) -> Any:
@@ -310,11 +286,9 @@ def check_redis(**_: Any) -> Iterator[CheckMessage]:
         source = get_settings().redis
         policy = None if source is None else evicting_policy(make_client(source, PRODUCER))
         if policy is not None:
-            yield Warning(
-                f"Redis has maxmemory-policy {policy}: when memory is short, it evicts due times.",
-                hint="Set it to noeviction, or use a Redis that is not a cache: evicted timeouts fire late.",
-                id="django_delayq.W005",
-            )
+            words = f"Redis has maxmemory-policy {policy}: when memory is short, it evicts due times."
+            hint = "Set it to noeviction, or use a Redis that is not a cache: evicted timeouts fire late."
+            yield Warning(words, hint, id="django_delayq.W005")
 
 
 def check_installation(**_: Any) -> Iterator[CheckMessage]:
@@ -347,11 +321,9 @@ def check_silence(**_: Any) -> Iterator[CheckMessage]:
     missing = {name: value for name, value in limits.items() if name not in settings["OPTIONS"]}
     if is_remote and missing:
         listed = ", ".join(f'"{name}": {value}' for name, value in missing.items())
-        yield Info(
-            f"Database {using!r}: a handler or a web request waits without limit if it stops answering.",
-            hint=f"Add to its OPTIONS, with values that suit your longest statement: {listed}.",
-            id="django_delayq.I003",
-        )
+        words = f"Database {using!r}: a handler or a web request waits without limit if it stops answering."
+        hint = f"Add to its OPTIONS, with values that suit your longest statement: {listed}."
+        yield Info(words, hint, id="django_delayq.I003")
 
 
 def check_pool(**_: Any) -> Iterator[CheckMessage]:
@@ -366,11 +338,8 @@ def check_pool(**_: Any) -> Iterator[CheckMessage]:
         shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
         if limit and shortage:
             size = settings.concurrency + limit.own
-            yield Warning(
-                shortage,
-                hint=f"Set max_size to {size} or more: until then a worker runs fewer threads, or does not start.",
-                id="django_delayq.W020",
-            )
+            hint = f"Set max_size to {size} or more: until then a worker runs fewer threads, or does not start."
+            yield Warning(shortage, hint, id="django_delayq.W020")
 
 
 def check_time_zone(**_: Any) -> Iterator[CheckMessage]:
@@ -416,11 +385,9 @@ def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
                 id="django_delayq.W004",
             )
         elif oldest and connection.get_database_version() < oldest:
-            yield Error(
-                f"Database {alias!r}: this version of {connection.display_name} is too old.",
-                hint=f"Use {connection.display_name} {'.'.join(map(str, oldest))} or newer.",
-                id="django_delayq.E006",
-            )
+            words = f"Database {alias!r}: this version of {connection.display_name} is too old."
+            hint = f"Use {connection.display_name} {'.'.join(map(str, oldest))} or newer."
+            yield Error(words, hint, id="django_delayq.E006")
 
 
 def check_conditions(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from itertools import islice
 from math import inf
@@ -16,13 +16,14 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.firing.running import run
+from django_delayq.firing.running import run_each
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.time_limits import SLOW_SECONDS, log_long_runs
 from django_delayq.firing.works import AHEAD_SECONDS, Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
+from django_delayq.logs import DELAY_SECONDS
 from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.worker")
@@ -102,12 +103,26 @@ class WorkQueue:
                 if self._is_closed and not self._waiting:
                     return None
                 self._changed.wait()
-            rest = self._waiting.pop(policy)
-            item = rest.popleft()
-            if rest:
-                self._waiting[policy] = rest  # at the end, behind the other policies
-            self._running.setdefault(policy, {})[id(item[0])] = time.monotonic()
-            return item
+            return self._begin(policy)
+
+    def get_another(self, work: Work, done: Done) -> Work | None:
+        """Return the next work, and note that `work` has run, if it can begin now and be reported with that one."""
+        with self._changed:
+            if (policy := self._next_policy()) is not None:
+                other, its_done = self._waiting[policy][0]
+                is_plain = not (work.suspect or other.suspect or other.share) and other.begin_by == inf
+                if is_plain and other.begin_at <= time.monotonic() and its_done == done:
+                    self.finished(work)
+                    return self._begin(policy)[0]
+            return None
+
+    def _begin(self, policy: str) -> tuple[Work, Done]:
+        rest = self._waiting.pop(policy)
+        item = rest.popleft()
+        if rest:
+            self._waiting[policy] = rest  # at the end, behind the other policies
+        self._running.setdefault(policy, {})[id(item[0])] = time.monotonic()
+        return item
 
     def _next_policy(self) -> str | None:
         """Return the policy whose work comes next; None: none may run now."""
@@ -180,16 +195,15 @@ class ThreadExecutor(Executor):
         self._works = WorkQueue(concurrency, self._serves_several)
         self._closed = threading.Event()
         self._has_works = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"delayq-handler-{number}", daemon=True)
-            for number in range(1, concurrency + 1)
-        ]
+        names = [f"delayq-handler-{number}" for number in range(1, concurrency + 1)]
+        self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for name in names]
         for thread in (*self._threads, threading.Thread(target=self._log_long_runs, name="delayq-watch", daemon=True)):
             thread.start()
 
     def submit(self, work: Work, done: Done) -> None:
         self._works.put(work, done)
-        self._has_works.set()
+        if not self._has_works.is_set():  # to set it again would only lock
+            self._has_works.set()
 
     def withdraw(self) -> list[Work]:
         return self._works.withdraw()
@@ -219,30 +233,42 @@ class ThreadExecutor(Executor):
         used_at = time.monotonic()
         try:
             while (item := self._works.get()) is not None:
-                work, done = item
+                works, done = [item[0]], item[1]
                 # If one connection broke, most likely all did: the others are tested before they are used.
                 is_suspect = self._broken_at >= used_at
                 check_connections(idle_seconds=inf if is_suspect else time.monotonic() - used_at)
-                report = self._run(work)
+                report = self._run(works, done)
                 used_at = time.monotonic()
                 check_connections()
                 if connections[self._using].connection is None:
                     self._broken_at = used_at
-                self._works.finished(work)
-                done(work, report)
+                self._works.finished(works[-1])
+                for work in works:
+                    done(work, report)
         finally:
             connections.close_all()
 
-    def _run(self, work: Work) -> Report:
+    def _run(self, works: list[Work], done: Done) -> Report:
+        """Run the only one of `works`, and append those that were waiting and have run after it.
+
+        So a backlog costs one log call and one report for many. None is taken before it begins: if this thread hangs,
+        others run it.
+        """
+        end = time.monotonic() + DELAY_SECONDS
+
+        def begun() -> Iterator[Work]:
+            yield works[0]
+            while time.monotonic() < end and (other := self._works.get_another(works[-1], done)) is not None:
+                works.append(other)
+                yield other
+
         try:
-            return run(work, self._using)
+            return run_each(begun(), self._using)
         except BaseException as error:  # `run` raises nothing else, but a thread that ends is not replaced
-            logger.error(
-                "A firing was interrupted; its timeouts are retried",
-                exc_info=shown(error),
-                extra={"event": "interrupted"},
-            )
-            return Report(again=dict.fromkeys(work.ids, firing_state.database_now() + timedelta(seconds=1)))
+            words = "A firing was interrupted; its timeouts are retried"
+            logger.error(words, exc_info=shown(error), extra={"event": "interrupted"})
+            ids, again = [id for each in works for id in each.ids], firing_state.database_now() + timedelta(seconds=1)
+            return Report(again=dict.fromkeys(ids, again))
 
 
 def make_executor(using: str, concurrency: int, queues: Collection[str] | None = None) -> Executor:

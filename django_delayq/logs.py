@@ -55,6 +55,8 @@ def _cleaned(record: logging.LogRecord) -> bool:
 def _clean(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_clean, value))
+    if type(value) in (int, float) or (type(value) is str and value.isprintable()):
+        return value  # as nearly all of the records of firings
     return value if (text := str(value)) == (line := one_line(text)) else line
 
 

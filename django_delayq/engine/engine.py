@@ -219,14 +219,14 @@ class DelayQueue:
         An expired lease holds its entries until another reserve takes them.
         """
         ids = lease.lines if ids is None else ids
-        return self._count(self._calls_of(lease, "acknowledge", ((id, id) for id in ids)))
+        return self._count(self.calls_of(lease, "acknowledge", ((id, id) for id in ids)))
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
         """Make each (id, due ms) that this lease still holds pending again; return how many.
 
         The delivery is not counted.
         """
-        return self._count(self._calls_of(lease, "release", ((pair[0], pair) for pair in entries)))
+        return self._count(self.calls_of(lease, "release", ((pair[0], pair) for pair in entries)))
 
     def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
         """Move the entries of this lease to a new one that ends `lease_ms` from now.
@@ -359,7 +359,7 @@ class DelayQueue:
         keys = self._keys_of(line)
         return [Call(command, keys, (*head, *chain.from_iterable(batch))) for batch in _parts(words, MAX_BATCH)]
 
-    def _calls_of(self, lease: Lease, command: str, items: Iterable[tuple[int, Any]]) -> list[Call]:
+    def calls_of(self, lease: Lease, command: str, items: Iterable[tuple[int, Any]]) -> list[Call]:
         """Return the calls of a command, for each line of a lease, on pairs of an id and what the command takes."""
         by_line: dict[str | None, list[Any]] = defaultdict(list)
         for id, item in items:

@@ -49,19 +49,13 @@ class Leftovers:
     def log(self, whose: str, policy: str) -> None:
         """Log the leftovers: lost writes each time, settings once a minute for each policy."""
         if self.lost:
-            logger.error(
-                "%s %s: what it wrote there and did not commit is rolled back.",
-                whose,
-                " and ".join(self.lost),
-                extra={"event": "connection_left", "policy": policy},
-            )
+            words = "%s %s: what it wrote there and did not commit is rolled back."
+            extra = {"event": "connection_left", "policy": policy}
+            logger.error(words, whose, " and ".join(self.lost), extra=extra)
         elif self.changed and firing_state.is_time_to_log(("changed", policy)):
-            logger.warning(
-                "%s %s. The connection is closed, so that later timeouts do not inherit that.",
-                whose,
-                " and ".join(self.changed),
-                extra={"event": "session_changed", "policy": policy},
-            )
+            words = "%s %s. The connection is closed, so that later timeouts do not inherit that."
+            extra = {"event": "session_changed", "policy": policy}
+            logger.warning(words, whose, " and ".join(self.changed), extra=extra)
 
 
 class _Before:
@@ -79,7 +73,7 @@ class _Before:
     def has_other_settings(self) -> bool:
         """Whether the driver now has other settings. A new connection has those that Django gives it."""
         is_same = self.connection.connection is self.driver and bool(self.session)
-        return is_same and session_state(self.connection) not in {self.session, ()}
+        return is_same and session_state(self.connection) not in (self.session, ())
 
 
 class SessionCheck:

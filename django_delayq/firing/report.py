@@ -16,6 +16,7 @@ from django.dispatch import Signal
 
 from django_delayq import signals
 from django_delayq.firing.around import raised_by
+from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import STOPPED, log_settled, log_step, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.works import Call, Report
@@ -73,6 +74,11 @@ class ReportBuilder:
     """For the log: rows of which a step has ended, how, its call, and what it raised."""
     calls: list[Call] = field(default_factory=list)
     """For the log: the calls of handlers that returned or raised."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether all is settled, and no receiver waits for its signals."""
+        return not self.again and not self.errors and not any(signal.receivers for signal, _ in self.signals)
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or an estimate if the database has not answered."""
@@ -170,6 +176,12 @@ class ReportBuilder:
         log_settled((row for _, row in self.signals), self.calls)
         for ended in self.steps:
             log_step(*ended)
+        if any(signal.receivers for signal, _ in self.signals):
+            check, policy = SessionCheck(), self.signals[0][1].policy
+            check.run(partial(self._send, using))
+            check.end().log(f"A signal receiver of {policy}", policy)
+
+    def _send(self, using: str) -> None:
         for signal, row in self.signals:
             error = raised_by(partial(announce, signal, row, using))
             if error is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -35,7 +34,6 @@ from django_delayq.firing.failures import (
 )
 from django_delayq.firing.gathering import Gathering, next_part
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, tracked
-from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import (
     UNKNOWN_PAUSE,
     log_failure,
@@ -70,18 +68,30 @@ def run(work: Work, using: str) -> Report:
     raised. Only KeyboardInterrupt passes, and only in the main thread, after the interrupted transaction has rolled
     back. It does not acknowledge in Redis.
     """
+    return run_each(iter([work]), using)
+
+
+def run_each(works: Iterator[Work], using: str) -> Report:
+    """Run works in turn, as `run` does; log and report together what has fired.
+
+    Each is taken when all before it are settled, and no receiver waits for their signals; the others are not taken.
+    """
     close_left_open()
-    report = ReportBuilder()
+    report, work = ReportBuilder(), next(works)
     is_nested = firing_state.current is not None  # a handler fires others, in a thread that is inside already
     with nullcontext(True) if is_nested else firing_state.gate.entered(alone=work.suspect) as is_open:
         if is_open:
-            _run_inside(work, using, report)
+            _run_one(work, using, report)
+            while report.is_quiet and (other := next(works, None)) is not None:
+                _run_one(other, using, report)
+            report.publish(using)
+            checkpoint("reported")
         else:
             report.release(work.ids, using, "a timeout that may kill its process needs that for itself")
     return report.report()
 
 
-def _run_inside(work: Work, using: str, report: ReportBuilder) -> None:
+def _run_one(work: Work, using: str, report: ReportBuilder) -> None:
     error = raised_by(lambda: _run(work, using, report))
     if error is not None:
         report.release_unknown(work.policy, work.ids, error, using)
@@ -91,10 +101,6 @@ def _run_inside(work: Work, using: str, report: ReportBuilder) -> None:
     for timeout_id in report.again.keys() - set(work.ids):  # with `batch_by`: they are leased by others, or not yet
         del report.again[timeout_id]
         firing_state.backoff.reset(using, timeout_id)
-    check = SessionCheck()
-    check.run(partial(report.publish, using))
-    check.end().log(f"A signal receiver of {work.policy}", work.policy)
-    checkpoint("reported")
 
 
 def _run(work: Work, using: str, report: ReportBuilder) -> None:

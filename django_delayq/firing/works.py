@@ -205,8 +205,8 @@ class Call:
 
     def log(self, log: Callable[..., None], *args: Any, **options: Any) -> None:
         """Call a function of a logger in the context of the call, so that tracing adds what it knows of the call."""
-        run = partial(log, stacklevel=2) if self.context is None else partial(self.context.run, log, stacklevel=2)
-        run(*args, **options)
+        run = log if self.context is None else partial(self.context.run, log)
+        run(*args, stacklevel=2, **options)
 
     def within(self, limit_seconds: float) -> float:
         """Return how many seconds it may take: its own limit, or else that of the handler."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
-from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
@@ -55,7 +54,9 @@ class Dispatch:
         self._early_seconds = getattr(executor, "early_seconds", 0.0)
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
         self.lines = Lines(worker.using, worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
-        self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
+        self._finished: deque[tuple[Work, Report]] = deque()
+        self._unheeded: Counter[str] = Counter()
+        """How many more timeouts of each policy may complete before the worker's own thread has to know of them."""
         self._queues: defaultdict[tuple[str, str] | None, SlotQueue] = defaultdict(SlotQueue)
         """The works that may not begin yet, by what has slots of its own: see `_queue_of`."""
         self._in_flight: dict[int, _InFlight] = {}
@@ -183,10 +184,27 @@ class Dispatch:
 
         Reports that have arrived count, even if they are older than a lease: this thread may have been busy.
         """
-        count = 0
-        while not self._finished.empty():
-            count += self._complete(*self._finished.get_nowait())
+        self._unheeded, count = Counter(), 0
+        while self._finished:
+            count += self._complete(*self._finished.popleft())
         return count + self._expire()
+
+    def let_run(self) -> None:
+        """Until the next `collect`, interrupt the worker only for reports that it can act on.
+
+        These have a timeout that is to be tried again; or with them, so many of a policy are done that more are worth a
+        round trip. A pass costs as much as two firings.
+        """
+        self._unheeded = self.lines.enough()
+        for each in list(self._finished):
+            self._note(*each)
+
+    def _note(self, work: Work, report: Report) -> None:
+        policy, ids = getattr(work, "policy", ""), getattr(work, "ids", ())  # an executor may send anything
+        # Not atomic: if two threads do so at once, the worker sleeps for one report more, of many.
+        self._unheeded[policy] = left = self._unheeded[policy] - len(ids)
+        if left <= 0 or getattr(report, "again", True) or report.refused or report.missed:
+            self._worker.interrupt()
 
     def _complete(self, work: Work, report: Report) -> int:
         """Resolve a work; return 1 if any of its timeouts was in flight, else 0.
@@ -231,12 +249,8 @@ class Dispatch:
         """Have `ids`, which may still run, delivered again when their lease would have ended; return how many."""
         if not ids:
             return 0
-        logger.warning(
-            "The executor %s did not report the outcome of %s: submitted again after a lease",
-            self._executor_name,
-            plural(len(ids), "timeout"),
-            extra={"event": "executor_lost"},
-        )
+        words, count = "The executor %s did not report the outcome of %s: submitted again after a lease", len(ids)
+        logger.warning(words, self._executor_name, plural(count, "timeout"), extra={"event": "executor_lost"})
         lease = get_settings().lease.total_seconds()
         for id in ids:
             self._lost[id] = self._lost.pop(id, 0) + 1
@@ -315,8 +329,8 @@ class Dispatch:
         ]
 
     def _done(self, work: Work, report: Report) -> None:
-        self._finished.put((work, report))
-        self._worker.interrupt()
+        self._finished.append((work, report))
+        self._note(work, report)
 
     def _remove(self, ids: Iterable[int]) -> None:
         for id in ids:

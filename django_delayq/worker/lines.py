@@ -109,6 +109,14 @@ class Lines:
         recent = max(self._completed[policy.label], self._completed_before[policy.label])
         return min(MAX_TAKEN, max(recent, self._threads * policy.transaction_size))
 
+    def enough(self) -> Counter[str]:
+        """Return how many timeouts of each policy must complete before more of it are worth a round trip.
+
+        One, unless as many others wait as its threads can begin at once.
+        """
+        much = {policy.label: 2 * self._threads * policy.transaction_size for policy in registry}
+        return Counter({label: n // 4 if n >= much.get(label, inf) else 1 for label, n in self.in_flight.items()})
+
     def limits(self, due: Iterable[str], may_run: MayRun, taken: Mapping[str, int], left: int) -> dict[str, int]:
         """Return for how many timeouts to ask each of the lines `due`: a fair share of the room for each policy.
 

@@ -172,6 +172,7 @@ class Worker(WorkerParts):
                 seconds = self._try(lambda: self._pass(dispatch)) or self._database.seconds_left
                 self._give_up_burst()
                 seconds = min(seconds, dispatch.seconds_left)
+                dispatch.let_run()
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                     self.sources.check_now()
                 pause = self.passed_at + COLLECT_SECONDS - time.monotonic()

@@ -6,7 +6,10 @@ And the last free thread is not for slow ones.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -204,3 +207,42 @@ def test_who_waits_is_woken_by_a_work_and_by_the_end() -> None:
     for thread in threads:
         thread.join(20)
     assert sorted(item is None for item in taken) == [False, True, True]
+
+
+def another_of(one: WorkQueue, ran: Work) -> int | None:
+    found = one.get_another(ran, done)
+    return None if found is None else found.ids[0]
+
+
+def test_a_thread_that_reports_later_goes_on_with_the_policy_with_the_fewest_under_way() -> None:
+    crowd, late = [work("crowd", number) for number in range(4)], work("late", 9)
+    one = line(*crowd)
+    assert [next_of(one), next_of(one)] == [("crowd", 0), ("crowd", 1)]
+    one.put(late, done)
+    assert another_of(one, crowd[0]) == 9
+    assert [another_of(one, late), another_of(one, crowd[1])] == [2, 3]
+    assert another_of(one, crowd[2]) is None, "nothing waits any more"
+    for each in crowd[2:]:
+        one.finished(each)
+    assert one.is_idle
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [{"suspect": True}, {"begin_at": inf}, {"begin_by": 1e9}, {"share": "customer"}],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_a_thread_reports_before_it_begins_what_is_alone_waits_or_has_a_slot(difference: dict[str, Any]) -> None:
+    plain = work("one", 1)
+    one = line(plain, replace(work("one", 2), **difference))
+    one.get()
+    assert another_of(one, plain) is None
+    assert one.get() is not None
+
+
+def test_works_that_are_reported_elsewhere_are_not_run_in_one_go() -> None:
+    plain = work("one", 1)
+    one = line(plain)
+    one.put(work("one", 2), lambda _work, _report: None)
+    one.get()
+    assert another_of(one, plain) is None

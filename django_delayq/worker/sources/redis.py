@@ -58,7 +58,6 @@ class _Leased:
     queue: DelayQueue
     lease: Lease
     expires: float
-    size: int
     in_flight: set[int]
     lost: int = 0
     done: set[int] = field(default_factory=set)
@@ -133,7 +132,7 @@ class RedisSource:
                 raise
             if reserved.lease is not None:
                 ids = {entry.id for entry in reserved.entries}
-                leased = _Leased(queue, reserved.lease, asked + lease_seconds, len(ids), ids)
+                leased = _Leased(queue, reserved.lease, asked + lease_seconds, ids)
                 self._leased.append(leased)
                 for id in ids:
                     # An id that is in flight here already has lost its lease: its result counts for the new one.
@@ -162,16 +161,17 @@ class RedisSource:
     def flush(self) -> None:
         """Acknowledge and release entries. After an error they stay noted until their lease is too old to matter."""
         with self._lock:
-            for leased in self._leased:
-                if leased.done:
-                    is_all = len(leased.done) == leased.size
-                    leased.queue.acknowledge(leased.lease, None if is_all else leased.done)
-                    leased.done = set()
+            calls, sent = [], [leased for leased in self._leased if leased.done or leased.again]
+            for leased in sent:
+                due = [(id, (id, self._skew.redis_ms(due_at))) for id, due_at in leased.again.items()]
+                calls += leased.queue.calls_of(leased.lease, "acknowledge", ((id, id) for id in leased.done))
+                calls += leased.queue.calls_of(leased.lease, "release", due)
+            if calls and self._engine is not None:
+                self._engine.caller.send(calls)
+            for leased in sent:
                 if leased.again:
-                    due = {id: self._skew.redis_ms(due_at) for id, due_at in leased.again.items()}
-                    leased.queue.release(leased.lease, due.items())
                     self._check_at[leased.queue] = 0.0  # an entry may be due again already
-                    leased.again = {}
+                leased.done, leased.again = set(), {}
             too_old = time.monotonic() - get_settings().lease.total_seconds()
             self._leased = [
                 leased

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.firing import Work, plan, run
 from django_delayq.firing.log_lines import UNKNOWN_PAUSE
+from django_delayq.firing.running import run_each
 from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
@@ -308,3 +310,40 @@ def test_a_row_whose_object_changed_hands_after_the_plan_is_planned_anew(order: 
     assert (report.fired, list(report.again)) == ((), [row.pk])
     make_due(row)
     assert fire(row).fired
+
+
+@pytest.mark.parametrize(
+    ("end", "count"), [("none", 4), ("one that fails", 2), ("one that moves", 2), ("a receiver", 1)]
+)
+def test_works_that_follow_each_other_are_reported_together_while_all_are_settled(
+    orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture, end: str, count: int
+) -> None:
+    def act(obj: Order, timeout: Timeout) -> Any:
+        if obj == orders[1] and end == "one that fails":
+            raise ValueError
+        return dq.Snooze(hours=1) if obj == orders[1] and end == "one that moves" else None
+
+    caplog.set_level(logging.INFO, "django_delayq.firing")
+    policy, taken, logged = declare(Order, act, name="in_turn"), list[Work](), list[int]()
+    rows = [due(order, policy) for order in orders[:4]]
+    works, _ = plan({row.pk: 1 for row in rows}, "default")
+
+    def each() -> Iterator[Work]:
+        for work in works:
+            logged.append(sum(getattr(record, "event", "") == "timeout_fired" for record in caplog.records))
+            taken.append(work)
+            yield work
+
+    def hear(**_: Any) -> None:
+        """Listen."""
+
+    if end == "a receiver":
+        dq.timeout_fired.connect(hear)
+    try:
+        report = run_each(each(), "default")
+    finally:
+        dq.timeout_fired.disconnect(hear)
+    assert len(taken) == count
+    assert sorted([*report.done, *report.again]) == sorted(work.ids[0] for work in taken)
+    assert logged == [0] * count, "one after the other at the end"
+    assert [state(row)[0] for row in rows[count:]] == ["pending"] * (4 - count)

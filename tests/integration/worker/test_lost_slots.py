@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -59,11 +59,11 @@ def test_a_clock_that_a_test_has_stopped_withholds_no_slots(
     """Neither the first ones nor, of works that are too late for theirs, the next ones."""
     late = {0, 1, 2} if missed else set()
 
-    def run_some_late(work: Work, using: str) -> Any:
-        is_late = bool(late) and late.pop() >= 0
+    def run_some_late(works: Iterator[Work], using: str) -> Any:
+        work, is_late = next(works), bool(late) and late.pop() >= 0
         return run(replace(work, begin_by=0.0) if is_late else work, using)
 
-    monkeypatch.setattr("django_delayq.executors.run", run_some_late)
+    monkeypatch.setattr("django_delayq.executors.run_each", run_some_late)
     miss_no_slots(monkeypatch)
     overdue(policy := declare(Order, Begins(), name="rated", limits=Limits(rate=RATE)), 30)
     with clock.set_to(timezone.now() + timedelta(hours=1)):
@@ -83,12 +83,12 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
 ) -> None:
     has_begun, may_go_on = threading.Event(), threading.Event()
 
-    def run_late(work: Work, using: str) -> Any:
+    def run_late(works: Iterator[Work], using: str) -> Any:
         has_begun.set()
         may_go_on.wait(30)
-        return run(replace(work, begin_by=0.0), using)
+        return run(replace(next(works), begin_by=0.0), using)
 
-    monkeypatch.setattr("django_delayq.executors.run", run_late)
+    monkeypatch.setattr("django_delayq.executors.run_each", run_late)
     caplog.set_level(logging.INFO)
     begins = Begins()
     policy = declare(Order, begins, name="rated", limits=Limits(rate=RATE))

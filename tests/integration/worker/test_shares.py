@@ -281,3 +281,32 @@ def test_each_of_several_floods_goes_on(source: str, declare: Declare) -> None:
     counts = Counter(fired)
     assert sorted(counts) == sorted(policy.label for policy in policies)
     assert min(counts.values()) >= 15, counts
+
+
+@pytest.mark.parametrize(("threads", "unheeded"), [(1, 9), (20, 9), (21, 0)])
+def test_a_worker_sleeps_until_reports_leave_room_worth_a_round_trip(threads: int, unheeded: int) -> None:
+    """A quarter of what it has; but each one, if its threads could begin all of that at once."""
+    due_orders("remind", 40)
+    worker, executor = Worker(concurrency=threads), Threads()
+    dispatch = Dispatch(worker, executor)
+    dispatch.lines.completed(REMIND, 40)
+    worker._pass(dispatch)
+    assert dispatch.in_flight == 40
+    dispatch.let_run()
+    for _ in range(unheeded):
+        executor.run_next()
+    assert worker._wakeup._calls.empty()
+    executor.run_next()
+    assert not worker._wakeup._calls.empty()
+
+
+def test_a_report_with_a_timeout_to_be_tried_again_wakes_the_worker(declare: Declare) -> None:
+    policy = declare(Order, name="fails", handler=lambda *_: 1 / 0)
+    due_orders(policy, 40)
+    worker, executor = Worker(concurrency=4), Threads()
+    dispatch = Dispatch(worker, executor)
+    dispatch.lines.completed(policy.label, 40)
+    worker._pass(dispatch)
+    dispatch.let_run()
+    executor.run_next()
+    assert not worker._wakeup._calls.empty()
