@@ -355,7 +355,7 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool, s
     starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
     recent = now - timedelta(hours=HOURS)
     for label in labels:
-        at = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": recent, "starts": starts}
+        at: dict[str, Any] = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": recent, "starts": starts}
         counts.update({COUNTS[number]: value for number, value in _counts.rows(using, **at)})
         for state in (State.FIRED, State.SKIPPED):
             ((late,),) = _late.rows(using, state, MAX_LATE, **at)
