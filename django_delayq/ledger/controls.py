@@ -184,9 +184,9 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> tuple[PolicyControl,
     return control, now
 
 
-def put_stop(control: PolicyControl, change: PolicyChange, stop: str, until: datetime | None) -> None:
-    """Put `stop` in force, and note it in the new `change`. The caller saves both."""
-    change.details = {"until": iso(until), **change.details}
+def put_stop(control: PolicyControl, change: PolicyChange, stop: str, until: datetime | None, **details: Any) -> None:
+    """Put `stop` in force, and note it in the new `change` with `details`. The caller saves both."""
+    change.details = {"until": iso(until), **details}
     if control.stop != stop:
         control.stopped_at = change.at
     control.stop, control.until = stop, until

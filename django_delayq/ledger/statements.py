@@ -193,7 +193,7 @@ class _Session:
     def name(self, sql: str, connection: BaseDatabaseWrapper) -> str | None:
         """Return the name of the prepared statement `sql`, which is prepared now if it was executed often enough.
 
-        By a cursor of the driver, as psycopg prepares, so that it is no query of Django. None: execute it as it is.
+        By a cursor of the driver, as psycopg prepares, so that Django does not count it. None: execute it as it is.
         """
         if (found := self.names.get(sql)) is not None or self.is_direct is False:
             return found
@@ -203,7 +203,7 @@ class _Session:
         driver: Any = connection.connection
         with connection.wrap_database_errors, driver.cursor() as cursor:
             if self.is_direct is None:
-                # A pooler gives each transaction another session, and tells the driver a number of its own.
+                # A pooler gives each transaction another session, and reports a number of its own to the driver.
                 cursor.execute("SELECT pg_backend_pid()")
                 self.is_direct = cursor.fetchone()[0] == driver.info.backend_pid
             if self.is_direct:

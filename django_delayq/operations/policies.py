@@ -114,10 +114,11 @@ def _stop(
             end = control.until
         if control.stop == stop and control.until == end and change.reason in {"", control.reason}:
             return None
+        former: dict[str, Any] = {}
         if control.stop != Stop.NONE:
-            change.details = {"was": str(control.stop), "since": iso(control.stopped_at)}
-            change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
-        put_stop(control, change, stop, end)
+            former = {"was": str(control.stop), "since": iso(control.stopped_at)}
+            former |= {"was_until": iso(control.until), "was_reason": control.reason}
+        put_stop(control, change, stop, end, **former)
         return change
 
 

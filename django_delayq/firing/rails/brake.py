@@ -116,8 +116,8 @@ def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using
             return None
         reason = BRAKED.format(count=count, per=duration_text(brake.per), most=brake.most)
         change = PolicyChange(policy=policy.label, at=now, touched_at=now, by=BRAKE_ACTOR, reason=reason)
-        change.details = {"fired": count, "most": brake.most, "per": brake.per.total_seconds()}
-        put_stop(control, change, PolicyControl.Stop.PAUSED, None)
+        counted = {"fired": count, "most": brake.most, "per": brake.per.total_seconds()}
+        put_stop(control, change, PolicyControl.Stop.PAUSED, None, **counted)
         control.changed_at, control.by, control.reason = now, BRAKE_ACTOR, reason
         control.save(using=using)
         change.save(using=using)
