@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.arming import sync
+from django_delayq.arming import scan, sync
 from django_delayq.arming.row_state import pending_rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.ledger.statements import CHUNK
