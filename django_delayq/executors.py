@@ -106,13 +106,13 @@ class WorkQueue:
             return self._begin(policy)
 
     def get_another(self, work: Work, done: Done) -> Work | None:
-        """Return the next work, and note that `work` has run, if it can begin now and be reported with that one."""
+        """Note that `work` has run, and return the next one if it can begin now and be reported with that."""
         with self._changed:
+            self.finished(work)  # first: the thread counts as free when it is decided who may have it
             if (policy := self._next_policy()) is not None:
                 other, its_done = self._waiting[policy][0]
                 is_plain = not (work.suspect or other.suspect or other.share) and other.begin_by == inf
                 if is_plain and other.begin_at <= time.monotonic() and its_done == done:
-                    self.finished(work)
                     return self._begin(policy)[0]
             return None
 
@@ -144,7 +144,9 @@ class WorkQueue:
     def finished(self, work: Work) -> None:
         """Note that `work` has run. One slow work makes its policy slow; a dozen quick ones make it quick again."""
         with self._changed:
-            running = self._running[work.policy]
+            running = self._running.get(work.policy, {})
+            if id(work) not in running:  # it is noted already
+                return
             seconds = time.monotonic() - running.pop(id(work))
             before = self._seconds.get(work.policy, seconds)
             self._seconds[work.policy] = max(seconds, before + WEIGHT * (seconds - before))

@@ -240,6 +240,18 @@ def test_a_thread_reports_before_it_begins_what_is_alone_waits_or_has_a_slot(dif
     assert one.get() is not None
 
 
+def test_a_thread_that_reports_later_is_kept_free_if_it_is_the_last_one(clock: list[float]) -> None:
+    one = line(threads=4)
+    lasted(one, "slow", 12.0, clock)
+    quick = work("quick", 9)
+    for number in range(8):
+        one.put(work("slow", number), done)
+    assert [next_of(one)[0] for _ in range(3)] == ["slow"] * 3
+    one.put(quick, done)
+    assert next_of(one) == ("quick", 9)
+    assert another_of(one, quick) is None
+
+
 def test_works_that_are_reported_elsewhere_are_not_run_in_one_go() -> None:
     plain = work("one", 1)
     one = line(plain)
