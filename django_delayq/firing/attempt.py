@@ -129,11 +129,10 @@ class Attempt:
             if self.gather is not None:
                 self.candidates = running.gathered = self.gather()
             case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect, self.share)
-            judge = judge_of(self.policy, self.using)
             if running.is_early:
                 begin_now(self.using)
                 running.wait()  # nothing is locked yet
-            self.ready = judge(case, self.report)
+            self.ready = judge_of(self.policy, self.using)(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
             if resumed := counted_from_resume(self.ready, self.guards, self.report.current_time()):

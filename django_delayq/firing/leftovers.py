@@ -52,11 +52,9 @@ class Leftovers:
             words = "%s %s: what it wrote there and did not commit is rolled back."
             logger.error(words, whose, " and ".join(self.lost), extra={"event": "connection_left", "policy": policy})
         elif self.changed and firing_state.is_time_to_log(("changed", policy)):
-            words, changed = (
-                "%s %s. The connection is closed, so that later timeouts do not inherit that.",
-                self.changed,
-            )
-            logger.warning(words, whose, " and ".join(changed), extra={"event": "session_changed", "policy": policy})
+            words = "%s %s. The connection is closed, so that later timeouts do not inherit that."
+            changed = " and ".join(self.changed)
+            logger.warning(words, whose, changed, extra={"event": "session_changed", "policy": policy})
 
 
 class _Before:
