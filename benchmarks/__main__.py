@@ -32,6 +32,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.contestants import RIVALS, ROOT, Arena, Failed
+from benchmarks.figures import quantile
 from benchmarks.harness import FULL, QUICK, Run, measure, say
 from benchmarks.works import WORKS
 from tools import processes
@@ -39,12 +40,25 @@ from tools import processes
 RESULTS = ROOT / "benchmarks" / "results.json"
 
 
-def machine() -> dict[str, Any]:
-    """Describe the machine without its name: model of the CPU, cores, memory."""
+def machine(folder: Path) -> dict[str, Any]:
+    """Describe the machine without its name: model of the CPU, cores, memory, and the disk below `folder`."""
     model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
-    return {"cpu": model[1] if model else platform.machine(), "cores": cores, "memory_gb": round(total / 2**30)}
+    found = {"cpu": model[1] if model else platform.machine(), "cores": cores, "memory_gb": round(total / 2**30)}
+    return found | {"fsync_ms": fsync_ms(folder)}
+
+
+def fsync_ms(folder: Path) -> float:
+    """Return how long fdatasync takes in this folder after 8 kB were written, in ms: the least wait of a commit."""
+    took = []
+    with (folder / "disk").open("wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(bytes(8192))
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append((time.perf_counter() - began) * 1000)
+    return quantile(took, 0.5)
 
 
 def versions(arena: Arena) -> dict[str, str]:
@@ -88,7 +102,7 @@ def run_works(chosen: Sequence[str], options: argparse.Namespace) -> int:
     ):
         run = Run(arena, QUICK if options.quick else FULL, options.quick, dict(os.environ))
         results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"works": {}}
-        results |= {"command": command_of(options), "machine": machine()}
+        results |= {"command": command_of(options), "machine": machine(Path(folder))}
         results |= {"versions": versions(arena), "contestants": contestants(arena)}
         for work in WORKS:
             if work.key not in chosen or (work.needs and not os.environ.get(work.needs)):

@@ -36,6 +36,7 @@ class Client:
         self.adapter = adapter
         self.pks: dict[str, list[int]] = {}
         self.handles: list[Any] = []
+        self.statements: list[Any] = []
 
     def describe(self) -> dict[str, Any]:
         """Return title, version and settings of the contestant."""
@@ -72,8 +73,9 @@ class Client:
                     cursor.execute("SELECT 1")
         return meter.per_call(count)
 
-    def schedule_one(self, count: int) -> dict[str, float]:
-        at = time.time() + AHEAD_SECONDS
+    def schedule_one(self, count: int, ahead: float = AHEAD_SECONDS) -> dict[str, float]:
+        """Schedule each by a call of its own, due in `ahead` seconds."""
+        at = time.time() + ahead
         with Meter() as meter:
             self.handles = [self.adapter.schedule("note", pk, at) for pk in self.pks["Task"][:count]]
         return meter.per_call(count)
@@ -110,20 +112,20 @@ class Client:
             elif with_schedule:
                 self.adapter.schedule("note", pk, at)
 
-    def bulk(self, count: int) -> dict[str, float] | None:
+    def bulk(self, count: int, ahead: float = AHEAD_SECONDS) -> dict[str, float] | None:
         """Schedule many with one call. None: the contestant has no function for it."""
         if self.adapter.schedule_many is None:
             return None
         pks = self.pks["Task"][:count]
         with Meter() as meter:
-            self.adapter.schedule_many("note", pks, time.time() + AHEAD_SECONDS)
+            self.adapter.schedule_many("note", pks, time.time() + ahead)
         return meter.per_call(count)
 
-    def fill(self, count: int) -> None:
+    def fill(self, count: int, ahead: float) -> None:
         """Schedule many, in whatever way the contestant has."""
         self.prepare(count)
-        if self.bulk(count) is None:
-            self.schedule_one(count)
+        if self.bulk(count, ahead) is None:
+            self.schedule_one(count, ahead)
 
     def prepare_for(self, job: str, count: int) -> None:
         """Replace the business rows of a job by `count` new ones. Waits for workers that have locked an old one."""
@@ -147,11 +149,17 @@ class Client:
 
         return profiled(lambda: getattr(self, operation)(*args))
 
+    def record(self, operation: str, *args: Any) -> None:
+        """Keep the statements of an operation of this class for `floor`."""
+        from benchmarks.floor import recorded
+
+        self.statements = recorded(lambda: getattr(self, operation)(*args))
+
     def floor(self, work: str, count: int) -> dict[str, float]:
         """Measure the statements of a work of django-delayq without the library."""
         from benchmarks.floor import Floor
 
-        return Floor(self.adapter).measure(work, count)
+        return Floor(self.adapter, self.statements).measure(work, count)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.adapter, name)

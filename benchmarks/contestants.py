@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from benchmarks.rivals.base import cpu_clock
 from benchmarks.shop.jobs import RECORD
 from tools import processes
 from tools.servers import MariadbServer, PostgresServer, RedisServer, Server
@@ -24,7 +25,37 @@ RIVALS = ("celery", "rq", "huey", "dramatiq", "procrastinate", "django_q2", "bul
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 START_SECONDS = 60.0
-PURE = ", psycopg in pure Python"
+
+
+class Variant(NamedTuple):
+    """What a suffix of a contestant's name changes: `delayq@pure`."""
+
+    words: str
+    database: str = "postgresql"
+    environment: Mapping[str, str] = {}
+    fsync: bool = True
+
+
+VARIANTS = {
+    "": Variant(""),
+    "unsynced": Variant(", `fsync` off", fsync=False),
+    "pure": Variant(", psycopg in pure Python", environment={"PSYCOPG_IMPL": "python"}),
+    "ledger": Variant(", without Redis", environment={"BENCH_WITHOUT_REDIS": "1"}),
+    "sqlite": Variant(" on sqlite", "sqlite"),
+    "mariadb": Variant(" on mariadb", "mariadb"),
+}
+
+
+class Postgres(PostgresServer):
+    """With the default settings of its configuration, so that a commit waits for the disk."""
+
+    unsafe: Mapping[str, str] = {}
+
+
+class Mariadb(MariadbServer):
+    """The same."""
+
+    unsafe: Mapping[str, str] = {}
 
 
 class Failed(Exception):
@@ -52,7 +83,7 @@ class Tree:
         total = 0.0
         for pid in self.pids():
             with contextlib.suppress(OSError):
-                total += time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process: clock_getcpuclockid(3)
+                total += time.clock_gettime(cpu_clock(pid))
                 total += sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[13:15])) / TICKS
         return total
 
@@ -211,6 +242,7 @@ class Arena:
         self._stack = contextlib.ExitStack()
         self._servers: dict[str, Server] = {}
         self._contestants: dict[str, Contestant] = {}
+        self._fsync = True
 
     def __enter__(self) -> Arena:
         return self
@@ -234,9 +266,20 @@ class Arena:
         return Tree([one.process.pid for key, one in self._servers.items() if key in names and one.process])
 
     @property
-    def postgres(self) -> PostgresServer:
-        server: PostgresServer = self.server("postgresql", PostgresServer)
+    def postgres(self) -> Postgres:
+        server: Postgres = self.server("postgresql", Postgres)
         return server
+
+    def _switch_fsync(self, wanted: bool) -> None:
+        if wanted == self._fsync:
+            return
+        word = "on" if wanted else "off"
+        for statement in (f"ALTER SYSTEM SET fsync = {word}", "SELECT pg_reload_conf()"):
+            self.query("postgres", statement)
+        if not wait_until(lambda: self.query("postgres", "SHOW fsync")[0] == word, START_SECONDS):
+            raise Failed(f"PostgreSQL did not switch fsync {word}")
+        self.query("postgres", "CHECKPOINT")  # what was written without it does not delay the first commits with it
+        self._fsync = wanted
 
     def redis(self, name: str) -> RedisServer:
         """Return the Redis of a contestant, which no other contestant uses."""
@@ -244,11 +287,11 @@ class Arena:
         return server
 
     def contestant(self, name: str) -> Contestant:
-        """Return a contestant, which starts when it is called first.
+        """Return a contestant, which starts when it is called first, and switch PostgreSQL to its `fsync`.
 
-        `delayq`, `earlier` or a rival, on PostgreSQL; `delayq@sqlite`, `delayq@mariadb`; `delayq@pure`: with psycopg's
-        implementation in Python.
+        `delayq`, `earlier` or a rival, and behind a `@` one of `VARIANTS`.
         """
+        self._switch_fsync(VARIANTS[name.partition("@")[2]].fsync)
         if name not in self._contestants:
             self._contestants[name] = self._make(name)
         return self._contestants[name]
@@ -258,11 +301,16 @@ class Arena:
         return not name.startswith("earlier") or self.against is not None
 
     def _make(self, name: str) -> Contestant:
-        module, _, database = name.partition("@")
-        pure, database = database == "pure", "" if database == "pure" else database
+        module, _, suffix = name.partition("@")
+        variant = VARIANTS[suffix]
         if module == "bullmq" and not shutil.which("node"):
             raise Failed("Node is not installed")
-        titles = {"delayq": "django-delayq", "procrastinate_pool": "procrastinate, own pool", "django_q2": "django-q2"}
+        titles = {
+            "delayq": "django-delayq",
+            "procrastinate_pool": "procrastinate, own pool",
+            "django_q2": "django-q2",
+            "django_q2_orm": "django-q2, jobs in the database",
+        }
         if self.against:
             titles["earlier"] = f"django-delayq, {self.against.name}"
         environment = {
@@ -271,13 +319,13 @@ class Arena:
             "DJANGO_SETTINGS_MODULE": "benchmarks.shop.settings",
             "BENCH_NAME": "delayq" if module == "earlier" else module,
             "BENCH_REDIS_URL": self.redis(name).url,
-            "BENCH_DATABASE": json.dumps(self._database(name, database or "postgresql")),
+            "BENCH_DATABASE": json.dumps(self._database(name, variant.database)),
             "BENCH_RECORDS": str(self._folder / f"{name}.records"),
-            **({"PSYCOPG_IMPL": "python"} if pure else {}),
+            **variant.environment,
             "BENCH_PACKAGE": str(self._earlier() if module == "earlier" else ROOT),
             "BENCH_NODE": str(Path(sys.prefix) / "node"),
         }
-        title = titles.get(module, module) + (f" on {database}" if database else "") + PURE * pure
+        title = titles.get(module, module) + variant.words
         return Contestant(name, title, environment, self._folder / f"{name}.records", self._folder / f"{name}.log")
 
     def _earlier(self) -> Path:
@@ -296,17 +344,16 @@ class Arena:
             file = str(self._folder / f"{name}.sqlite3")
             return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": options, "CONN_MAX_AGE": None}
         database = "bench_" + name.replace("@", "_")
-        server = self.postgres if kind == "postgresql" else self.server("mariadb", MariadbServer)
+        server = self.postgres if kind == "postgresql" else self.server("mariadb", Mariadb)
         url = urlsplit(server.url)
         if kind == "postgresql":
             self.query("postgres", f"CREATE DATABASE {database}")
-            engine, options = "django.db.backends.postgresql", {"server_side_binding": True, "prepare_threshold": 2}
         else:
             import MySQLdb
 
             MySQLdb.connect(host=url.hostname, port=url.port, user=url.username).query(f"CREATE DATABASE {database}")
-            engine, options = "django.db.backends.mysql", {"charset": "utf8mb4"}
-        address = {"HOST": url.hostname, "PORT": str(url.port), "USER": url.username, "OPTIONS": options}
+        engine = "django.db.backends." + ("postgresql" if kind == "postgresql" else "mysql")
+        address = {"HOST": url.hostname, "PORT": str(url.port), "USER": url.username}
         return {"ENGINE": engine, "NAME": database, "CONN_MAX_AGE": None, **address}
 
     def query(self, database: str, statement: str) -> Any:

@@ -1,59 +1,93 @@
-"""The floor of a work of django-delayq: the same statements on PostgreSQL without the library."""
+"""The floor of a work of django-delayq: its statements, recorded and executed again without the library.
+
+The statements of `save` and `bulk` are written here, because the calls that they need are not theirs alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
-from uuid import uuid4
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import redis
 from django.apps import apps
 from django.db import connection, transaction
 
-from benchmarks.rivals.base import REDIS_URL, Contestant, Meter, copy_rows
+from benchmarks.rivals.base import Contestant, Meter, copy_rows
 
 LEDGER = "django_delayq_timeout"
 TOGETHER = 50
-SETTLED = {"state": "'fired'", "cause": "'due'", "settled_at": "now()", "slot_taken": "NULL"}
+CALLER = ("UPDATE shop_", 'UPDATE "shop_')
+"""What the caller or the handler writes begins like this."""
+
+
+class Transaction(NamedTuple):
+    """Statements with their parameters. Not `is_atomic`: one statement that commits by itself."""
+
+    is_atomic: bool
+    statements: list[tuple[str, Any]]
+
+
+def recorded(operation: Callable[[], Any]) -> list[Transaction]:
+    """Return the statements that the metered blocks of an operation execute, except those of baselines.
+
+    A prepared statement is recorded as its EXECUTE, which the same connection can repeat.
+    """
+    found: list[Transaction] = []
+    blocks: list[Any] = [None]
+
+    def record(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        block = connection.atomic_blocks[0] if connection.atomic_blocks else None
+        if block is None or block is not blocks[0]:
+            found.append(Transaction(block is not None, []))
+        blocks[0] = block
+        found[-1].statements.append((sql, params and list(params)))
+        return execute(sql, params, many, context)
+
+    Meter.recorder = record
+    try:
+        operation()
+    finally:
+        Meter.recorder = None
+    return found
+
+
+def _execute(statements: Sequence[tuple[str, Any]]) -> None:
+    for sql, params in statements:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            if cursor.description:
+                cursor.fetchall()
 
 
 class Floor:
-    """The statements of a work, by Django's cursor and redis-py alone."""
+    """The statements of a work, by Django's cursor alone.
 
-    def __init__(self, adapter: Contestant) -> None:
-        self._adapter = adapter
+    Args:
+        adapter: django-delayq.
+        found: the statements of the work, see `recorded`. The rows that they read and change are there again.
+    """
+
+    def __init__(self, adapter: Contestant, found: Sequence[Transaction]) -> None:
+        self._adapter, self._found = adapter, found
 
     def measure(self, work: str, count: int) -> dict[str, float]:
         """Do a work of `CASES` this many times."""
-        figures: dict[str, float] = getattr(self, f"_{work}")(count)
+        figures: dict[str, float] = getattr(self, f"_{work}", self._fire)(count)
         return figures
 
-    def _newest(self) -> dict[str, Any]:
-        """Return the columns of the newest row of the ledger, except its id."""
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT * FROM {LEDGER} ORDER BY id DESC LIMIT 1")
-            row = dict(zip([column.name for column in cursor.description], cursor.fetchone(), strict=True))
-        del row["id"]
-        return row
-
-    def _schedule(self, count: int, context: Callable[[], Any] = contextlib.nullcontext) -> dict[str, float]:
-        """Insert rows with the columns of a scheduled one, and call one script of Redis for each."""
-        row, client = self._newest(), redis.Redis.from_url(REDIS_URL)
-        script = client.script_load("return redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])")
-        columns, marks = ", ".join(f'"{name}"' for name in row), ", ".join(["%s"] * len(row))
-        statement = f"INSERT INTO {LEDGER} ({columns}) VALUES ({marks}) RETURNING id"
-        rows = [row | {"slot": uuid4().hex, "idempotency_key": uuid4().hex} for _ in range(count)]
-        with Meter() as meter, context():
-            for number, values in enumerate(rows):
-                with connection.cursor() as cursor:
-                    cursor.execute(statement, list(values.values()))
-                    cursor.fetchone()
-                client.evalsha(script, 1, "floor", number, number)
+    def _schedule(self, count: int) -> dict[str, float]:
+        with Meter() as meter:
+            for is_atomic, statements in self._found:
+                with transaction.atomic() if is_atomic else contextlib.nullcontext():
+                    _execute(statements)
         return meter.per_call(count)
 
     def _inside(self, count: int) -> dict[str, float]:
-        return self._schedule(count, transaction.atomic)
+        """Execute what is not the caller's, in one transaction."""
+        own = [one for _, statements in self._found for one in statements if not one[0].startswith(CALLER)]
+        with Meter() as meter, transaction.atomic():
+            _execute(own)
+        return meter.per_call(count)
 
     def _bulk(self, count: int) -> dict[str, float]:
         with Meter() as meter:
@@ -79,34 +113,27 @@ class Floor:
                     cursor.fetchone()
         return meter.per_call(len(pks))
 
-    def _alone(self, count: int) -> dict[str, float]:
-        return self._fire("Task", count, 1)
-
-    def _settle(self, count: int) -> dict[str, float]:
-        return self._fire("Invoice", count, 1, save=True)
-
-    def _together(self, count: int) -> dict[str, float]:
-        return self._fire("Task", count, TOGETHER)
-
-    def _fire(self, name: str, count: int, size: int, *, save: bool = False) -> dict[str, float]:
-        """Lock the objects, mark the rows as fired, have the handler save, and commit: `size` with each transaction."""
+    def _fire(self, count: int) -> dict[str, float]:
+        """Execute the transactions of firings. What a handler saves, Django's ORM saves here, too."""
         from django_delayq.models import Timeout
 
-        model = apps.get_model("shop", name)
-        values = ", ".join(f"{column} = {value}" for column, value in SETTLED.items() if column in self._newest())
-        lock = f"SELECT * FROM {model._meta.db_table} WHERE id = ANY(%s) FOR UPDATE"
-        mark = f"UPDATE {LEDGER} SET {values} WHERE id = ANY(%s) AND state = 'pending' RETURNING *"
-        rows = list(Timeout.objects.due().order_by("run_at", "pk").values_list("pk", "object_id")[:count])
-        fields = [field.attname for field in model._meta.concrete_fields]
+        objects = _saved_objects(one for _, statements in self._found for one in statements)
         with Meter() as meter:
-            for start in range(0, count, size):
-                part = rows[start : start + size]
-                with transaction.atomic():
-                    with connection.cursor() as cursor:
-                        cursor.execute(lock, [[int(object_id) for _, object_id in part]])
-                        objects = [model.from_db("default", fields, values) for values in cursor.fetchall()]
-                        cursor.execute(mark, [[pk for pk, _ in part]])
-                        cursor.fetchall()
-                    for obj in objects if save else ():
-                        obj.save()
+            for is_atomic, statements in self._found:
+                with transaction.atomic() if is_atomic else contextlib.nullcontext():
+                    _execute([one for one in statements if not one[0].startswith(CALLER)])
+                    for sql, params in statements:
+                        if sql.startswith(CALLER):
+                            objects[params[-1]].save()
+        fired = Timeout.objects.filter(state="fired").count()
+        assert fired == count, f"{fired} of {count} fired"
         return meter.per_call(count)
+
+
+def _saved_objects(statements: Iterator[tuple[str, Any]]) -> dict[Any, Any]:
+    """Return the invoices that these statements save, by key, as a handler has changed them."""
+    pks = [params[-1] for sql, params in statements if sql.startswith(CALLER)]
+    found: dict[Any, Any] = apps.get_model("shop", "Invoice").objects.in_bulk(pks)
+    for invoice in found.values():
+        invoice.status = "cancelled"
+    return found

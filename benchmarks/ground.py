@@ -64,7 +64,7 @@ def _forget(prefix: str) -> None:
 @contextlib.contextmanager
 def workers(count: int = 1, *arguments: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start real worker processes, and kill them at the end if they still run."""
-    command = [sys.executable, "-m", "django", "delayq_worker", "-v0", *arguments]
+    command = [sys.executable, "-m", "django", "delayq_worker", "--processes", "1", "-v0", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     started = [processes.start(command, env=environment, cwd=ROOT) for _ in range(count)]
     try:

@@ -29,6 +29,7 @@ class Sizes:
     lag_seconds: float
     drain_seconds: float
     drain_jobs: int
+    worker_jobs: int
     steady_runs: int
     pending: int
     stored: int
@@ -38,12 +39,12 @@ class Sizes:
 
 
 FULL = Sizes(
-    rounds=5, calls=300, bulk=50_000, lag_seconds=4.0, drain_seconds=2.0, drain_jobs=10_000, steady_runs=10,
-    pending=1_000_000, stored=10_000, idle_seconds=60.0, page_rows=1_000_000, replay_orders=400,
+    rounds=5, calls=300, bulk=50_000, lag_seconds=4.0, drain_seconds=2.0, drain_jobs=10_000, worker_jobs=20_000,
+    steady_runs=10, pending=1_000_000, stored=10_000, idle_seconds=60.0, page_rows=1_000_000, replay_orders=400,
 )  # fmt: skip
 QUICK = Sizes(
-    rounds=2, calls=60, bulk=2_000, lag_seconds=1.0, drain_seconds=1.0, drain_jobs=10_000, steady_runs=2,
-    pending=10_000, stored=2_000, idle_seconds=20.0, page_rows=5_000, replay_orders=40,
+    rounds=2, calls=60, bulk=2_000, lag_seconds=1.0, drain_seconds=1.0, drain_jobs=10_000, worker_jobs=2_000,
+    steady_runs=2, pending=10_000, stored=2_000, idle_seconds=20.0, page_rows=5_000, replay_orders=40,
 )  # fmt: skip
 
 

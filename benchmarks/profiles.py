@@ -12,7 +12,7 @@ from benchmarks.figures import quantile, spread
 from benchmarks.floor import TOGETHER
 from benchmarks.harness import Column, Run, Work
 from benchmarks.rivals.base import Meter
-from benchmarks.targets import CPU, FLOOR, FLOOR_WALL, WAKE_UP, WALL
+from benchmarks.targets import CPU, FLOOR, FLOOR_SERVER, FLOOR_WALL, SERVER, WAKE_UP, WALL
 
 LEAST_PART = 0.02
 """A module below this part of the time of every work is not listed on its own."""
@@ -68,6 +68,8 @@ class Case(NamedTuple):
     prepare: Sequence[Sequence[Any]]
     operation: Sequence[Any]
     figure: str = "cpu_us"
+    is_recorded: bool = True
+    """Whether the statements of the operation are its floor."""
 
 
 COUNT = "COUNT"
@@ -75,7 +77,7 @@ TASKS = (("prepare", COUNT),)
 CASES = (
     Case("schedule", "schedule one", TASKS, ("schedule_one", COUNT)),
     Case("inside", "in the caller's transaction", TASKS, ("schedule_inside", COUNT)),
-    Case("save", "save, additional", (("prepare", COUNT, "Plain"),), ("save_unchanged", COUNT), "more_us"),
+    Case("save", "save, additional", (("prepare", COUNT, "Plain"),), ("save_unchanged", COUNT), "more_us", False),
     Case("alone", "fire one alone", (("enqueue", "note", COUNT),), ("fire", COUNT)),
     Case("settle", "with condition and save", (("enqueue", "settle", COUNT),), ("fire", COUNT)),
     Case(
@@ -84,12 +86,12 @@ CASES = (
         (("enqueue", "note_together", COUNT),),
         ("fire", COUNT, TOGETHER),
     ),
-    Case("bulk", "schedule in bulk, each", TASKS, ("bulk", COUNT)),
+    Case("bulk", "schedule in bulk, each", TASKS, ("bulk", COUNT), is_recorded=False),
 )
 
 
 def _measured(run: Run, case: Case, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add the samples of one work. The first round only loads code and opens connections."""
+    """Add the samples of one work. The first run only loads code, opens connections and prepares statements."""
     contestant = run.contestant("delayq")
     count = {"bulk": max(2_000, run.sizes.bulk // 5), "together": run.sizes.calls * 5}.get(case.key, run.sizes.calls)
 
@@ -101,16 +103,22 @@ def _measured(run: Run, case: Case, samples: dict[str, dict[str, list[float]]]) 
         for request in case.prepare:
             call(request)
 
-    for number in range(run.sizes.rounds + 1):
+    prepare()
+    call(case.operation)
+    if case.is_recorded:
+        prepare()
+        call(case.operation, "record")
+    for _ in range(run.sizes.rounds):
         prepare()
         found = call(case.operation)
-        if case.operation[0] == "fire":
+        if case.is_recorded:
             prepare()
         floor = contestant.call("floor", case.key, count)
         figures = {CPU: found[case.figure], FLOOR: floor["cpu_us"]}
         if "per_second" in found:
             figures |= {WALL: 1e6 / found["per_second"], FLOOR_WALL: 1e6 / floor["per_second"]}
-        for row, value in figures.items() if number else ():
+            figures |= {SERVER: found["server_us"], FLOOR_SERVER: floor["server_us"]}
+        for row, value in figures.items():
             samples.setdefault(row, {}).setdefault(case.key, []).append(value)
     prepare()
     seconds = call(case.operation, "profile")
@@ -120,7 +128,8 @@ def _measured(run: Run, case: Case, samples: dict[str, dict[str, list[float]]]) 
 
 
 def _profile(run: Run) -> dict[str, dict[str, list[float]]]:
-    samples: dict[str, dict[str, list[float]]] = {row: {} for row in (CPU, FLOOR, WALL, FLOOR_WALL)}
+    rows = (CPU, FLOOR, SERVER, FLOOR_SERVER, WALL, FLOOR_WALL)
+    samples: dict[str, dict[str, list[float]]] = {row: {} for row in rows}
     late = []
     for _ in range(50):
         began = time.perf_counter()
@@ -146,12 +155,12 @@ WORKS = (
     Work(
         "profile",
         "Where the time goes",
-        "The *floor* is what the same statements cost without the library, by Django's cursor and redis-py, in the same"
-        " minutes: to schedule, one INSERT of such a row and one EVALSHA; to save, one SELECT of the object with its "
-        "pending row; to fire, a transaction with one locking SELECT and one UPDATE, and the handler's own save; in "
-        "bulk, one INSERT ... SELECT of such rows. Below it: the CPU us of one call by package, and for django-delayq "
-        "by module, measured with cProfile and scaled to the time without it. A built-in function counts for its "
-        "caller.",
+        "The *floor* is what the same statements cost without the library, in the same minutes: those that a call has "
+        "sent are recorded, and sent again by Django's cursor for the same rows, with the handler's own save by the "
+        "ORM. Two floors differ: for a save, one SELECT of the object with its pending row; in bulk, one INSERT ... "
+        "SELECT of such rows. *Server* is the process of PostgreSQL that serves the connection. Below the floors: the "
+        "CPU us of one call by package, and for django-delayq by module, measured with cProfile and scaled to the time "
+        "without it. A built-in function counts for its caller.",
         [Column(case.key, case.title) for case in CASES],
         whole=_profile,
         minutes=1,

@@ -16,6 +16,13 @@ from benchmarks.plots import bars
 from benchmarks.targets import MISSED, NotMeasured, Samples, judged, median
 
 OWN = "django-delayq"
+GROUPS = {
+    "": "",
+    "unsynced": "PostgreSQL with `fsync` off",
+    "ledger": "PostgreSQL without Redis",
+    "pure": "PostgreSQL with psycopg in pure Python",
+}
+"""The tables of a work by the suffix of contestants; SQLite and MariaDB share one."""
 TOLERANCE = 1.1
 INTRODUCTION = """\
 `make bench` writes this page. It runs django-delayq and seven task queues on the same works, on this machine and in
@@ -24,9 +31,10 @@ figure is the median of the rounds, with the smallest and the largest one in bra
 with each other: absolute figures depend on the machine and on other processes.
 
 The *ledger* is the table of timeouts in your database. All contestants use the same PostgreSQL server, with a database
-each, and a Redis each. Both are started for the run, without persistence (`fsync=off`). All use the same versions of
-Python, Django, psycopg and redis-py. CPU time is that of the process that makes the calls, or of the workers, without
-that of the servers.
+each, and a Redis each. PostgreSQL has the default settings of its configuration, so a commit waits for the disk
+(`fsync` on). Works that depend on the disk are repeated with `fsync` off, in rows of their own. Redis does not
+persist, as docs/worker.md recommends. All use the same versions of Python, Django, psycopg and redis-py. CPU time is
+that of the process that makes the calls, or of the workers, without that of the servers.
 
 A contestant that fails is listed with the reason. `-` means that the contestant has no such function.
 """
@@ -36,7 +44,7 @@ BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 FIGURES = {
     "schedule one, CPU us": ("schedule", "cpu_us"),
     "schedule in bulk, per second": ("bulk", "per_second"),
-    "lag of 50 a second, p50, ms": ("lag", "p50"),
+    "lag of one worker, p50, ms": ("lag", "p50"),
     "p99, ms": ("lag", "p99"),
     "handlers that do nothing, per second": ("drain", "nothing_per_second"),
     "lock, check and save an object, per second": ("drain", "settle_per_second"),
@@ -44,10 +52,10 @@ FIGURES = {
 }
 """The rows of the table in the README: work and column."""
 SETTINGS = """\
-Each rival runs with the settings for two cores that its own documentation describes, django-delayq with its defaults
-unless a column or a row names others. All of them use PostgreSQL
-with the options of Django that make statements cheapest: `server_side_binding` and `prepare_threshold`
-([source](databases.md#prepared-statements)).
+Each rival runs with the settings for two cores that its own documentation describes, django-delayq with its defaults.
+All of them use PostgreSQL with the default `OPTIONS` of Django, and keep their connections (`CONN_MAX_AGE = None`).
+django-delayq then [prepares statements itself](databases.md#prepared-statements). Where a work is about one worker,
+that of django-delayq runs with `--processes 1`: the lag, the CPU of a worker process, the idle worker, and memory.
 """
 
 
@@ -130,6 +138,7 @@ def _machine(results: Mapping[str, Any]) -> Iterator[str]:
         [
             ("command", f"`{results['command']}`"),
             ("machine", f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"),
+            *([("disk", f"fdatasync after 8 kB: {number(disk)} ms")] if (disk := machine.get("fsync_ms")) else []),
             ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
             *([("quick run, with small sizes", ", ".join(quick))] if quick else []),
         ],
@@ -162,7 +171,7 @@ def _compared(results: Mapping[str, Any], works: Sequence[Work]) -> Iterator[str
         samples = found["samples"]
         for name in [name for name in samples if name.startswith("earlier")]:
             title, now = found["titles"][name], samples.get(name.replace("earlier", "delayq"), {})
-            database = name.partition("@")[2].replace("pure", "PostgreSQL, psycopg in Python") or "PostgreSQL"
+            database = GROUPS.get(suffix := name.partition("@")[2], suffix) or "PostgreSQL"
             for column in work.columns:
                 if column.better and column.key in samples[name] and column.key in now:
                     measured.append(work.title)
@@ -219,10 +228,10 @@ def _work(work: Work, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _groups(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the contestants on PostgreSQL, and then those with other drivers and databases."""
+    """Yield the contestants on PostgreSQL, and then those with other settings, drivers and databases."""
     names = list(found["samples"])
-    yield "", [name for name in names if "@" not in name]
-    yield "PostgreSQL with psycopg in pure Python", [name for name in names if name.endswith("@pure")]
+    for suffix, title in GROUPS.items():
+        yield title, [name for name in names if name.partition("@")[2] == suffix]
     yield "SQLite and MariaDB", [name for name in names if name.endswith(("@sqlite", "@mariadb"))]
 
 
@@ -239,8 +248,8 @@ CAPACITY = {
         "CPU us of a worker for a timeout with a condition whose handler saves the object",
     ),
     "firings_per_second_two_processes": (
-        "drain/delayq/best_settle_per_second",
-        "such timeouts per second with two worker processes on two cores",
+        "drain/delayq/settle_per_second",
+        "such timeouts per second with default settings: a worker process for each of two cores",
     ),
     "cpu_us_per_schedule": (
         "schedule/delayq/cpu_us",
@@ -253,9 +262,9 @@ CAPACITY = {
     "redis_bytes_per_pending": ("stored/delayq/redis_bytes", "bytes of Redis for a timeout due within `HORIZON`"),
     "connections_per_worker": (
         "growth/1,000 pending/connections",
-        "database connections of an idle worker with four threads",
+        "database connections of an idle worker process with four threads",
     ),
-    "worker_memory_mb": ("growth/1,000 pending/memory_mb", "resident memory of a worker, MB"),
+    "worker_memory_mb": ("growth/1,000 pending/memory_mb", "resident memory of a worker process, MB"),
 }
 """The constants of a capacity estimate: column and meaning. `delayq_doctor` has copies of some."""
 

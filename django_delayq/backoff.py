@@ -25,8 +25,10 @@ class Backoff:
     A failure within `steady_seconds` after a recovery belongs to the former outage, and doubles its delay.
     """
 
-    first: float
-    longest: float
+    first: float = 0.5
+    """A server that restarts is back within a second; more often, each try would cost a thread."""
+    longest: float = 5.0
+    """How late the end of an outage is noticed. Shorter would fill the log of the server with refusals."""
     _: KW_ONLY
     jitter: float = 0.5
     steady_seconds: float = 0.0
@@ -107,7 +109,7 @@ class StateLog:
 class LogInterval:
     """Show whether it is time to log something again, such as a condition that concerns thousands of timeouts."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float = 60.0) -> None:
         self._seconds = seconds
         self._logged_at: dict[Hashable, float] = {}
 

@@ -16,6 +16,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from django_delayq.exceptions import DelayqError, suggestion
 from django_delayq.policy_options import Retry
@@ -37,6 +38,17 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 class ConfigError(DelayqError, ImproperlyConfigured):
     """The `DELAYQ` setting is wrong; the message names the key, the value and the rule."""
+
+
+def callable_of(setting: str, given: Any, hint: str = "") -> Any:
+    """Return `given`, or what it names if it is a dotted path. Raises ConfigError, with `hint` at its end."""
+    try:
+        found = import_string(given) if isinstance(given, str) else given
+    except Exception as error:  # the module may raise anything
+        raise ConfigError(f"DELAYQ[{setting!r}] names {given!r}, which cannot be imported: {error}{hint}") from error
+    if not callable(found):
+        raise ConfigError(f"DELAYQ[{setting!r}] names {given!r}, which is not callable.")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,10 @@ class Dialect:
         """Return the SQL of the number of microseconds of a `DurationField`."""
         return duration
 
+    def prepares(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether PREPARE and EXECUTE, with parameters that the client binds, save time."""
+        return False
+
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether the settings ask for REPEATABLE READ or stricter, under which reads see a snapshot."""
         return False
@@ -237,6 +241,7 @@ class PostgreSQL(Dialect):
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname FROM pg_roles WHERE rolname = session_user"
         " AND NOT rolsuper UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
         " FROM pg_database JOIN pg_roles ON rolname = session_user AND NOT rolsuper WHERE datname = current_database()"
+        " UNION ALL SELECT current_setting('max_connections')::int, 'max_connections of the server'"
     )
     text_as_key: ClassVar[dict[str, str]] = {
         "integer": (
@@ -266,6 +271,9 @@ class PostgreSQL(Dialect):
     def changes_session(self, sql: str, begin: int) -> bool:
         is_local = "set_config" not in sql or self._LOCAL_CONFIG.search(sql)
         return not is_local or super().changes_session(sql, begin)
+
+    def prepares(self, connection: BaseDatabaseWrapper) -> bool:
+        return not connection.settings_dict["OPTIONS"].get("server_side_binding")
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")

@@ -19,7 +19,7 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing.running import run_each
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.time_limits import SLOW_SECONDS, log_long_runs
-from django_delayq.firing.works import Report, Work
+from django_delayq.firing.works import AHEAD_SECONDS, Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
@@ -192,8 +192,7 @@ class ThreadExecutor(Executor):
     """
 
     keeps_leases = True
-    early_seconds = 0.004
-    """So a thread is ready at the deadline, even if the worker's main thread is busy for some milliseconds."""
+    early_seconds = AHEAD_SECONDS
 
     def __init__(self, using: str, concurrency: int, queues: Collection[str] | None = None) -> None:
         self._using = using

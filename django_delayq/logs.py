@@ -71,6 +71,9 @@ class Formatter(logging.Formatter):
         colors: a function for each level that is shown in a color; it gets and returns the name of the level.
     """
 
+    prefix = ""
+    """What messages of lines begin with: in a process beside others, its number."""
+
     def __init__(self, *, as_json: bool = False, colors: Mapping[int, Callable[[str], str]] | None = None) -> None:
         super().__init__()
         self._as_json = as_json
@@ -82,7 +85,7 @@ class Formatter(logging.Formatter):
         if not self._as_json:
             level = self._colors.get(record.levelno, str)(f"{record.levelname:<7}")
             text = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info)))
-            return f"{at.isoformat(' ', 'milliseconds')} {level} {_indented(text)}"
+            return f"{at.isoformat(' ', 'milliseconds')} {level} {self.prefix}{_indented(text)}"
         found: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -149,7 +152,8 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
             lines, self._lines, self._is_waiting = self._lines, [], False
             # AttributeError: a process without standard error has None. It is closed, where this would be reported.
             with suppress(AttributeError, OSError, ValueError):
-                self.stream.write("".join(lines))
+                for first in range(0, len(lines), 10):  # so few bytes that no other process writes in between
+                    self.stream.write("".join(lines[first : first + 10]))
                 super().flush()
 
 

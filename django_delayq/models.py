@@ -211,7 +211,9 @@ class Timeout(models.Model):
     how much later than the deadline its next attempt is."""
 
     # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
-    ready_at = models.DateTimeField(null=True, default=None, editable=False)  # its last move, or the end of a snooze
+    ready_at = models.DateTimeField(
+        null=True, default=None, editable=False
+    )  # its last move, or the end of a snooze or a stop
     slot = HexField(max_length=32, editable=False)  # see `slot_of`
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)  # NULL: firing or settled
     final_attempt = models.BooleanField(default=False, editable=False)  # cancelled while it was firing
@@ -223,7 +225,7 @@ class Timeout(models.Model):
     snoozes = models.PositiveSmallIntegerField(default=0, editable=False)
     """How often the handler has snoozed since the round began, or since an operator has retried it."""
     retried_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
-    """When an operator has last retried it: see `began_at`."""
+    """When an operator has last retried it."""
     restarted_at = models.DateTimeField(null=True, default=None, editable=False)
     """When its deadline was last set independently of the former one. A hold before this time does not move it."""
     asked_due_at = models.DateTimeField(null=True, default=None, editable=False)
@@ -267,23 +269,17 @@ class Timeout(models.Model):
             models.UniqueConstraint(fields=["slot", "slot_taken"], name="delayq_one_pending_per_slot"),
             models.CheckConstraint(
                 condition=(
+                    # What several states have in common once: PostgreSQL reads the text of a check in each statement.
                     Q(
-                        state="pending",
+                        Q(state="firing", slot_taken__isnull=True)
+                        | Q(
+                            Q(state="pending", remaining__isnull=True) | Q(state="held", remaining__isnull=False),
+                            slot_taken=1,
+                            slot_taken__isnull=False,
+                        ),
                         settled_at__isnull=True,
                         cause="",
-                        slot_taken=1,
-                        slot_taken__isnull=False,
-                        remaining__isnull=True,
                     )
-                    | Q(
-                        state="held",
-                        settled_at__isnull=True,
-                        cause="",
-                        slot_taken=1,
-                        slot_taken__isnull=False,
-                        remaining__isnull=False,
-                    )
-                    | Q(state="firing", settled_at__isnull=True, cause="", slot_taken__isnull=True)
                     | Q(
                         ~Q(cause=""),
                         state__in=["fired", "skipped", "cancelled", "dead"],
@@ -342,11 +338,6 @@ class Timeout(models.Model):
         return [event for event in self.history if event.get("what") == "failed"]
 
     @property
-    def began_at(self) -> datetime:
-        """Return when the round was scheduled, or when an operator has retried it."""
-        return self.retried_at or self.created_at
-
-    @property
     def is_settled(self) -> bool:
         return self.settled_at is not None
 
@@ -398,9 +389,9 @@ class Timeout(models.Model):
     def could_fire_at(self) -> datetime:
         """Return since when a row that fires, or has fired, could: the latest of some times.
 
-        They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, and, unless
-        attempts have failed, the time of this one: the end of the grace, or when an operator retried it. The deadline
-        does not matter to a step.
+        They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, that of the
+        last stop of its policy, and, unless attempts have failed, the time of this one: the end of the grace, or when
+        an operator retried it. The deadline does not matter to a step.
         """
         # While it is `firing`, `run_at` is when that expires: see `settling.mark_firing`.
         run_at = vars(self).get("planned_at", self.run_at)

@@ -5,6 +5,7 @@ A module of their own, so that `models` has those of timeouts and workers. Impor
 
 from __future__ import annotations
 
+import uuid
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
@@ -32,6 +33,8 @@ class PolicyControl(models.Model):
     stop = models.CharField(_("stop"), max_length=10, choices=Stop.choices, default=Stop.NONE, blank=True)
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     until = models.DateTimeField(_("until"), null=True, blank=True)
+    resumed_at = models.DateTimeField(null=True, default=None, editable=False)
+    """When its last stop ended, except a pause that has reached its end and is still stored: see `resumed_at`."""
     after = models.DurationField(_("delay in force"), null=True, blank=True)
     guards = models.JSONField(_("guard rails in force"), default=dict, blank=True)
     """What operators have set instead of the declared guard rails: see `ledger.controls.PolicyState`."""
@@ -238,9 +241,10 @@ class StoredAnswer(models.Model):
 
 
 class PolicyDay(models.Model):
-    """How the rounds have ended that were settled in a part of one day, by label: see `ledger.rollups`.
+    """How the rounds have ended that were settled on one day, by label: see `ledger.rollups`.
 
-    The row with an empty `policy` states that the period is counted; a label without a row has settled nothing in it.
+    Of rows that were deleted, or of those that the ledger still has. Of these, the row with an empty `policy` states
+    until when the day is counted; a label without a row has settled nothing.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -248,14 +252,12 @@ class PolicyDay(models.Model):
     day: Field[Any, Any] = models.DateField()
     """In the time zone `zone`: `TIME_ZONE` when it was counted."""
     zone = models.CharField(max_length=64)
-    begins_at: Field[Any, Any] = models.DateTimeField()
-    ends_at: Field[Any, Any] = models.DateTimeField()
-    counted_at: Field[Any, Any] = models.DateTimeField()
-    """When the count of the whole period has begun."""
-    is_final = models.BooleanField(default=False)
-    """Rows of the period may be deleted, so it is not counted again."""
-    changes = models.PositiveIntegerField(default=0)
-    """How many settled rows of the period were changed since it was counted, for a count that runs meanwhile."""
+    is_deleted = models.BooleanField(default=False)
+    until: Field[Any, Any] = models.DateTimeField(null=True, default=None)
+    counted_at: Field[Any, Any] = models.DateTimeField(null=True, default=None)
+    """When the count of the day has begun."""
+    version = models.UUIDField(default=uuid.uuid4)
+    """Another one after each change, for a count that runs meanwhile."""
     in_time = models.BigIntegerField(default=0)
     ended_late = models.BigIntegerField(default=0)
     fired = models.BigIntegerField(default=0)
@@ -270,9 +272,8 @@ class PolicyDay(models.Model):
     class Meta:
         default_permissions = ()
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["policy", "begins_at"], name="delayq_one_part_of_a_day"),
+            models.UniqueConstraint(fields=["policy", "day", "is_deleted"], name="delayq_one_day"),
         ]
-        indexes: ClassVar[list[models.Index]] = [models.Index(fields=["policy", "ends_at"], name="delayq_days")]
 
     def __str__(self) -> str:
         return f"{self.policy}: {self.day}"

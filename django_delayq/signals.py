@@ -71,7 +71,7 @@ timeouts_erasing = Signal()
 `sender` is `Timeout`, `timeouts` the rows, `using` the database. Receivers erase the copies that they have made.
 """
 worker_started = Signal()
-"""A worker is about to claim its first timeouts; sent once, in its main thread.
+"""A worker is about to claim its first timeouts; sent once in each process, in its main thread.
 
 `sender` is the class, `worker` the worker. Receivers can serve metrics or health pages from the process.
 """

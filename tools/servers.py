@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -171,6 +171,8 @@ class PostgresServer(Server):
     stop_signal = signal.SIGINT  # do not wait for connected clients
     death_signal = signal.SIGQUIT  # SIGKILL would leave its children and its shared memory for some time
     unprivileged_users = ("postgres",)
+    unsafe: Mapping[str, str] = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    """Settings with which commits do not wait for the disk; data is lost if the machine stops."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -194,9 +196,7 @@ class PostgresServer(Server):
             "port": str(self.port),
             "unix_socket_directories": str(self.home),
             "max_connections": "200",
-            "fsync": "off",
-            "synchronous_commit": "off",
-            "full_page_writes": "off",
+            **self.unsafe,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [_postgres_binary("postgres") or "postgres", "-D", self.data, *options]
@@ -239,6 +239,7 @@ class MariadbServer(Server):
     name = "MariaDB"
     ready_line = "ready for connections"
     unprivileged_users = ("mysql",)
+    unsafe: Mapping[str, str] = {"innodb-flush-log-at-trx-commit": "0", "innodb-doublewrite": "0"}
 
     @classmethod
     def missing(cls) -> str | None:
@@ -269,8 +270,7 @@ class MariadbServer(Server):
             "default-time-zone": "+08:00",
             "max-connections": 200,
             "character-set-server": "utf8mb4",
-            "innodb-flush-log-at-trx-commit": 0,
-            "innodb-doublewrite": 0,
+            **self.unsafe,
         }
         flags = [f"--{name}={value}" for name, value in options.items()]
         return [_which("mariadbd") or "mariadbd", "--no-defaults", *flags, "--skip-log-bin", "--skip-name-resolve"]

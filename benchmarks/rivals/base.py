@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,29 +26,55 @@ class Meter:
 
     profiles: ClassVar[tuple[Profile, Profile] | None] = None
     """The profilers of blocks and of baselines, while `benchmarks.profiles` wants a profile."""
+    recorder: ClassVar[Callable[..., Any] | None] = None
+    """An execute wrapper of Django that sees the statements of blocks, while `benchmarks.floor` wants them."""
 
     def __init__(self, *, is_baseline: bool = False) -> None:
         self._profile = self.profiles and self.profiles[is_baseline]
+        self._recorder = None if is_baseline else type(self).recorder  # not as a method
 
     def __enter__(self) -> Meter:
+        if self._recorder:
+            _connection().execute_wrappers.append(self._recorder)
         if self._profile:
             self._profile.enable()
-        self._began, self._cpu = time.perf_counter(), _cpu()
+        self._began, self._cpu, self._server_cpu = time.perf_counter(), _cpu(), _session_cpu()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.cpu, self.seconds = _cpu() - self._cpu, time.perf_counter() - self._began
+        self.server_cpu = _session_cpu() - self._server_cpu
         if self._profile:
             self._profile.disable()
+        if self._recorder:
+            _connection().execute_wrappers.remove(self._recorder)
 
     def per_call(self, count: int) -> dict[str, float]:
         """Return the figures of a block that made `count` calls."""
-        return {"cpu_us": self.cpu * 1e6 / count, "per_second": count / self.seconds}
+        server = {"server_us": self.server_cpu * 1e6 / count} if self.server_cpu else {}
+        return {"cpu_us": self.cpu * 1e6 / count, **server, "per_second": count / self.seconds}
 
 
 def _cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def cpu_clock(pid: int) -> int:
+    """Return the clock of the CPU time of another process, to the nanosecond: clock_getcpuclockid(3)."""
+    return (~pid << 3) | 2
+
+
+def _connection() -> Any:
+    from django.db import connection
+
+    return connection
+
+
+def _session_cpu() -> float:
+    """Return the CPU seconds of the process of PostgreSQL that serves Django's connection here; 0 if there is none."""
+    session = _connection().connection if _connection().vendor == "postgresql" else None
+    return time.clock_gettime(cpu_clock(session.info.backend_pid)) if session and not session.closed else 0.0
 
 
 class Contestant:

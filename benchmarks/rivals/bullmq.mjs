@@ -43,7 +43,7 @@ async function answer() {
   let pks = [];
   let handles = [];
   const delayed = (at) => ({ ...quiet, delay: Math.max(0, Math.round(at * 1000 - Date.now())) });
-  const far = () => Date.now() / 1000 + 3600;
+  const far = (ahead = 1800) => Date.now() / 1000 + ahead;
 
   async function metered(count, work) {
     const began = performance.now();
@@ -64,9 +64,9 @@ async function answer() {
     clear: async () => { await redis.flushall(); },
     prepare_for: async (job, count) => operations.prepare(count),
     prepare: async (count) => { pks = Array.from({ length: count }, (_, n) => n + 1); },
-    schedule_one: async (count) => {
+    schedule_one: async (count, ahead) => {
       handles = [];
-      const at = far();
+      const at = far(ahead);
       return metered(count, async () => {
         for (const pk of pks.slice(0, count)) handles.push(await queue.add("note", { pk, due: at }, delayed(at)));
       });
@@ -76,8 +76,8 @@ async function answer() {
       const jobs = handles;
       return metered(jobs.length, async () => { for (const job of jobs) await job.remove(); });
     },
-    bulk: async (count) => {
-      const at = far();
+    bulk: async (count, ahead) => {
+      const at = far(ahead);
       const jobs = pks.slice(0, count).map((pk) => ({ name: "note", data: { pk, due: at }, opts: delayed(at) }));
       return metered(count, () => addMany(jobs));
     },
@@ -89,7 +89,7 @@ async function answer() {
       await addMany(times.map((at, n) => ({ name: "note", data: { pk: n, due: at }, opts: delayed(at) })));
     },
     bytes_stored: async () => ({ redis_bytes: await usedMemory() }),
-    fill: async (count) => { await operations.prepare(count); await operations.bulk(count); },
+    fill: async (count, ahead) => { await operations.prepare(count); await operations.bulk(count, ahead); },
     worker: async (kind) => Array.from({ length: kind === "drain" ? 2 : 1 }, () => [process.execPath, process.argv[1], "worker"]),
   };
 

@@ -18,11 +18,11 @@ INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "benchma
 
 if NAME == "delayq":
     INSTALLED_APPS.append("django_delayq")
-    DELAYQ = {"REDIS": REDIS_URL, "PREFIX": "bench"}
+    DELAYQ = {"REDIS": None if os.environ.get("BENCH_WITHOUT_REDIS") else REDIS_URL, "PREFIX": "bench"}
 elif NAME in {"procrastinate", "procrastinate_pool"}:
     INSTALLED_APPS.append("procrastinate.contrib.django")
     PROCRASTINATE_IMPORT_PATHS = ["benchmarks.rivals.procrastinate"]
-elif NAME == "django_q2":
+elif NAME in {"django_q2", "django_q2_orm"}:
     INSTALLED_APPS.append("django_q")
     Q_CLUSTER = {
         "name": "bench",
@@ -32,5 +32,5 @@ elif NAME == "django_q2":
         "guard_cycle": 0.2,
         "queue_limit": 1_000,
         "label": "bench",
-        "redis": REDIS_URL,
+        **({"redis": REDIS_URL} if NAME == "django_q2" else {"orm": "default"}),
     }

@@ -9,7 +9,11 @@ ALL = ("delayq", "earlier", *RIVALS)
 OURS = ("delayq", "earlier")
 FILES = ("delayq@sqlite", "earlier@sqlite", "delayq@mariadb", "earlier@mariadb")
 PURE = ("delayq@pure", "earlier@pure")
+UNSYNCED = ("delayq@unsynced", "celery@unsynced", "procrastinate@unsynced")
+"""Contestants that are measured without `fsync`, too: django-delayq, and those of its rivals that targets name."""
 WARM_UP = 20
+SOON_SECONDS = 240.0
+"""Within the default `HORIZON` of django-delayq, so that Redis has the timeout."""
 
 
 def _schedule(run: Run, contestant: Contestant) -> Samples:
@@ -22,6 +26,9 @@ def _schedule(run: Run, contestant: Contestant) -> Samples:
     cancelled = contestant.call("cancel_one", count)
     contestant.call("clear")
     contestant.call("prepare", count)
+    soon = contestant.call("schedule_one", count, SOON_SECONDS)
+    contestant.call("clear")
+    contestant.call("prepare", count)
     contestant.call("schedule_inside", WARM_UP)
     contestant.call("clear")
     contestant.call("prepare", count)
@@ -30,6 +37,7 @@ def _schedule(run: Run, contestant: Contestant) -> Samples:
     return {
         "cpu_us": one["cpu_us"],
         "per_second": one["per_second"],
+        "soon_us": soon["cpu_us"],
         **({"inside_us": inside["cpu_us"]} if inside else {}),
         **({"cancel_us": cancelled["cpu_us"]} if cancelled else {}),
     }
@@ -75,14 +83,15 @@ WORKS = (
         "Schedule and cancel one",
         "CPU time of the calling process for one call, outside a transaction and inside a transaction of the caller"
         " that updates one row. Contestants that store jobs in Redis are called in `transaction.on_commit` there. "
-        "Due in half an hour.",
+        "Due in half an hour; in one column in four minutes, for which django-delayq also calls Redis.",
         (
             Column("cpu_us", "schedule, CPU us"),
             Column("per_second", "calls per second", "more"),
+            Column("soon_us", "due in four minutes, CPU us"),
             Column("inside_us", "in the caller's transaction, additional CPU us"),
             Column("cancel_us", "cancel, CPU us"),
         ),
-        (*ALL, "procrastinate_pool", *PURE, "procrastinate@pure", *FILES),
+        (*ALL, "procrastinate_pool", *UNSYNCED, *PURE, "procrastinate@pure", *FILES),
         _schedule,
         plot="cpu_us",
         minutes=1.5,
@@ -93,10 +102,10 @@ WORKS = (
         "One call of the bulk function for many objects, or one pipeline for each 1,000 jobs. Celery, huey and "
         "dramatiq have no such function.",
         (Column("per_second", "timeouts per second", "more"), Column("cpu_us", "CPU us each")),
-        ("delayq", "earlier", "rq", "procrastinate", "django_q2", "bullmq", *FILES),
+        ("delayq", "earlier", "rq", "procrastinate", "django_q2", "bullmq", "delayq@unsynced", *FILES),
         _bulk,
         plot="per_second",
-        minutes=2.5,
+        minutes=2,
     ),
     Work(
         "save",

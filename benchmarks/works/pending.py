@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.contestants import RIVALS, Contestant, Failed, Tree
 from benchmarks.harness import LEAST_ROUNDS, Column, Run, Samples, Work, say
+from benchmarks.works.calls import SOON_SECONDS
 from benchmarks.works.workers import drains, lag_of
 
 FEW = 1_000
@@ -112,11 +113,12 @@ def _idle(run: Run) -> AllSamples:
     samples: AllSamples = {}
     trees: dict[str, Tree] = {}
     with contextlib.ExitStack() as stack:
-        for name in ("delayq", *RIVALS):
+        pending = {"delayq": run.sizes.pending, "delayq@ledger": run.sizes.pending // 10}
+        for name in (*pending, *RIVALS):
             try:
                 contestant = run.contestant(name)
-                if name == "delayq":
-                    grow(contestant, run.sizes.pending)
+                if name in pending:
+                    grow(contestant, pending[name])
                 else:
                     contestant.call("clear")
                 trees[name] = stack.enter_context(contestant.working("idle"))
@@ -139,7 +141,7 @@ def _idle(run: Run) -> AllSamples:
             _add(samples, f"django-delayq: `{purpose}`", {"transactions": count * 60 / seconds})
         if "delayq" in samples:
             rest = samples["delayq"]["transactions"][0] - counted.total() * 60 / seconds
-            _add(samples, "django-delayq: statements prepared by the driver, autovacuum", {"transactions": rest})
+            _add(samples, "django-delayq: PREPARE by the library, autovacuum", {"transactions": rest})
     return samples
 
 
@@ -169,10 +171,10 @@ def _counters(run: Run, name: str, tree: Tree) -> Samples:
 def _stored(run: Run, contestant: Contestant) -> Samples:
     count = run.sizes.stored
     contestant.call("clear")
-    contestant.call("fill", 100)  # so that the buffers of connections and scripts are not counted
+    contestant.call("fill", 100, SOON_SECONDS)  # so that the buffers of connections and scripts are not counted
     contestant.call("clear")
     before = contestant.call("bytes_stored")
-    contestant.call("fill", count)
+    contestant.call("fill", count, SOON_SECONDS)
     after = contestant.call("bytes_stored")
     contestant.call("clear")
     return {key: (after[key] - before[key]) / count for key in after}
@@ -197,8 +199,8 @@ WORKS = (
     Work(
         "stored",
         "Bytes stored for a pending timeout",
-        "Memory of Redis, and heap plus indexes in PostgreSQL, before any worker has fetched them. Due in half an "
-        "hour.",
+        "Memory of Redis, and heap plus indexes in PostgreSQL, before any worker has fetched them. Due in four "
+        "minutes: Redis has the timeouts of django-delayq that are due within `HORIZON`, five minutes by default.",
         (Column("redis_bytes", "bytes in Redis"), Column("database_bytes", "bytes in PostgreSQL")),
         ("delayq", "earlier", *RIVALS),
         _stored,
@@ -208,9 +210,9 @@ WORKS = (
     Work(
         "growth",
         "Growth: few and many pending timeouts",
-        "With few and with many pending timeouts, and as many settled rows. All pending ones are due within the hour, "
-        "so that Redis holds all of them. Memory is the resident memory of one idle worker with four threads. The "
-        "drain is that of handlers that do nothing, with two worker processes.",
+        "With few and with many pending timeouts, and as many settled rows. Redis has all pending ones, as if all "
+        "were due within `HORIZON`. Memory is the resident memory of one idle process with four threads "
+        "(`--processes 1`). The drain is that of handlers that do nothing, with default settings.",
         (
             Column("schedule_us", "schedule one, CPU us"),
             Column("cancel_us", "cancel one, CPU us"),
@@ -229,9 +231,10 @@ WORKS = (
     Work(
         "idle",
         "An idle worker, per minute",
-        "The workers of all contestants run at the same time, and wait. django-delayq has many pending timeouts, "
-        "its rivals none. Memory is that of all processes of a worker, added up. Below: the transactions of "
-        "django-delayq by the function that begins them.",
+        "The workers of all contestants run at the same time, and wait; that of django-delayq has one process "
+        "(`--processes 1`). It has many pending timeouts, a tenth of them without Redis, its rivals none. Memory is"
+        " that of all processes of a worker, added up. Below: the transactions of django-delayq by the function "
+        "that begins them.",
         (
             Column("pending", "pending", ""),
             Column("cpu_s", "CPU seconds"),

@@ -21,7 +21,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Paginator
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
@@ -106,12 +106,13 @@ def read_window(scan: filters.Scan, start: str = "") -> Window:
         found = [list(part.values_list("id", flat=True)[: most + 1]) for part in scan.parts]
         ids = sorted((pk for part in found for pk in part[:most]), reverse=True)
         return Window(ids, limit_per_part=most if any(len(part) > most for part in found) else 0)
+    order = search.Order.of(scan.rows)
     try:
-        cursor = search.Cursor.decode(start, search.Order.of(scan.rows)) if start else None
+        cursor = search.Cursor.decode(start, order) if start else None
     except ValueError as error:
         raise IncorrectLookupParameters(error) from error
-    ids, end = search.read_ids(scan.rows, cursor, WINDOW)
-    return Window(ids, end.encode() if end else "")
+    rows, end = search.page(scan.rows.values_list(*order.columns, named=True), Q(), cursor, WINDOW)
+    return Window([row.id for row in rows], end.encode() if end else "")
 
 
 class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]

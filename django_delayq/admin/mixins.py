@@ -33,6 +33,7 @@ from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_o
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import Obstacle, obstacles
 from django_delayq.operations import selection
+from django_delayq.operations.selection import MAX_OBJECTS
 from django_delayq.policies import get_policies
 from django_delayq.policy_watches import watches_on
 
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]
 else:
     _Mixin = object
-
-MAX_OBJECTS: Final = 1_000
-"""So many keys are parameters of one query; the objects of a backlog of millions must not be."""
 
 VERSION: Final = "_delayq_version"
 STALE: Final = _(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.arming")
 State = Timeout.State
-REARMED_SECONDS: Final = 60.0
+_rearmed_interval = LogInterval()
 """A shop whose payments are often refused after a guard would otherwise fill its log with these lines."""
-_rearmed_interval = LogInterval(REARMED_SECONDS)
 
 
 def apply(changes: Changes, using: str, *, signals: bool) -> None:
@@ -136,9 +135,10 @@ def _new_row(each: Round, using: str) -> Timeout:
             row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
         row.idempotency_key = each.kept.key or row.idempotency_key
-        row.restarted_at = each.kept.restarted_at
+        row.restarted_at, row.payload = each.kept.restarted_at, each.kept.payload
+        row.asked_due_at = None if each.kept.asked_due_at == row.due_at else each.kept.asked_due_at
         if row.step == each.kept.step or each.rest is not None:
-            row.step, row.snoozes, row.deaths = each.kept.step, each.kept.snoozes, each.kept.deaths
+            vars(row).update(each.kept.attempts, step=each.kept.step)
     if each.rest is not None:
         row.run_at, row.remaining, row.held_at = far(), each.rest, each.held_at
         record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())

@@ -14,6 +14,7 @@ from django.db import Error as DatabaseError
 from django_delayq import clock
 from django_delayq.clock import plural
 from django_delayq.key_types import object_id_of
+from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.history import message_of
 from django_delayq.models import Timeout
 from django_delayq.policy_terms import CONSTANT, follows_data, has_column, terms_of_code
@@ -26,18 +27,10 @@ RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
 
-KEPT_COLUMNS: tuple[str, ...] = (
-    "due_at",
-    "first_due_at",
-    "extensions",
-    "created_at",
-    "hold_ended_at",
-    "is_due_by_request",
-    "own_key",
-)
+KEPT_COLUMNS: tuple[str, ...] = ("due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "own_key")
 KEPT_COLUMNS += ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "stops")
 KEPT_COLUMNS += ("remaining", "keeps_deadline", "held_at", "held_until", "held_when", "settled_at")
-KEPT_COLUMNS += ("step", "snoozes", "deaths")
+KEPT_COLUMNS += ("step", *ATTEMPTS, "payload", "asked_due_at", "is_due_by_request")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -51,6 +44,10 @@ class RoundMemory(NamedTuple):
     """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
+    attempts: Mapping[str, Any]
+    """The columns `ATTEMPTS` of its step, or of its handler."""
+    asked_due_at: datetime
+    """The deadline before an operator or a hold moved it."""
     stopped_at: datetime | None = None
     """Since when its clock was stopped, and has been since; None: it was running."""
     resumed_at: datetime | None = None
@@ -65,17 +62,19 @@ class RoundMemory(NamedTuple):
     steps_over: str = ""
     """Its steps that ran, or were passed: they do not run again."""
     step: str = ""
-    snoozes: int = 0
-    """Of its step, or its handler; so are the deaths."""
-    deaths: int = 0
     stops: Any = None
     """When its clock was stopped before."""
+    payload: Any = None
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> RoundMemory:
         """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
         kept = {name: row[name] for name in cls._fields if name in row}
         kept["due_at"] = None if row["is_due_by_request"] else row["due_at"]
+        kept |= {
+            "attempts": {name: row[name] for name in ATTEMPTS},
+            "asked_due_at": row["asked_due_at"] or row["due_at"],
+        }
         kept["held_until"] = row["hold_ended_at"] or row["created_at"]
         stopped_at = None if row["keeps_deadline"] or row["remaining"] is None else row["held_at"]
         ended_at = row["held_until"] if stopped_at and not row["held_when"] else None

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 State = Timeout.State
-_NOTHING = timedelta(0)
-"""Less than nothing is not left: a deadline that had passed is due when its clock runs. But see `_least`."""
 _failed = set[int]()
 """The rows for which this process has logged that their deadline cannot be computed."""
 
@@ -150,7 +148,7 @@ def _rest(row: Timeout, time: OwnTime, due_at: datetime) -> timedelta:
     if end >= begin:
         return time.elapsed(begin, end)
     policy = registry.get(row.policy)
-    return end - begin if policy is not None and policy.grace is not None else _NOTHING
+    return end - begin if policy is not None and policy.grace is not None else timedelta(0)
 
 
 def _waits_until(row: Timeout) -> datetime | None:
@@ -208,14 +206,15 @@ def hold_by_hand(
 ) -> list[Timeout]:
     """Hold pending or held, locked rows by hand, `until` a datetime or until they are resumed; return them.
 
-    `keep_deadline`: pause them, instead of stopping their clocks. A clock that is stopped already stays stopped.
+    `keep_deadline`: pause them, instead of stopping their clocks. A clock that is stopped already stays stopped,
+    and what is paused already stays paused since then.
     """
     rests = []
     for row in rows:
-        rest = row.remaining or _NOTHING
-        if not row.has_stopped_clock:
+        rest = row.remaining or timedelta(0)
+        if not (row.has_stopped_clock or (row.is_paused and keep_deadline)):
             _let_run(row)
-            longer = row.run_at - next_at(row).at if waits_longer(row) else _NOTHING
+            longer = row.run_at - next_at(row).at if waits_longer(row) else timedelta(0)
             rest = longer if keep_deadline else stop(row, now, using)
             row.keeps_deadline = keep_deadline
         elif not row.held_by_hand:
@@ -228,7 +227,7 @@ def hold_by_hand(
 def _let_run(row: Timeout) -> None:
     """Make of a paused row, in memory, one that waits for its next attempt."""
     if row.is_paused:
-        row.run_at, row.held_at = next_at(row).at + (row.remaining or _NOTHING), None
+        row.run_at, row.held_at = next_at(row).at + (row.remaining or timedelta(0)), None
 
 
 def resume(
@@ -261,7 +260,7 @@ def attempt_if_resumed(row: Timeout, using: str, now: datetime) -> datetime:
     due_at, waits = _resumed(row, resumed_at, using)
     stops = row.stops if row.is_paused else with_stop(row.stops, row.held_at or resumed_at, resumed_at)
     attempt = next_at(row, due_at, stops=stops_of(stops)).at
-    return attempt + (row.remaining or _NOTHING) if row.is_paused else max(attempt, waits or attempt)
+    return attempt + (row.remaining or timedelta(0)) if row.is_paused else max(attempt, waits or attempt)
 
 
 def end_hold_by_hand(

@@ -317,8 +317,8 @@ class _Comparison:
             terms, moved = terms_now(state, since_at, obj), kept.due_at
             if moved is None or changed(policy, kept.terms, terms):
                 moved = policy.own_time(obj, state.after).after_stops(due_at, stops_of(kept.stops))
-                first = max(kept.first_due_at, due_at)
-                kept = kept._replace(due_at=moved, first_due_at=first, computed_due_at=due_at, terms=terms)
+                kept = kept._replace(due_at=moved, asked_due_at=due_at, computed_due_at=due_at)
+                kept = kept._replace(first_due_at=max(kept.first_due_at, due_at), terms=terms)
             due_at = moved
         continues = kept is not None and kept.stopped_at is not None  # however long ago it was held
         due_at, kept, rest = self._with_clock(state, since_at, due_at, kept)

@@ -25,7 +25,7 @@ from django_delayq.arming.row_state import (
 from django_delayq.conf import get_settings
 from django_delayq.key_types import HAS_KEY, pk_of, root_of_key
 from django_delayq.ledger.controls import holds_ended, read_delay
-from django_delayq.ledger.statements import chunks
+from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 from django_delayq.policy_rules import since_name, with_since
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from django_delayq.policies import TimeoutPolicy
-
-PAGE = 500
-"""Objects of one page of the sync: it locks those that differ, and saves wait for the locks of a larger one."""
 
 
 class Step(NamedTuple):
@@ -70,10 +67,10 @@ def steps(
             keys = _lacking(policy, using, delay).filter(pk__in=ids).values_list("pk", flat=True)
             yield Step(list(dict.fromkeys(keys)))
         keys = candidates(policy, using, oldest, delay).values_list("pk", flat=True)
-        page = list(keys[:PAGE])
+        page = list(keys[:CHUNK])
         while page:
             yield Step(list(dict.fromkeys(page)))  # a condition on other rows may repeat a key
-            page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
+            page = list(keys.filter(pk__gt=page[-1])[:CHUNK]) if len(page) == CHUNK else []
     yield from (Step(page, may_be_gone=True) for page in _mismatched(policy, using))
     yield from map(Step, _with_wrong_clock(policy, using))
 
@@ -96,7 +93,7 @@ def _checked(
             since_at = None if callable(policy.since) else policy.since_of(obj)
             states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())[:2]))
         changes = diff(states, using, oldest, objects={policy.model: objects}, failures=failures)
-        place = keys[-1] if len(keys) == PAGE else None
+        place = keys[-1] if len(keys) == CHUNK else None
         yield Step(changes.pks, place, len(set(keys)), changes.too_old)
         if place is None:
             return
@@ -105,13 +102,13 @@ def _checked(
 def _read(rows: QuerySet[Any], failures: Failures) -> tuple[list[Any], list[Any]]:
     """Return the keys of the first page of `rows`, and its objects without those that cannot be read."""
     try:
-        page = list(rows[:PAGE])
+        page = list(rows[:CHUNK])
     except Exception as error:
         if not is_of_one_object(error):
             raise
     else:
         return [obj.pk for obj in page], page
-    keys, objects = list(rows.values_list("pk", flat=True)[:PAGE]), list[Any]()
+    keys, objects = list(rows.values_list("pk", flat=True)[:CHUNK]), list[Any]()
     for pk in dict.fromkeys(keys):
         with failures.counting(pk):
             objects += rows.filter(pk=pk)[:1]
@@ -187,17 +184,9 @@ def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: tim
     latest = now - max(oldest, get_settings().catch_up)
     held = holds_ended(policy, now - get_settings().kept_for(policy.retention), using)
     due = latest - sum((end - begin for begin, end in held), timedelta(0))  # these have not moved the settled rows
-    rows = (
-        Timeout.objects.using(using)
-        .of_labels(policy.labels)
-        .filter(
-            state__in=(Timeout.State.CANCELLED, Timeout.State.SKIPPED),
-            run_at__gt=due,
-            since_at__lte=latest - delay,
-            cause=Timeout.Cause.CONDITION,
-            key="",
-        )
-    )
+    states = (Timeout.State.CANCELLED, Timeout.State.SKIPPED)
+    rows = Timeout.objects.using(using).of_labels(policy.labels).filter(state__in=states, run_at__gt=due, key="")
+    rows = rows.filter(since_at__lte=latest - delay, cause=Timeout.Cause.CONDITION)
     ids = set()
     for object_id_ in rows.values_list("object_id", flat=True):
         with suppress(ValueError):  # unreadable: no object has this key
@@ -218,7 +207,7 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
         # The database finds them, mostly none, in one query, if it can compare the keys.
         wrongly = waiting if key is None else waiting.filter(has_none(rows.filter(pk=key)))
         last = 0
-        while page := list(wrongly.filter(pk__gt=last).values_list("id", "object_id", "since_at", "terms")[:PAGE]):
+        while page := list(wrongly.filter(pk__gt=last).values_list("id", "object_id", "since_at", "terms")[:CHUNK]):
             last = page[-1][0]
             rounds: dict[Any, Any] = {}
             for _, object_id_, *round_ in page:
@@ -263,7 +252,7 @@ def _with_wrong_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[A
     rows = Timeout.objects.using(using).of_labels(policy.labels).waiting().filter(HAS_KEY, held_by_hand=False)
     last, model = 0, policy.concrete_model
     while policy.hold_when is not None and (
-        page := list(rows.filter(pk__gt=last).order_by("id").values_list("id", "object_id", "state")[:PAGE])
+        page := list(rows.filter(pk__gt=last).order_by("id").values_list("id", "object_id", "state")[:CHUNK])
     ):
         last, held = page[-1][0], dict[Any, set[bool]]()
         for _, object_id_, state in page:

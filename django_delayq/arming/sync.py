@@ -21,7 +21,7 @@ from django.db.models import Model, Q, QuerySet
 from django_delayq import clock
 from django_delayq.arming.changes import Failures
 from django_delayq.arming.reconcile import arm_many, arm_readable
-from django_delayq.arming.scan import PAGE, Step, candidates, steps
+from django_delayq.arming.scan import Step, candidates, steps
 from django_delayq.backoff import Backoff
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
@@ -33,7 +33,7 @@ from django_delayq.ledger.locking import lock_in_slot_order, rows_of, transactio
 from django_delayq.ledger.outbox import line_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
-from django_delayq.ledger.statements import chunks
+from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import instances, kind_of, objects_of
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
@@ -361,9 +361,9 @@ def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
-    page = list(candidates(policy, using).values_list("pk", flat=True)[:PAGE])
+    page = list(candidates(policy, using).values_list("pk", flat=True)[:CHUNK])
     changes = arm_readable(Failures(policy), sorted(set(page)), using, oldest_in_sync(policy), dry_run=True)
-    return Count(changes.too_old, is_capped=len(page) == PAGE)
+    return Count(changes.too_old, is_capped=len(page) == CHUNK)
 
 
 def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | list[Model]]]:

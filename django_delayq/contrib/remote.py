@@ -212,12 +212,8 @@ def fire(message: Mapping[str, Any]) -> None:
     label, ids, suspect, using = _checked(message)
     policy = registry.get(label)
     if policy is None:
-        logger.warning(
-            "A message names the policy %s, which is not declared in this process. Deploy the same release here as for "
-            "the worker.",
-            label,
-            extra={"event": "policy_unknown", "policy": label},
-        )
+        words = "A message names the policy %s, which is not declared in this process. Deploy the worker's release here"
+        logger.warning(words, label, extra={"event": "policy_unknown", "policy": label})
         return
     check_connections(idle_seconds=float("inf"))
     _refuse_in_transaction(using)

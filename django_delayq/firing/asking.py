@@ -20,7 +20,7 @@ from django_delayq.firing import rails
 from django_delayq.firing.around import raised_by
 from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import call_handler, checkpoint
-from django_delayq.firing.members import Member, matching_of, readable_pk
+from django_delayq.firing.members import Member, counted_from_resume, matching_of, readable_pk
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import ANSWER_SECONDS, firing_state
 from django_delayq.firing.works import Call, Candidate
@@ -69,6 +69,7 @@ def _member_of(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> 
     member, withheld = Member(row, obj), list[bool]()
     guards, now = stop_cache.guards(policy, using), firing_state.database_now()
     raised_by(lambda: withheld.append(rails.withhold(member, guards, now)))  # the transaction records an error
+    counted_from_resume([member], guards, now)
     return member if withheld == [False] else None
 
 

@@ -20,13 +20,17 @@ from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reas
 from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction
 from django_delayq.firing.judge import Case, LostRace, judge_of
 from django_delayq.firing.leftovers import is_changed
-from django_delayq.firing.members import Member
+from django_delayq.firing.members import Member, counted_from_resume
 from django_delayq.firing.monitor import StatementMonitor
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Candidate
+from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
+from django_delayq.ledger.locking import begin_now
 from django_delayq.ledger.outbox import record_settled
+from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.ledger.statements import PlanLost
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome, returned_outcome
 from django_delayq.policies import TimeoutPolicy
@@ -100,6 +104,8 @@ class Attempt:
             if not self.candidates:
                 return True
         error = raised_by(self._run)
+        if isinstance(error, PlanLost):  # by the first statement of the transaction: nothing has happened yet
+            error = raised_by(self._run)
         try:
             if error is not None:
                 self.report = ReportBuilder(now=firing_state.database_now())
@@ -116,14 +122,21 @@ class Attempt:
         running = firing_state.running[threading.get_ident()]
         running.contexts.clear()
         self.guards = stop_cache.guards(self.policy, self.using)
+        if not can_mark_at_once(self.policy, self.using):
+            running.wait()
         with firing_transaction(self.using):
             checkpoint("begun")
             if self.gather is not None:
                 self.candidates = running.gathered = self.gather()
             case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect, self.share)
+            if running.is_early:
+                begin_now(self.using)
+                running.wait()  # nothing is locked yet
             self.ready = judge_of(self.policy, self.using)(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
+            if resumed := counted_from_resume(self.ready, self.guards, self.report.current_time()):
+                settling.count_from_resume(resumed, self.using)
             checkpoint("marked")
             if self.ready and not running.begin():
                 raise SlotOver

@@ -127,7 +127,7 @@ def record_error(
                 found = verdict_of_death(row, now) if is_death else _verdict(policy, row, error, now, call.obj)
                 if policy is not None and row.step:
                     found = of_step(policy, row, found, now, call.obj)
-                values = {"suspected_at": None, **found.values}
+                values = found.values
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, using)
                     values = _of_firing(row, values, now, newer)
@@ -231,10 +231,9 @@ def keep(
         raise verdict.error
     values = verdict.values
     if values["state"] == State.PENDING:
-        values |= {"cause": "", "settled_at": None}
-        if settling.is_superseded(row, using):
-            values |= columns.settled(State.SKIPPED, Cause.SUPERSEDED, now)
-    settling.compare_and_set(row, using, suspected_at=None, **values)
+        values = {"cause": "", "settled_at": None, **values}
+        values = _of_firing(row, values, now, settling.is_superseded(row, using))
+    settling.compare_and_set(row, using, **values)
     return Kept(row, outcome, verdict)
 
 
@@ -251,8 +250,8 @@ def _keep_of_step(
         if verdict.error is not None and not isinstance(verdict.error, GiveUp):
             raise verdict.error
         if verdict.ended is None:  # it snoozes: it is next again
-            again = {"step": given.step, "steps_over": given.steps_over, "attempts": given.attempts - 1}
-            verdict = verdict._replace(values={**verdict.values, **again})
+            again = {name: getattr(given, name) for name in ("step", "steps_over", *columns.ATTEMPTS)}
+            verdict = verdict._replace(values={**again, **verdict.values, "attempts": given.attempts - 1})
         kept = None if verdict.ended else Kept(row, outcome, verdict)
     if settling.compare_and_set(row, using, **verdict.values):
         steps.note(row, verdict.ended)
@@ -354,9 +353,9 @@ def verdict_of_death(row: Timeout, now: datetime) -> Verdict:
     deaths = row.deaths + (row.suspected_at is not None)
     values = {"attempts": row.attempts - (row.state == State.FIRING), "deaths": deaths, "suspected_at": now}
     values["history"] = with_event(row, "suspected", now, number=deaths)
-    if deaths < MAX_DEATHS:
-        return Verdict({**columns.waiting(now), **values})
-    return Verdict({**columns.settled(State.DEAD, Cause.RETRIES, now), **values, "reason": DIED}, WorkerDied(DIED))
+    if deaths < MAX_DEATHS:  # the claim is that of this worker, which tries it now
+        return Verdict({**columns.waiting(now), **values, "claims": row.claims, "claimed_until": row.claimed_until})
+    return Verdict({**values, **columns.settled(State.DEAD, Cause.RETRIES, now), "reason": DIED}, WorkerDied(DIED))
 
 
 def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_superseded: bool) -> dict[str, Any]:
@@ -366,6 +365,7 @@ def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_supersede
     replaces this one, even if it has ended.
     """
     state, kept = values["state"], {name: value for name, value in values.items() if name in ("attempts", "history")}
+    kept["reason"] = ""  # that of its end is its cause
     if state != State.SKIPPED and row.final_attempt:
         values = {**columns.settled(State.CANCELLED, Cause.HAND, now), **kept}
     elif state == State.PENDING and is_superseded:

@@ -122,8 +122,7 @@ async def _awaited(result: Awaitable[Any], running: RunningWork, label: str) -> 
         logger.warning(
             "The async handler of %s has returned before %s that it has started, and that will not be completed. Await "
             "it, or use asyncio.TaskGroup.",
-            label,
-            plural(unfinished, "task"),
+            *(label, plural(unfinished, "task")),
             extra={"event": "tasks_unfinished", "policy": label},
         )
     return returned

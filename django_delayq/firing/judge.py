@@ -29,7 +29,7 @@ from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
 from django_delayq.ledger.locking import has_own_manager
-from django_delayq.ledger.shares import correct_shares, shares_of
+from django_delayq.ledger.shares import shares_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 
@@ -216,9 +216,11 @@ def _of_value(case: Case, members: list[Member], now: datetime, report: ReportBu
     """
     if case.share is None:
         return members
-    present = shares_of(case.policy, [member.row.object_id for member in members], case.using)
-    moved = {each.row.pk: share for each in members if (share := present.get(each.row.object_id, "")) != case.share}
-    correct_shares(moved, case.using)
+    rows = [member.row for member in members]
+    present = shares_of(case.policy, [row.object_id for row in rows], case.using)
+    moved = {row.pk: share for row in rows if (share := present.get(row.object_id, "")) != case.share}
+    for share in set(moved.values()):
+        settling.write_pending([row for row in rows if moved.get(row.pk) == share], case.using, share=share)
     report.release_rest(moved, now, "its object has another value now")
     return [member for member in members if member.row.pk not in moved]
 

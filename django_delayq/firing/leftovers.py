@@ -50,12 +50,11 @@ class Leftovers:
         """Log the leftovers: lost writes each time, settings once a minute for each policy."""
         if self.lost:
             words = "%s %s: what it wrote there and did not commit is rolled back."
-            extra = {"event": "connection_left", "policy": policy}
-            logger.error(words, whose, " and ".join(self.lost), extra=extra)
+            logger.error(words, whose, " and ".join(self.lost), extra={"event": "connection_left", "policy": policy})
         elif self.changed and firing_state.is_time_to_log(("changed", policy)):
             words = "%s %s. The connection is closed, so that later timeouts do not inherit that."
-            extra = {"event": "session_changed", "policy": policy}
-            logger.warning(words, whose, " and ".join(self.changed), extra=extra)
+            changed = " and ".join(self.changed)
+            logger.warning(words, whose, changed, extra={"event": "session_changed", "policy": policy})
 
 
 class _Before:

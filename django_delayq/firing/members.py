@@ -22,7 +22,11 @@ from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from django.db.models import QuerySet
+
+    from django_delayq.ledger.controls import Guards
 
 _CONTENT_OBJECT: Any = Timeout._meta.get_field("content_object")
 
@@ -43,6 +47,20 @@ class Member:
 
     def __post_init__(self) -> None:
         _CONTENT_OBJECT.set_cached_value(self.row, self.obj)
+
+
+def counted_from_resume(members: Sequence[Member], guards: Guards, now: datetime) -> list[Timeout]:
+    """Return the rows of `members` that could have fired before the last stop of their policy ended.
+
+    Their lateness, in memory, counts from that end.
+    """
+    if guards.resumed_at is None:
+        return []
+    start = min(guards.resumed_at, now)  # a pause that was to end later may have just been ended
+    found = [member for member in members if member.timeout.could_fire_at() < start]
+    for member in found:
+        member.row.ready_at = member.timeout.ready_at = start
+    return [member.row for member in found]
 
 
 def lock_objects_of(

@@ -150,9 +150,7 @@ class ReportBuilder:
         transient = transient_reason(error, using)
         logger.warning(
             "Timeouts %s of %s are released, because their outcome could not be determined or written: %s",
-            rest,
-            policy,
-            transient or message_of(error),
+            *(rest, policy, transient or message_of(error)),
             exc_info=None if transient else shown(error),
             extra={"event": "timeouts_released", "policy": policy},
         )
@@ -185,9 +183,8 @@ class ReportBuilder:
         for signal, row in self.signals:
             error = raised_by(partial(announce, signal, row, using))
             if error is not None:
-                logger.error(
-                    "The signal for timeout %s (%s) was not sent", row.pk, row.state, exc_info=shown(error, row)
-                )
+                words = "The signal for timeout %s (%s) was not sent"
+                logger.error(words, row.pk, row.state, exc_info=shown(error, row))
 
     def report(self, early: Mapping[int, datetime] | None = None) -> Report:
         """Return the report. `early`: of a plan, see `Report`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -43,7 +44,7 @@ from django_delayq.firing.log_lines import (
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
-from django_delayq.firing.works import Call, Candidate, Report, RunningWork, Work
+from django_delayq.firing.works import AHEAD_SECONDS, Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import columns, settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.history import clipped
@@ -107,8 +108,7 @@ def _run(work: Work, using: str, report: ReportBuilder) -> None:
     running = RunningWork(work)
 
     def fire() -> None:
-        if (seconds := work.begin_at - time.monotonic()) > 0:
-            time.sleep(seconds)
+        running.wait(AHEAD_SECONDS)
         with tracked(running):
             _fire(work, using, report)
 
@@ -128,6 +128,8 @@ def _run(work: Work, using: str, report: ReportBuilder) -> None:
 
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     policy, candidates = registry.get(work.policy), work.candidates()
+    if policy is None or work.suspect or policy.batch_by is not None or policy.confirmation is not None:
+        firing_state.running[threading.get_ident()].wait()  # they read before the transaction
     if work.suspect:  # the process of those that are still `firing` has died
         record_deaths(report, using, len(work.ids), work.ids)
         candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]

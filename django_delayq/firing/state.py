@@ -40,9 +40,6 @@ ANSWER_SECONDS: Final = 30.0
 _MAX_BACKOFFS: Final = 10_000
 """A worker beside a table that is locked for hours would otherwise keep a million of them in memory."""
 
-LOG_INTERVAL_SECONDS: Final = 60.0
-"""How often a slow handler of one policy is logged, and the traceback of one kind of exception of its handlers."""
-
 
 class _Waiting(NamedTuple):
     times: int
@@ -160,7 +157,8 @@ class FiringState:
     def forget_policies(self) -> None:
         """Forget what firings have shown of each policy. For tests, each of which has policies that have not fired."""
         self.brake_counts: dict[str, int] = {}
-        self._log_interval = LogInterval(LOG_INTERVAL_SECONDS)
+        self._log_interval = LogInterval()
+        """Of slow handlers of a policy, and of the tracebacks of one kind of exception of its handlers."""
 
     @property
     def current(self) -> RunningWork | None:
@@ -168,7 +166,7 @@ class FiringState:
         return self.running.get(threading.get_ident())
 
     def is_time_to_log(self, key: Hashable) -> bool:
-        """Return whether the last True for `key` was `LOG_INTERVAL_SECONDS` ago, or there was none."""
+        """Return whether the last True for `key` was a minute ago, or there was none."""
         return self._log_interval.is_over(key)
 
     def note_answer(self, using: str, row: Timeout) -> None:

@@ -221,9 +221,7 @@ def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, rep
     if len(call.timeout_ids) > 1:
         logger.warning(
             "A handler of %s is called again with each of its %d timeouts alone. %s",
-            policy.label,
-            len(call.timeout_ids),
-            error,
+            *(policy.label, len(call.timeout_ids), error),
             extra={"event": "batch_abandoned", "policy": policy.label, "timeout_ids": call.timeout_ids},
         )
         return
@@ -256,9 +254,7 @@ def _complete(policy: TimeoutPolicy[Any], limited: _LimitedThread, report: Repor
         _LimitedThread(after, limited.limit).run(act)
     logger.error(
         "An on_commit() callback of %s %s and was abandoned; its transaction is committed: %s%s",
-        policy.label,
-        limited.end,
-        limited.place,
+        *(policy.label, limited.end, limited.place),
         f"; {plural(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},
     )

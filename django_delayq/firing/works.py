@@ -26,6 +26,9 @@ from django_delayq.engine.records import MAX_ID
 from django_delayq.exceptions import Abandoned
 from django_delayq.models import Timeout
 
+AHEAD_SECONDS: Final = 0.004
+"""So long before its deadline a work is passed to a thread, and its transaction begins: so they are ready then, even if
+the worker's main thread is busy for some milliseconds."""
 VERSION: Final = 1
 """The version of all messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
@@ -239,6 +242,16 @@ class RunningWork:
     has_begun: bool = False
     """Whether a handler was called."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the work may not begin yet."""
+        return time.monotonic() < self.work.begin_at
+
+    def wait(self, ahead: float = 0.0) -> None:
+        """Sleep until the work may begin, or so many seconds before."""
+        if (seconds := self.work.begin_at - ahead - time.monotonic()) > 0:
+            time.sleep(seconds)
 
     def begin(self) -> bool:
         """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""

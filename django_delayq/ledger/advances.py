@@ -20,31 +20,40 @@ from django.db.models import Case, DateTimeField, ExpressionWrapper, F, Model, Q
 from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
+from django_delayq.ledger.controls import CACHE_SECONDS
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.installation import check_name, ledger_name
 from django_delayq.ledger.locking import is_private, transaction_of
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.search import MAX_COUNT
 from django_delayq.models import ClockAdvance, PolicyControl, Timeout
 
-CACHE_SECONDS: Final = 1.0
-"""An advance is known to all processes after it. Without a cache, each deadline that is computed would read them."""
 MAX_TRIES: Final = 5
 """The statement locks rows in no order, so another transaction may deadlock with it, but not five times."""
-MAX_PUSHED: Final = 10_000
-"""So many rows are pushed to Redis at once; sweeps add the others within a minute."""
 State, Stop = Timeout.State, PolicyControl.Stop
 _read: dict[str, tuple[float, list[tuple[datetime, timedelta]]]] = {}
-"""For each database when the advances were read, by `time.monotonic()`, and what they were."""
+"""For each database when the advances were read, by `time.monotonic()`, and what they were.
+
+All processes know an advance after `CACHE_SECONDS`. Without a cache, each deadline that is computed would read them.
+"""
 
 
 def is_allowed() -> bool:
     """Return whether settings allow this installation to advance its clock: not if it is, or may be, production."""
+    return not _refusal_of_settings()
+
+
+def _refusal_of_settings() -> str:
     settings = get_settings()
     if settings.installation is not None and settings.installation == settings.production:
-        return False
-    is_known = settings.installation is not None and settings.production is not None
-    return is_known or bool(django_settings.DEBUG)
+        return f"This is the installation {settings.installation!r}, which DELAYQ['PRODUCTION'] names."
+    known = {"INSTALLATION": settings.installation, "PRODUCTION": settings.production}
+    missing = [f"DELAYQ[{name!r}]" for name, value in known.items() if value is None]
+    if not missing or django_settings.DEBUG:
+        return ""
+    verb, it = ("is", "it") if len(missing) == 1 else ("are", "them")
+    return f"{' and '.join(missing)} {verb} not set: this may be production. Set {it}, or DEBUG, in staging."
 
 
 def refusal(using: str) -> str:
@@ -53,17 +62,10 @@ def refusal(using: str) -> str:
     Raises:
         WrongInstallation: the ledger belongs to another installation, so that no worker of this one would start.
     """
-    settings = get_settings()
-    if not is_allowed():
-        if settings.installation is not None and settings.installation == settings.production:
-            return f"This is the installation {settings.installation!r}, which DELAYQ['PRODUCTION'] names."
-        missing = [
-            f"DELAYQ[{name!r}]" for name in ("INSTALLATION", "PRODUCTION") if not getattr(settings, name.lower())
-        ]
-        verb, it = ("is", "it") if len(missing) == 1 else ("are", "them")
-        return f"{' and '.join(missing)} {verb} not set: this may be production. Set {it}, or DEBUG, in staging."
+    if words := _refusal_of_settings():
+        return words
     check_name(known := ledger_name(using))
-    if known is not None and settings.installation is None:
+    if known is not None and get_settings().installation is None:
         return f"The database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is not set here."
     return ""
 
@@ -141,7 +143,7 @@ def _advance(using: str, by: timedelta, actor: str, reason: str) -> int:
     _shorten(PolicyControl.objects.using(using).filter(stop=Stop.PAUSED), "until", now, by)
     soon = Timeout.objects.using(using).pending().filter(run_at__lte=now + 2 * get_settings().sweep_interval)
     found = soon.order_by("run_at", "id").values_list("queue", "policy", "id", "run_at")
-    push_due(list(found[:MAX_PUSHED]), using, earlier_only=True)
+    push_due(list(found[:MAX_COUNT]), using, earlier_only=True)  # sweeps add the others within a minute
     return due
 
 

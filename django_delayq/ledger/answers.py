@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 from django.db import transaction
 
 from django_delayq import clock
-from django_delayq.ledger.locking import for_update, transaction_of
-from django_delayq.ledger.statements import CHUNK
+from django_delayq.ledger.locking import delete_free, for_update, transaction_of
 from django_delayq.models import SLOT_BYTES, StoredAnswer
 
 KEPT: Final = timedelta(hours=24)
@@ -94,10 +93,4 @@ def _answer_of(row: StoredAnswer, request: str) -> Answer | None:
 
 def forget_old_answers(using: str) -> None:
     """Delete the answers that are older than `KEPT`, but those that a request has locked."""
-    rows = StoredAnswer.objects.using(using).filter(at__lte=clock.now() - KEPT).order_by("at")
-    while ids := list(rows.values_list("pk", flat=True)[:CHUNK]):
-        with transaction_of(using):
-            free = [row.pk for row in for_update(rows.filter(pk__in=ids).order_by("pk"), using, wait=False)]
-            rows.filter(pk__in=free).delete()
-        if len(free) < len(ids):
-            return
+    delete_free(StoredAnswer.objects.using(using).filter(at__lte=clock.now() - KEPT).order_by("at"), using)

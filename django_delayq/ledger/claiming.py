@@ -22,34 +22,21 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import (
-    Case,
-    CharField,
-    DateTimeField,
-    Exists,
-    F,
-    Min,
-    OuterRef,
-    Q,
-    QuerySet,
-    TextField,
-    Value,
-    When,
-    Window,
-)
+from django.db.models import CharField, Exists, F, Min, OuterRef, Q, QuerySet, TextField, Window
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import RowNumber
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution, is_set, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
-from django_delayq.ledger.locking import for_update, transaction_of
-from django_delayq.ledger.settling import lock_free
+from django_delayq.ledger.locking import delete_free, for_update, transaction_of
+from django_delayq.ledger.paging import update_each
+from django_delayq.ledger.settling import lock_free, update_free
 from django_delayq.ledger.statements import Param, Raw, chunks, compiled, sql_of, upsert
 from django_delayq.ledger.stops import stops_in_force
 from django_delayq.models import PolicyMeter, RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_options import Rate
+from django_delayq.policy_options import MAX_STORED, Rate
 
 AHEAD_SECONDS: Final = 1.0
 """How far ahead of time slots are assigned. A worker that dies loses that many of them at most."""
@@ -160,8 +147,6 @@ CHUNK = 200
 LONGEST_DEFERRAL = timedelta(minutes=2)
 """A row that cannot be fired now is deferred for less. One that is claimed for longer was claimed by a clock that was
 ahead."""
-MAX_CLAIMS = 30_000
-"""The column holds no more than 32,767."""
 
 
 class Claimed(NamedTuple):
@@ -433,19 +418,13 @@ def forget_free_shares(using: str) -> None:
 
     Not those that are locked: a firing has them until its handler has returned.
     """
-    rows = RateShare.objects.using(using).filter(free_at__lte=DatabaseNow()).order_by("pk")
-    count = CHUNK
-    while count == CHUNK:
-        with transaction_of(using):
-            ids = list(for_update(rows, using, wait=False).values_list("pk", flat=True)[:CHUNK])
-            rows.filter(pk__in=ids).delete()
-        count = len(ids)
+    delete_free(RateShare.objects.using(using).filter(free_at__lte=DatabaseNow()).order_by("pk"), using)
 
 
 def _mark_claimed(found: Mapping[int, int], now: datetime, seconds: timedelta, using: str) -> Claimed:
     """Claim the locked rows `found`, whose claims are given."""
     for ids in chunks(list(found), CHUNK):
-        unspent = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MAX_CLAIMS)
+        unspent = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MAX_STORED)
         unspent.update(claims=F("claims") + 1, claimed_until=now + seconds)
     return Claimed({id: count + 1 for id, count in found.items()}, now + seconds, now)
 
@@ -457,10 +436,8 @@ def extend(ids: Collection[int], until: datetime, seconds: timedelta, using: str
     and no worker claims a locked row. One transaction: pass at most `CHUNK` ids.
     """
     longer = database_now(using) + seconds
-    with transaction_of(using):
-        free = lock_free(Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until), using)
-        Timeout.objects.using(using).filter(pk__in=free, claimed_until=until).update(claimed_until=longer)
-    return longer, free
+    rows = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until)
+    return longer, update_free(rows, using, claimed_until=longer)
 
 
 def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:
@@ -471,13 +448,13 @@ def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[
     """
     locked: list[int] = []
     for ids in chunks(list(again), CHUNK):
-        free_from = Case(*(When(pk=id, then=Value(again[id], DateTimeField())) for id in ids))
         claimed = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
         with transaction_of(using):
-            free = lock_free(claimed, using)
-            rows = claimed.filter(pk__in=free)
-            rows.filter(run_at__gte=free_from).update(claims=F("claims") - 1, claimed_until=None)
-            rows.update(claims=F("claims") - 1, claimed_until=free_from)
-        if len(free) < len(ids):
-            locked += claimed.exclude(pk__in=free).values_list("pk", flat=True)
+            rows = list(for_update(claimed.only("run_at", "claims").order_by("pk"), using, wait=False))
+            for row in rows:
+                row.claims -= 1
+                row.claimed_until = None if row.run_at >= again[row.pk] else again[row.pk]
+            update_each(rows, ("claims", "claimed_until"), using, tuple(Timeout.State))
+        if len(rows) < len(ids):
+            locked += claimed.exclude(pk__in=[row.pk for row in rows]).values_list("pk", flat=True)
     return locked

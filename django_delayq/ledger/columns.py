@@ -13,15 +13,18 @@ from django.db.models import Q
 from django_delayq.clock import DatabaseNow, latest_start
 from django_delayq.models import Timeout
 
+LEASE: dict[str, Any] = {"claims": 0, "claimed_until": None, "suspected_at": None}
+"""What a worker has written of a row that it has, with the values of a row that no worker has."""
+
 
 def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
     """Return the columns of a row that settles as `state`, with `cause` at `now`; both may be expressions."""
-    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
+    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None, **LEASE}
 
 
 def waiting(run_at: datetime) -> dict[str, Any]:
     """Return the columns of a pending row whose next attempt is at `run_at`."""
-    return {"state": Timeout.State.PENDING, "slot_taken": 1, "run_at": run_at}
+    return {"state": Timeout.State.PENDING, "slot_taken": 1, "run_at": run_at, **LEASE}
 
 
 def far() -> datetime:
@@ -32,25 +35,23 @@ def far() -> datetime:
 RUNNING_CLOCK: dict[str, Any] = {"state": Timeout.State.PENDING.value, "remaining": None, "held_at": None}
 RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False, "held_when": False, "keeps_deadline": False}
 """The columns of a pending row by which it differs from one that is held."""
-# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
-# extend a cart three times could keep it indefinitely by replacing its timeout.
-ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
-ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "claims", "claimed_until", "ready_at", "snoozes")
-ROUND_FIELDS += ("retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request")
-ROUND_FIELDS += ("deaths", "suspected_at", "first_failed_at", "last_failed_at", "terms", "computed_due_at")
-ROUND_FIELDS += ("share", "trace", "step", "steps_over", "stops")
+ATTEMPTS: dict[str, Any] = {"attempts": 0, "snoozes": 0, "deaths": 0, "first_failed_at": None, "last_failed_at": None}
+"""The columns of the attempts of one step, with the values that the next one begins with."""
+GIVEN: tuple[str, ...] = ("queue", "payload", "reason", "share", "trace")
+DEADLINE: tuple[str, ...] = ("due_at", "terms", "computed_due_at", "asked_due_at", "restarted_at", "hold_ended_at")
+DEADLINE += ("is_requested", "is_due_by_request")
+STEPS: tuple[str, ...] = ("step", "steps_over")
+ROUND: tuple[str, ...] = ("since_at", "created_at", "retried_at", "idempotency_key")
+# Not `first_due_at` and `extensions`: else a caller that may extend a cart three times could keep it indefinitely by
+# replacing its timeout.
+ROUND_FIELDS: tuple[str, ...] = (*GIVEN, *DEADLINE, *STEPS, *ROUND, *ATTEMPTS, *LEASE, "run_at", "ready_at", "stops")
+ROUND_FIELDS += ("policy", "history")
+"""The columns that replacing a pending row overwrites."""
+MOVED_FIELDS: tuple[str, ...] = (*DEADLINE, *STEPS, *LEASE, "run_at", "ready_at", "extensions", "history")
+"""The columns that moving a row writes."""
 DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""
-MOVED_FIELDS: tuple[str, ...] = ("due_at", "run_at", "ready_at", "history", "extensions", "claims", "claimed_until")
-MOVED_FIELDS += ("restarted_at", "asked_due_at", "hold_ended_at", "is_requested", "is_due_by_request", "suspected_at")
-MOVED_FIELDS += ("terms", "computed_due_at", "step", "steps_over")
-"""The columns that moving a row writes."""
-
-
-ATTEMPTS: dict[str, Any] = {"attempts": 0, "snoozes": 0, "first_failed_at": None, "last_failed_at": None}
-ATTEMPTS |= {"deaths": 0, "suspected_at": None}
-"""The columns of the attempts of one step, with the values that the next one begins with."""
 
 
 def is_suspect(row: Any) -> bool:

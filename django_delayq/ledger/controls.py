@@ -24,9 +24,10 @@ from django.db.models import DurationField, F, Q, QuerySet, Subquery, Value
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
 from django_delayq.ledger.columns import attempt_expired
+from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of, upsert
-from django_delayq.ledger.stops import is_stop_in_force
+from django_delayq.ledger.stops import is_stop_in_force, resumed_at
 from django_delayq.lengths import resized
 from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
@@ -55,6 +56,8 @@ class PolicyState:
     """`paused`, `held`, `releasing` (its rows are being moved before it resumes), or empty."""
     stopped_at: datetime | None = None
     until: datetime | None = None
+    resumed_at: datetime | None = None
+    """See `stops.resumed_at`."""
     after: timedelta | None = None
     """The delay that an operator has set instead of the declared one."""
     by: str = ""
@@ -156,26 +159,38 @@ def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     return _state_of(get_policy(policy), read_stop_changes(using))
 
 
-def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
-    """Lock and return the control of `policy`, the newest of its labels; create it if it does not exist.
+def lock_control(policy: TimeoutPolicy[Any], using: str) -> tuple[PolicyControl, datetime]:
+    """Lock and return the control of `policy`, without a pause that is over; create it if it does not exist.
 
-    A stop under another label becomes that of the returned one: `resume` must end every stop that firings see.
+    Of several labels the newest control. A stop under another label becomes that of the returned one: `resume` must end
+    every stop that firings see. Also return the time of the database.
     """
     rows = PolicyControl.objects.using(using)
     # One by one, by their keys: MySQL and MariaDB would lock every row of a table that is so small that they scan it.
     labels = _controls_of(policy, using).values_list("policy", flat=True)
     controls = [for_update(rows.filter(policy=label), using).get() for label in sorted(labels)]
-    if controls:
-        control = _joined(controls)
-        former = [each.pk for each in controls if each is not control and each.stop]
-        if former:
-            rows.filter(pk__in=former).update(stop=Stop.NONE, stopped_at=None, until=None)
-            control.save(using=using)
-        return control
-    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
-    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    upsert(rows, [PolicyControl(policy=policy.label, changed_at=database_now(using))], ("policy",), ("policy",))
-    return for_update(rows.filter(policy=policy.label), using).get()
+    if not controls:
+        # Several processes may create it at the same time; an upsert lets all of them continue with the row of the
+        # first. It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then
+        # deadlock.
+        upsert(rows, [PolicyControl(policy=policy.label, changed_at=database_now(using))], ("policy",), ("policy",))
+        controls = [for_update(rows.filter(policy=policy.label), using).get()]
+    control, now = _joined(controls), database_now(using)
+    if former := [each.pk for each in controls if each is not control and each.stop]:
+        rows.filter(pk__in=former).update(stop=Stop.NONE, stopped_at=None, until=None)
+        control.save(using=using)
+    if not is_stop_in_force(control, now):
+        control.resumed_at, control.stop, control.until = resumed_at(control), Stop.NONE, None
+    return control, now
+
+
+def put_stop(control: PolicyControl, change: PolicyChange, stop: str, until: datetime | None, **details: Any) -> None:
+    """Put `stop` in force, and note it in the new `change` with `details`. The caller saves both."""
+    change.details = {"until": iso(until), **details}
+    if control.stop != stop:
+        control.stopped_at = change.at
+    control.stop, control.until = stop, until
+    change.what, change.finished_at = PolicyChange.What(stop), change.at
 
 
 def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:
@@ -214,6 +229,8 @@ class Guards(NamedTuple):
     """When an operator, or a brake, last changed the policy. A brake counts from then on."""
     quiet: TimeoutPolicy[Any] | None = None
     """The policy itself, if it has `within=`: it fires nothing outside of these opening hours."""
+    resumed_at: datetime | None = None
+    """See `stops.resumed_at`."""
 
 
 class StopChanges(NamedTuple):
@@ -301,7 +318,9 @@ class StopCache:
             state = _state_of(policy, answer)
             late = None if state.late is None or state.late.then == "fire" else state.late
             found = answer.guards[policy] = Guards(
-                *(late, state.brake, state.shadow, state.changed_at), quiet=None if policy.within is None else policy
+                *(late, state.brake, state.shadow, state.changed_at),
+                quiet=None if policy.within is None else policy,
+                resumed_at=state.resumed_at,
             )
         return found
 
@@ -374,5 +393,5 @@ def _state_of(policy: TimeoutPolicy[Any], changes: StopChanges) -> PolicyState:
     names = ["after", "changed_at"]
     if not control.stop or is_stop_in_force(control, changes.now):
         names += _OF_STOP
-    values = {name: getattr(control, name) for name in names}
+    values = {name: getattr(control, name) for name in names} | {"resumed_at": resumed_at(control)}
     return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

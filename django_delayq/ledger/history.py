@@ -22,10 +22,9 @@ import asgiref
 import django
 from django.db.models import QuerySet
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from django_delayq import clock
-from django_delayq.conf import ConfigError, get_settings
+from django_delayq.conf import callable_of, get_settings
 from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
@@ -161,14 +160,7 @@ class Scrubbed(Exception):
 def get_scrubber() -> Scrubber | None:
     """Return the callable in `DELAYQ["SCRUB"]`, or None. Raises ConfigError."""
     found = get_settings().scrub
-    if isinstance(found, str):
-        try:
-            found = import_string(found)
-        except ImportError as error:
-            raise ConfigError(f"DELAYQ['SCRUB'] cannot be imported: {error}") from error
-        if not callable(found):
-            raise ConfigError("DELAYQ['SCRUB'] names something that is not callable.")
-    return cast("Scrubber | None", found)
+    return None if found is None else cast("Scrubber", callable_of("SCRUB", found))
 
 
 def scrubbed(text: str, timeout: Timeout) -> str:

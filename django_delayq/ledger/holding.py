@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.ledger.columns import RUNNING_CLOCK, far
+from django_delayq.ledger.columns import LEASE, RUNNING_CLOCK, far
 from django_delayq.ledger.history import clipped, record, with_stop
 from django_delayq.ledger.outbox import push_rows
 from django_delayq.ledger.paging import update_each
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-_WRITTEN = (*RUNNING_CLOCK, "run_at", "claims", "claimed_until", "suspected_at", "history", "step", "steps_over")
-_WRITTEN += ("due_at", "ready_at", "asked_due_at")
+_WRITTEN = (*RUNNING_CLOCK, *LEASE, "run_at", "history", "step", "steps_over", "due_at", "ready_at", "asked_due_at")
 _RESUMED = (*_WRITTEN, "restarted_at", "stops")
 
 
@@ -42,7 +41,7 @@ def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: dat
         details = {"what": "paused"} if row.keeps_deadline else {"what": "held", "rest": rest.total_seconds()}
         record(row, at=at, until=row.held_until, **details, **event)
         row.state, row.run_at, row.remaining, row.held_at = Timeout.State.HELD.value, far(), rest, row.held_at or at
-        _forget_attempt(row)
+        vars(row).update(LEASE)
         rows.append(row)
     update_each(rows, _WRITTEN, using, WAITING)
     push_rows(rows, using)  # which removes their entries
@@ -75,15 +74,11 @@ def resume_rows(
         policy = registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
         row.ready_at = counts_from
-        _forget_attempt(row)
+        vars(row).update(LEASE)
         rows.append(row)
     update_each(rows, tuple(dict.fromkeys((*_RESUMED, *reset))), using, WAITING)
     push_rows(rows, using)
     return rows
-
-
-def _forget_attempt(row: Timeout) -> None:
-    row.claims, row.claimed_until, row.suspected_at = 0, None, None
 
 
 def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: Any) -> None:

@@ -14,7 +14,7 @@ from django.db.models import F, Manager, Model, QuerySet, Value
 
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of, refusal, root_of_key
-from django_delayq.ledger.statements import Param, Raw, compiled, in_array, selected, sql_of
+from django_delayq.ledger.statements import CHUNK, Param, Raw, compiled, in_array, selected, sql_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ def begin_write(using: str) -> None:
     dialect_of(connection).begin_write(connection, Timeout._meta.db_table)
 
 
+def begin_now(using: str) -> None:
+    """Have the driver of PostgreSQL send BEGIN, which it does with the first statement; this one takes no snapshot."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+
+
 def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[M]:
     """Return `rows` as a query that locks them until the transaction ends; `wait=False` leaves out locked ones.
 
@@ -83,6 +89,16 @@ def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[
     if not wait and not features.has_select_for_update_skip_locked:
         raise ImproperlyConfigured("The database must support SKIP LOCKED: MySQL 8.0.17 or MariaDB 10.6 at least.")
     return rows.select_for_update(skip_locked=not wait, no_key=features.has_select_for_no_key_update)
+
+
+def delete_free(rows: QuerySet[Any], using: str) -> None:
+    """Delete `rows`, page by page, without those that other transactions have locked."""
+    count = CHUNK
+    while count == CHUNK:
+        with transaction_of(using):
+            ids = list(for_update(rows, using, wait=False).values_list("pk", flat=True)[:CHUNK])
+            rows.filter(pk__in=ids).delete()
+        count = len(ids)
 
 
 def raising_instead_of_waiting(using: str) -> AbstractContextManager[None]:
@@ -235,7 +251,7 @@ def locking_update(
         sql, parameters = f"{lock} {sql} AND {condition}", (*first, *parameters)
     fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
     returning = ", ".join(selected(f"{table}.{quoted(field.column)}", field, connection) for field in fields)
-    return Raw(f"{sql} RETURNING {returning}", parameters, fields)
+    return Raw(f"{sql} RETURNING {returning}", parameters, fields, is_prepared=True)
 
 
 def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:

@@ -162,11 +162,7 @@ def _send(changes: Sequence[Change], using: str) -> None:
         engine = get_engine(using)
         if engine is not None:
             engine.apply(changes)
-    except EngineError as error:
-        # The circuit breaker has logged it, once.
-        words = plural(len(changes), "change was", "changes were")
-        logger.debug("%s not pushed: %s", words, error, extra={"event": "push_failed"})
-    except Exception:
-        # Django logs this in callbacks only, and a caller that manages its own transaction must not fail for a hint.
-        words = plural(len(changes), "change was", "changes were")
-        logger.exception("%s not pushed", words, extra={"event": "push_failed"})
+    except Exception as error:  # Django logs it in callbacks only, and other callers must not fail for a hint
+        is_known = isinstance(error, EngineError)  # the circuit breaker has logged it, once
+        level, words = logging.DEBUG if is_known else logging.ERROR, plural(len(changes), "change was", "changes were")
+        logger.log(level, "%s not pushed: %s", words, error, exc_info=not is_known, extra={"event": "push_failed"})

@@ -214,16 +214,14 @@ def insert_rounds(
     common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
     common |= {"queue": policy.queue, "payload": payload, "reason": clipped(reason), "created_at": clock.now()}
     common |= {"terms": terms, "trace": current_trace()}
-    reports_inserted = connections[using].features.supports_update_conflicts_with_target  # not MySQL
+    inserts_first = not replace or connections[using].features.supports_update_conflicts_with_target  # not MySQL
     count = 0
     for page in chunks(sorted(rounds)):
-        written = []
-        if reports_inserted or not replace:
-            written = _write(policy, page, common, using)
-            push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=True)
-        if replace and len(written) < len(page):
-            written = _write(policy, page, common, using, replace=True)
-            push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=False)
+        written: list[tuple[int, datetime]] = []
+        for replaces in [False] * inserts_first + [True] * replace:
+            if len(written) < len(page):
+                written = _write(policy, page, common, using, replace=replaces)
+                push_due(((policy.queue, policy.label, *row) for row in written), using, earlier_only=not replaces)
         count += len(written)
     return count
 

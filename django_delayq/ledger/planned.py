@@ -142,11 +142,7 @@ def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
 
 def deadline_for(row: Timeout, run_at: datetime) -> datetime:
     """Return with which deadline the handler of `row` would act at `run_at`, where a retry has moved it."""
-    policy = planning_policy(row)
-    if policy is None:
-        return run_at
-    grace = final_at(row, policy) - row.due_at
-    return shifted(run_at, -grace)
+    return shifted(run_at, row.due_at - final_at(row, registry.get(row.policy)))
 
 
 def _object_of(row: Timeout, policy: TimeoutPolicy[Any]) -> Any:

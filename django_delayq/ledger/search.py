@@ -151,12 +151,6 @@ def page(rows: Any, narrow: Q, start: Cursor | None, size: int) -> tuple[list[An
     return found[:size], Cursor.at(found[size - 1], order) if len(found) > size else end
 
 
-def read_ids(rows: Any, start: Cursor | None, size: int) -> tuple[list[int], Cursor | None]:
-    """Return the ids of the next `size` of `rows` after `start`, and the cursor of the next ones (None: end)."""
-    found, end = page(rows.values_list(*Order.of(rows).columns, named=True), Q(), start, size)
-    return [row.id for row in found], end
-
-
 def ids_if_few(rows: Any, limit: int) -> list[int] | None:
     """Return the ids of `rows` if there are at most `limit`, so that they may be sorted; otherwise None.
 

@@ -21,7 +21,7 @@ from django.db.models.sql import UpdateQuery
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import array_of
+from django_delayq.key_types import array_of, object_id_of
 from django_delayq.ledger.columns import RUNNING_CLOCK, attempt_expired, settled
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.holding import hold_rows
@@ -32,7 +32,9 @@ from django_delayq.ledger.locking import (
     rows_of,
     transaction_of,
 )
+from django_delayq.ledger.rollups import SettledRow, leave
 from django_delayq.ledger.statements import (
+    CHUNK,
     Param,
     Raw,
     compiled,
@@ -56,11 +58,16 @@ MATCHES: Final = 1
 """The result of `matches` for an object that matches, and is not on hold; 0: it does not match."""
 ON_HOLD: Final = 2
 """Its result for an object that matches, but is on hold."""
-PRUNED_PAGE: Final = 500
-"""Rows deleted in one transaction: a larger one would hold locks, and bloat the log of the database."""
 _UNREAD: Final = ("history", "stops", *(name for name in RUNNING_CLOCK if name != "state"))
 """The columns that a firing does not read: the history may be large, and the clock of a row that is due runs."""
-_ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name not in _UNREAD]
+# fmt: off
+_INTERNAL: Final = {
+    "terms", "computed_due_at", "share", "steps_over", "slot", "slot_taken", "final_attempt", "claims", "claimed_until",
+    "is_guarded", "is_due_by_request", "suspected_at", "deaths", "erased_at", "first_failed_at", "last_failed_at",
+}
+# fmt: on
+"""Further columns that neither a firing in one statement nor a handler reads. Each takes time in server and driver."""
+_ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name not in _INTERNAL.union(_UNREAD)]
 _COLUMNS: Final = dict.fromkeys(field.attname for field in _ROW)  # a dict, because Django searches it for each field
 
 
@@ -94,6 +101,14 @@ def lock_free(rows: TimeoutQuerySet, using: str) -> list[int]:
     the rows which the UPDATE has already locked.
     """
     return list(for_update(rows.order_by("pk"), using, wait=False).values_list("pk", flat=True))
+
+
+def update_free(rows: TimeoutQuerySet, using: str, **values: Any) -> list[int]:
+    """Write `values` into those of `rows` that no other transaction has locked; return their ids."""
+    with transaction_of(using):
+        free = lock_free(rows, using)
+        Timeout.objects.using(using).filter(pk__in=free).update(**values)
+    return free
 
 
 def mark_fired(rows: Sequence[Timeout], now: datetime, using: str) -> bool:
@@ -143,14 +158,18 @@ def mark_at_once(
     locks. So a cancel that was committed in between prevents the firing. `late`: see `LateRail`.
     """
     model: type[Model] = policy.model
-    arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
-    found = _marked_at_once.rows(using, policy, late, **arrays)
+    if is_single := len(pks) == 1:
+        [(given_id, pk)] = pks.items()
+        keys = {"id": str(given_id), "pk": object_id_of(model, pk)}
+    else:
+        keys = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
+    found = _marked_at_once.rows(using, policy, late, is_single, is_first=True, **keys)
     own, size = [field.attname for field in model._meta.concrete_fields], len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
 
 
 @compiled
-def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | None) -> Raw:
+def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | None, is_single: bool) -> Raw:
     """Look up each object and each row by its key, with LATERAL.
 
     For a list of keys PostgreSQL may read the whole table, and does so with a plan that it has kept since the table was
@@ -174,26 +193,37 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], late: timedelta | No
         sql_of(update(Timeout.objects.using(using), **values), using),
     )
     (locked, _), (checked, _), (marked, _) = parts
-    given = ", ".join(f"%s::{elements_of(each, using)}[]" for each in (Timeout, model))
+    ids, keys = (f"%s::{elements_of(each, using)}" for each in (Timeout, model))
+    given = f"(SELECT {ids} AS id, {keys} AS pk) AS" if is_single else f"unnest({ids}[], {keys}[]) AS"
     fields = [*_ROW, *model._meta.concrete_fields]
     columns = [f"{ledger}.{quoted(cast('str', field.column))}" for field in _ROW] + [f"due.{name}" for name in own]
     returned = [selected(column, field, connection) for column, field in zip(columns, fields, strict=True)]
     sql = (
-        f"WITH due AS MATERIALIZED (SELECT delayq_given.id, locked.* FROM unnest({given}) AS delayq_given (id, pk)"
+        f"WITH due AS MATERIALIZED (SELECT delayq_given.id, locked.* FROM {given} delayq_given (id, pk)"
         f" CROSS JOIN LATERAL ({locked}) AS locked ({', '.join(own)}, object_id, matches)"
         f" CROSS JOIN LATERAL ({checked}) AS checked)"
         f" {marked} FROM due WHERE {ledger}.id = due.id AND due.matches = {MATCHES} RETURNING {', '.join(returned)}"
     )
     parameters = [Param(CharField(), "id"), Param(CharField(), "pk"), *(each for _, given in parts for each in given)]
-    return Raw(sql, parameters, fields)
+    return Raw(sql, parameters, fields, is_prepared=is_single)
+
+
+def count_from_resume(rows: Sequence[Timeout], using: str) -> None:
+    """Store the `ready_at` that the locked `rows` have in common, from which their lateness counts."""
+    Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows]).update(ready_at=rows[0].ready_at)
 
 
 def defer(row: Timeout, run_at: datetime, using: str) -> None:
     """Let the pending, locked `row` run at `run_at` at the earliest; no attempt is counted."""
-    values = {"run_at": run_at, "ready_at": run_at}
+    write_pending([row], using, run_at=run_at, ready_at=run_at)
+
+
+def write_pending(rows: Sequence[Timeout], using: str, **values: Any) -> None:
+    """Write `values` into the pending, locked `rows`; without waiting for a lock that SKIP LOCKED cannot see."""
     with raising_instead_of_waiting(using):
-        Timeout.objects.using(using).filter(pk=row.pk, slot_taken=1).update(**values)
-    vars(row).update(values)
+        Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
+    for row in rows:
+        vars(row).update(values)
 
 
 def matches(policy: TimeoutPolicy[Any]) -> Any:
@@ -243,13 +273,9 @@ def is_marked(row_id: int, using: str, before: Timeout | None = None) -> bool:
 
     `before`: the row of a step before it was marked, which then must be another one.
     """
-    rows = Timeout.objects.using(using).filter(pk=row_id)
-    if before is None:
-        rows = rows.filter(state=State.FIRED)
-    else:
-        rows = rows.exclude(step=before.step, steps_over=before.steps_over)
+    is_other = Q(state=State.FIRED) if before is None else ~Q(step=before.step, steps_over=before.steps_over)
     try:
-        return rows.exists()
+        return Timeout.objects.using(using).filter(is_other, pk=row_id).exists()
     except Error:
         return False
 
@@ -263,12 +289,8 @@ def mark_settled(
     state: Timeout.State = State.SKIPPED,
     reason: str = "",
 ) -> None:
-    """Settle the pending, locked `rows` without firing them: by default as skipped, with the reason that they have."""
-    values = {**settled(state, cause, now), **({"reason": clipped(reason)} if reason else {})}
-    with raising_instead_of_waiting(using):
-        Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
-    for row in rows:
-        vars(row).update(values)
+    """Settle the pending, locked `rows` without firing them, by default as skipped."""
+    write_pending(rows, using, **settled(state, cause, now), reason=clipped(reason))
 
 
 def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
@@ -290,16 +312,13 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
 
 def note_suspicion(rows: Sequence[Timeout], now: datetime, using: str) -> None:
     """Note that the process may die of the pending, locked `rows`, which run together, alone in it."""
-    with raising_instead_of_waiting(using):
-        Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(suspected_at=now)
+    write_pending(rows, using, suspected_at=now)
 
 
 def forget_suspicion(ids: Collection[int], using: str) -> list[int]:
     """Let the outcomes of pending rows count as known; return those that another transaction has locked."""
-    with transaction_of(using):
-        pending = Timeout.objects.using(using).filter(pk__in=ids, state=State.PENDING)
-        free = lock_free(pending, using)
-        Timeout.objects.using(using).filter(pk__in=free).update(suspected_at=None)
+    pending = Timeout.objects.using(using).filter(pk__in=ids, state=State.PENDING)
+    free = update_free(pending, using, suspected_at=None)
     return list(pending.exclude(pk__in=free).values_list("pk", flat=True)) if len(free) < len(ids) else []
 
 
@@ -307,12 +326,11 @@ def is_superseded(row: Timeout, using: str) -> bool:
     """Return whether a newer round than that of `row` was scheduled.
 
     Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. But not if it
-    was superseded itself, because `since` came back to the value of `row`. An older row that an operator has retried is
-    newer than the rounds before that.
+    was superseded itself, because `since` came back to the value of `row`. So of the rounds of one slot that were not
+    superseded, only the newest is pending: `operations.retry` refuses the others.
     """
-    newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=row.began_at)
-    rounds = Timeout.objects.using(using).filter(slot=row.slot).exclude(cause=Cause.SUPERSEDED)
-    return bool(rounds.filter(newer).exists())
+    newer = Timeout.objects.using(using).filter(slot=row.slot, pk__gt=row.pk).exclude(cause=Cause.SUPERSEDED)
+    return bool(newer.exists())
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
@@ -331,9 +349,7 @@ def extend(ids: Collection[int], until: datetime, using: str) -> bool:
     """
     found = Timeout.objects.using(using).filter(pk__in=ids)
     firing = dialect_of(connections[using]).in_states(found, [State.FIRING])
-    with transaction_of(using):
-        free = lock_free(firing, using)
-        Timeout.objects.using(using).filter(pk__in=free).update(run_at=until)
+    free = update_free(firing, using, run_at=until)
     return not firing.exclude(pk__in=free).exists()
 
 
@@ -361,21 +377,23 @@ def prunable(using: str, old: Old) -> TimeoutQuerySet:
 
 
 def delete_settled(using: str, old: Old, start: datetime | None) -> tuple[int, datetime | None]:
-    """Delete a page of the `prunable` rows that were settled from `start` on.
+    """Delete a page of the `prunable` rows that were settled from `start` on, and count them for reports.
 
-    Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
-    and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
-    were settled by one bulk call, for each page again.
+    A larger page would hold locks, and bloat the log of the database. Return how many, and the `start` of the next
+    page; None: there are no more. So rows that must stay are read once, and not once a page. Sorted by `settled_at`
+    alone, as the index is: with ids PostgreSQL would sort all rows that were settled by one bulk call, for each page
+    again.
     """
     found = prunable(using, old)
     rows = found if start is None else found.filter(settled_at__gte=start)
-    page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:PRUNED_PAGE])
+    page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:CHUNK])
     with transaction_of(using):
         # Read again, because an operator may have revived one in between. A row that another transaction has locked
         # stays until the next time: that transaction may be waiting for another row of the page.
-        free = lock_free(found.filter(pk__in=[id for _, id in page]), using)
-        count, _ = found.filter(pk__in=free).delete()
-    return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
+        free = found.filter(pk__in=lock_free(found.filter(pk__in=[id for _, id in page]), using))
+        leave([SettledRow(*values) for values in free.values_list(*SettledRow._fields)], using, are_deleted=True)
+        count, _ = free.delete()
+    return count, page[-1][0] if count and len(page) == CHUNK else None
 
 
 def _due(named: Any, using: str) -> TimeoutQuerySet:

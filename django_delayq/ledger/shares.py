@@ -7,7 +7,7 @@ one value compares it with the locked objects.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
@@ -16,7 +16,7 @@ from django.db import connections
 
 from django_delayq.clock import database_now
 from django_delayq.key_types import HAS_SHARE, key_type, pk_of
-from django_delayq.ledger.locking import for_update, raising_instead_of_waiting, rows_of, with_keys
+from django_delayq.ledger.locking import for_update, rows_of, with_keys
 from django_delayq.ledger.statements import chunks
 from django_delayq.models import RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy, labels_of, registry
@@ -103,13 +103,3 @@ def due_of_share(policy: TimeoutPolicy[Any], share: str, using: str) -> TimeoutQ
     """Return the due rows of one value of `batch_by`, longest due first, by `delayq_share`."""
     rows = Timeout.objects.using(using).due().filter(HAS_SHARE, share=share, policy__in=policy.labels)
     return rows.order_by("run_at", "id")
-
-
-def correct_shares(shares: Mapping[int, str], using: str) -> None:
-    """Write the present `share` of pending, locked rows, which is not what they had when they were scheduled."""
-    ids = defaultdict[str, list[int]](list)
-    for timeout_id, share in shares.items():
-        ids[share].append(timeout_id)
-    for share, own in ids.items():
-        with raising_instead_of_waiting(using):
-            Timeout.objects.using(using).filter(pk__in=own, slot_taken=1).update(share=share)

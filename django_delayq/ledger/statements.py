@@ -12,17 +12,23 @@ a queryset, or an INSERT or UPDATE, in which `Param` stands for each value that 
 The function is called once for each database and *shape*: the positional arguments, which must be hashable. They name
 everything else that the SQL depends on. The statements are executed by a cursor of the connection, so that wrappers,
 query logs and instrumentation see them like any other.
+
+PostgreSQL plans a small statement for longer than it executes it. So the most frequent ones are prepared (`Raw`): with
+SQL, because Django's cursors bind parameters in the client, with which psycopg prepares nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from django.core.signals import setting_changed
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.models import BooleanField, CharField, Expression, F, Func, Q, QuerySet
 from django.db.models.sql import Query, UpdateQuery
 
@@ -43,6 +49,14 @@ MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
 CHUNK = 500
 """Every database accepts statements with some parameters for each of so many rows."""
+PREPARED_AFTER = 5
+"""Runs on one connection before a statement is prepared there: many web processes open one for each request. As the
+drivers do (`prepare_threshold` of psycopg, `prepareThreshold` of JDBC)."""
+_ALTERED = "0A000"
+_LOST = frozenset({_ALTERED, "26000", "42P18"})
+"""SQLSTATE: the plan would return other columns, because a table was altered; no such prepared statement; PostgreSQL
+does not know the type of a parameter."""
+_numbers = itertools.count(1)
 _PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
 
@@ -146,6 +160,9 @@ class Raw(NamedTuple):
     parameters: Sequence[Any]
     returning: Sequence[Field[Any, Any]] = ()
     """The columns of models that it returns, each written by `selected`."""
+    is_prepared: bool = False
+    """Whether PostgreSQL shall keep its plan. For one that finds rows by single keys: of an array of keys it expects
+    ten, and so plans it in each execution."""
 
 
 Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw | tuple[str, Sequence[Any]]"
@@ -156,6 +173,59 @@ def sql_of(built: QuerySet[Any, Any] | UpdateQuery, using: str) -> tuple[str, tu
     with clock.evaluated_at_execution():
         query: Any = built.query if isinstance(built, QuerySet) else built
         return cast("tuple[str, tuple[Any, ...]]", query.get_compiler(using).as_sql())
+
+
+class PlanLost(Exception):
+    """A prepared statement could not be executed, because it was discarded or a table was altered.
+
+    It has written nothing, but its transaction has to be rolled back. It can be repeated at once.
+    """
+
+
+class _Session:
+    """A session of PostgreSQL: the names of the statements that are prepared in it, and how often others have run."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.runs: Counter[str] = Counter()
+        self.is_direct: bool | None = None  # not known yet
+
+    def name(self, sql: str, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the name of the prepared statement `sql`, which is prepared now if it was executed often enough.
+
+        By a cursor of the driver, as psycopg prepares, so that Django does not count it. None: execute it as it is.
+        """
+        if (found := self.names.get(sql)) is not None or self.is_direct is False:
+            return found
+        self.runs[sql] += 1
+        if self.runs[sql] <= PREPARED_AFTER:
+            return None
+        driver: Any = connection.connection
+        with connection.wrap_database_errors, driver.cursor() as cursor:
+            if self.is_direct is None:
+                # A pooler gives each transaction another session, and reports a number of its own to the driver.
+                cursor.execute("SELECT pg_backend_pid()")
+                self.is_direct = cursor.fetchone()[0] == driver.info.backend_pid
+            if self.is_direct:
+                name = self.names[sql] = f"delayq_{next(_numbers)}"
+                cursor.execute(f"PREPARE {name} {sql}")
+        return self.names.get(sql)
+
+    def forget(self, error: Error) -> bool:
+        """Forget all names if `error` is one of prepared statements alone; return whether it is.
+
+        Where statements were discarded, none are prepared any more: a pool may reset its connections again and again.
+        """
+        code = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        if code not in _LOST:
+            return False
+        self.names.clear()
+        self.is_direct = code == _ALTERED
+        return True
+
+
+_sessions: WeakKeyDictionary[Any, _Session] = WeakKeyDictionary()
+"""By the connection of the driver: a pool lends it to several threads."""
 
 
 class Statement:
@@ -172,7 +242,7 @@ class Statement:
         texts: set[int] = set()
         """The places of the datetimes that are selected as text."""
         if isinstance(built, tuple):
-            self.sql, parameters, returned = Raw(*built)
+            self.sql, parameters, returned, _ = Raw(*built)
             expressions = [field.get_col(field.model._meta.db_table) for field in returned]
             if returned:
                 self.model, self.columns = returned[0].model, [field.attname for field in returned]
@@ -198,6 +268,9 @@ class Statement:
         plain = (CharField, HexField)  # their strings are ready for the driver
         self.given = [(at, each.name, each.index, field, type(field) in plain) for at, each, field in given]
         self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
+        is_prepared = isinstance(built, Raw) and built.is_prepared and not self.late
+        self.prepared = _with_types(self.sql, parameters, compiler.connection) if is_prepared else ""
+        """The types and the SQL for PREPARE; empty: it is not prepared."""
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
         """Return the parameters of one execution."""
@@ -209,11 +282,15 @@ class Statement:
             parameters[at] = evaluate(connection)
         return parameters
 
-    def read(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Sequence[Any]]:
-        """Execute and return the rows, with values of the types that Django's fields have."""
+    def read(
+        self, values: Mapping[str, Any], connection: BaseDatabaseWrapper, is_first: bool = False
+    ) -> list[Sequence[Any]]:
+        """Execute and return the rows, with values of the types that Django's fields have; see `compiled.rows`."""
         guard = nullcontext() if self.is_read else transaction.mark_for_rollback_on_error(connection.alias)
         with guard, connection.cursor() as cursor:
-            cursor.execute(self.sql, self.parameters(values, connection))
+            parameters = self.parameters(values, connection)
+            if not (self.prepared and self._execute_prepared(cursor, parameters, connection, is_first)):
+                cursor.execute(self.sql, parameters)
             rows: list[Sequence[Any]] = cursor.fetchall()
         if self.converters:
             rows = [list(row) for row in rows]
@@ -222,6 +299,45 @@ class Statement:
                     for function in functions:
                         row[at] = function(row[at], expression, connection)
         return rows
+
+    def _execute_prepared(
+        self, cursor: Any, parameters: list[Any], connection: BaseDatabaseWrapper, is_first: bool
+    ) -> bool:
+        """Execute it as a prepared statement; return False if it is none.
+
+        Not in a transaction of the caller: an error would undo what it has written.
+        """
+        if not is_first and (connection.in_atomic_block or not connection.get_autocommit()):
+            return False
+        session = _sessions.setdefault(connection.connection, _Session())
+        try:
+            if (name := session.name(self.prepared, connection)) is None:
+                return False
+            marks = ", ".join(["%s"] * len(self.given))
+            cursor.execute(f"EXECUTE {name} ({marks})", [parameters[at] for at, *_ in self.given])
+        except Error as error:
+            if not session.forget(error):
+                raise
+            if is_first:
+                raise PlanLost from error
+            return False
+        return True
+
+
+def _with_types(sql: str, parameters: Sequence[Any], connection: Any) -> str:
+    """Return `sql` for PREPARE: with the types of its parameters, which PostgreSQL does not infer in a SELECT list.
+
+    Constants become literals, as Django's cursor would send them. Empty where the database or its options do not fit.
+    """
+    if not dialect_of(connection).prepares(connection):
+        return ""
+    types, marks = list[str](), list[str]()
+    for each in parameters:
+        kind = each.output_field.db_type(connection) if isinstance(each, Param) else None
+        if kind is not None:
+            types.append(kind if kind.startswith("timestamp") else "unknown")
+        marks.append(connection.ops.compose_sql("%s", [each]) if kind is None else f"${len(types)}")
+    return f"({', '.join(types)}) AS {sql % tuple(marks)}"
 
 
 def _with_literals(sql: str, parameters: Iterable[Any]) -> tuple[str, list[Any]]:
@@ -271,17 +387,20 @@ class compiled:  # noqa: N801 - a decorator
             raise transaction.TransactionManagementError("A statement that locks rows needs a transaction.")
         return found
 
-    def rows(self, using: str, /, *shape: Any, **values: Any) -> list[Sequence[Any]]:
-        """Execute a query, or a statement that returns rows; return them."""
+    def rows(self, using: str, /, *shape: Any, is_first: bool = False, **values: Any) -> list[Sequence[Any]]:
+        """Execute a query, or a statement that returns rows; return them.
+
+        `is_first`: as the first statement of a transaction. It may raise PlanLost: then the caller begins it again.
+        """
         connection = connections[using]
-        return self.statement(connection, shape).read(values, connection)
+        return self.statement(connection, shape).read(values, connection, is_first)
 
     def objects(self, using: str, /, *shape: Any, **values: Any) -> list[Any]:
         """Execute a query and return instances of its model, with annotations as attributes."""
         connection = connections[using]
         statement = self.statement(connection, shape)
         objects = []
-        for row in statement.read(values, connection):
+        for row in statement.read(values, connection, is_first=False):
             found = statement.model.from_db(using, statement.columns, row[: len(statement.columns)])
             for name, at in statement.annotations:
                 setattr(found, name, row[at])

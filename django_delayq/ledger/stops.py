@@ -32,6 +32,14 @@ def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
     return bool(control.stop) and (until is None or until > now)  # as `stop_in_force` in SQL
 
 
+def resumed_at(control: PolicyControl) -> datetime | None:
+    """Return when the last stop of the policy ended, or, of a pause with an end, ends by itself; None: there was none.
+
+    No timeout could fire before, so lateness counts from then on.
+    """
+    return control.until if control.stop == Stop.PAUSED and control.until else control.resumed_at
+
+
 def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
     """Return an expression for whether `policy` is stopped by the database clock, in the snapshot of the statement.
 

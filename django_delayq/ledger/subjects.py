@@ -300,9 +300,8 @@ def about_model(tables: Sequence[type[Model]], model: type[Model], using: str) -
     Of its own table all rows, also those about objects that are gone; of its parents only those about its objects.
     """
     own: Any = model._meta.concrete_model
-    wanted = about_objects(
-        [table for table in tables if table is not own], model._base_manager.using(using).all(), using
-    )
+    parents = [table for table in tables if table is not own]
+    wanted = about_objects(parents, model._base_manager.using(using).all(), using)
     return wanted | Q(content_type=kind_of(model, using)) if own in tables else wanted
 
 

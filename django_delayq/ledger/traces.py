@@ -14,12 +14,10 @@ import re
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, TypeAlias
-
-from django.utils.module_loading import import_string
+from typing import Any, Final, TypeAlias, cast
 
 from django_delayq.backoff import LogInterval
-from django_delayq.conf import ConfigError, get_settings
+from django_delayq.conf import callable_of, get_settings
 from django_delayq.ledger.history import shown
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
@@ -27,11 +25,10 @@ from django_delayq.policies import TimeoutPolicy
 logger = logging.getLogger("django_delayq")
 
 Around: TypeAlias = Callable[[TimeoutPolicy[Any], Sequence[Timeout]], AbstractContextManager[object]]
-LOG_SECONDS: Final = 60.0
-"""How often an error is logged that would otherwise be logged with each timeout that is scheduled."""
 CONTRIB: Final = "django_delayq.contrib."
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_log_interval = LogInterval(LOG_SECONDS)
+_log_interval = LogInterval()
+"""How often an error is logged that would otherwise be logged with each timeout that is scheduled."""
 
 
 def get_around() -> Sequence[Around]:
@@ -41,16 +38,9 @@ def get_around() -> Sequence[Around]:
 
 @functools.cache
 def _callable_at(path: str) -> Around:
-    try:
-        found = import_string(path)
-    except Exception as error:  # the module may raise anything
-        hint = ""
-        if path.startswith(CONTRIB):  # its module has the name of the extra
-            hint = f" Install django-delayq[{path.removeprefix(CONTRIB).partition('.')[0]}]."
-        raise ConfigError(f"DELAYQ['AROUND'] names {path!r}, which cannot be imported: {error}.{hint}") from error
-    if not callable(found):
-        raise ConfigError(f"DELAYQ['AROUND'] names {path!r}, which is not callable.")
-    return found  # type: ignore[no-any-return]
+    extra = path.removeprefix(CONTRIB).partition(".")[0]  # its module has the name of the extra
+    hint = f". Install django-delayq[{extra}]." if path.startswith(CONTRIB) else ""
+    return cast("Around", callable_of("AROUND", path, hint))
 
 
 def attempt_of(row: Timeout) -> int:

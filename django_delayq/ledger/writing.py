@@ -1,23 +1,23 @@
 """The statements that write rows for schedulers or operators: insert, replace, move, cancel, revive.
 
 Each function writes inside a transaction that has locked the business row and the timeout row, and notifies Redis on
-commit. `insert_at_once` and `replace_at_once`, and `cancel_pending` on request, lock and write in one statement, also
-outside a transaction. Several rows are written in
-the order of their slots, because two bulk calls over the same rows in different orders would deadlock.
+commit. `insert_if_free` and `cancel_pending` on request, and `replace_at_once`, lock and write in one statement, also
+outside a transaction. Several rows are written in the order of their slots, because two bulk calls over the same rows
+in different orders would deadlock.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
-from django.db.models import Exists, OuterRef
 
 from django_delayq import clock
 from django_delayq.ledger import statements
 from django_delayq.ledger.columns import (
     ATTEMPTS,
     DEFAULTS,
+    LEASE,
     MOVED_FIELDS,
     ROUND_FIELDS,
     RUNNING_CLOCK,
@@ -31,7 +31,7 @@ from django_delayq.ledger.locking import can_lock_and_write, lock_clause, lockin
 from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
-from django_delayq.ledger.rollups import uncount
+from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
@@ -103,15 +103,6 @@ def writes_at_once(subject: Subject) -> bool:
     return policy.has_plain_since and can_lock_and_write(policy.model, subject.using)
 
 
-def insert_at_once(new: Timeout, subject: Subject) -> bool:
-    """Lock the object and insert `new` with its `since`, in one statement. For `writes_at_once`.
-
-    Return False, and write nothing, if a row is pending, or the object is gone.
-    """
-    policy: Any = subject.policy
-    return _insert_if_free(new, subject.using, policy.model, policy.since, subject.pk)
-
-
 def replace_at_once(new: Timeout, subject: Subject) -> Timeout | None:
     """Lock the object and begin a new round with the values of `new` in the pending row, in one statement; return it.
 
@@ -126,13 +117,13 @@ def replace_at_once(new: Timeout, subject: Subject) -> Timeout | None:
     return rows[0] if rows else None
 
 
-def _insert_if_free(
-    row: Timeout, using: str, model: type[Model] | None = None, since: str | None = None, pk: Any = None
-) -> bool:
+def insert_if_free(row: Timeout, using: str, policy: TimeoutPolicy[Any] | None = None, pk: Any = None) -> bool:
     """Insert `row`, unless its slot is taken, and register its push; return whether it was inserted.
 
-    With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
+    With `policy`, which `writes_at_once`, the statement also locks the object `pk`, reads its `since`, and inserts
+    nothing if there is no object.
     """
+    model, since = (policy.model, policy.since) if policy else (None, None)
     values = vars(row)
     given = tuple([name for name, default in _OWN if values[name] != default])
     shape = model, since, (row.policy, row.content_type_id), given
@@ -161,18 +152,16 @@ def _inserted(
     columns: dict[str, Any] = {name: param(name) for name in given}
     lock, source = ("", ()), "VALUES ({values})"
     if model is not None:
-        read = {
-            "delayq_due": param("due_at"),
-            **({"delayq_since": clock.column_within_calendar(since)} if since else {}),
-        }
         columns |= dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
-        lock = lock_clause(model, using, **read)
+        read = {"delayq_since": clock.column_within_calendar(since)} if since else {}
+        lock = lock_clause(model, using, delayq_due=param("due_at"), **read)
         # WHERE, because SQLite would read ON as the condition of a join.
         source = "SELECT {values} FROM locked WHERE 1 = 1"
     key = () if features.supports_update_conflicts_with_target else ("idempotency_key",)
     returning = ("id", "since_at", *key) if features.can_return_columns_from_insert else ()
     common = {"policy": kind[0], "content_type_id": kind[1]}
-    return insert_statement(using, columns, source, common=common, before=lock, returning=returning)
+    built = insert_statement(using, columns, source, common=common, before=lock, returning=returning)
+    return built._replace(is_prepared=True)
 
 
 def insert(rows: Sequence[Timeout], using: str) -> None:
@@ -181,7 +170,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
     A slot that was taken keeps its row as it is.
     """
     set_shares(rows, using)
-    if len(rows) == 1 and _insert_if_free(rows[0], using):
+    if len(rows) == 1 and insert_if_free(rows[0], using):
         return
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
         statements.upsert(Timeout.objects.using(using), chunk, ("slot", "slot_taken"), ("slot",))
@@ -201,7 +190,7 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     """
     using = subject.using
     set_shares([new], using)
-    if _insert_if_free(new, using):
+    if insert_if_free(new, using):
         return new
     row = lock_newest(subject, pending=True)
     if row is None:
@@ -242,17 +231,17 @@ def move_rows(
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
         if row.is_requested:
-            planned_at, changed = due_at, change_step(row, HANDLER)
+            run_at, changed = given or due_at, change_step(row, HANDLER)
         else:
             planned_at, changed = set_next(row, due_at)
-        run_at = given or planned_at
+            run_at = planned_at if changed else max(given or planned_at, planned_at)
         reset = reset or changed
         policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
         if row.state == State.HELD:
             row.run_at = far()
         row.extensions = min(row.extensions + extended, MAX_STORED)
-        row.claims, row.claimed_until = 0, None
+        vars(row).update(LEASE)
         if row.state != State.HELD or given is None:  # else a retry or a snooze waits until `ready_at`
             row.ready_at = event["at"]
         rows.append(row)
@@ -266,7 +255,6 @@ def move_rows(
 
 def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bool = False, **_: object) -> None:
     """Set what decisions depend on after a move of `row`, whose `due_at` is still the former one."""
-    row.suspected_at = None
     if what == "recomputed":  # of the same round: the caller has set what else changes
         return
     row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
@@ -285,9 +273,9 @@ def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bo
 def run_at_of(row: Timeout, due_at: datetime) -> datetime:
     """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait.
 
-    Also one whose clock is stopped: it is not due.
+    Also one whose clock is stopped: it is not due. One that an operator wants fired has no step before its handler.
     """
-    if planning_policy(row) is None:
+    if planning_policy(row) is None or row.is_requested:
         return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
     following = next_at(row, due_at)
     return max(row.run_at, following.at) if following.name == row.step and waits_longer(row) else following.at
@@ -304,7 +292,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
             vars(row).update(RUNNING_CLOCK)
             was_held = True
         row.since_at, row.first_due_at, row.extensions, row.steps_over = since_at, due_at, 0, ""
-        vars(row).update(ATTEMPTS, stops=None)
+        vars(row).update(ATTEMPTS, stops=None, hold_ended_at=None)
         row.idempotency_key = new_idempotency_key()
         has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
@@ -338,18 +326,11 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     return update(rows, **values, reason=param("reason"))
 
 
-def cancels_at_once(subject: Subject, *, lock: bool) -> bool:
-    """Return whether one statement can cancel the pending round of `subject`: see `cancel_pending`."""
-    policy = subject.policy
-    if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, subject.using):
-        return False
-    return not (lock and subject.automatic_policy and not policy.has_plain_since)
-
-
 def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
-    """Cancel the pending round of `subject` by hand, in one statement; return its row. For `cancels_at_once`.
+    """Cancel the pending round of `subject` by hand, in one statement; return its row.
 
-    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending, or a newer one decides.
+    Notify Redis and the receivers of `timeout_cancelled` on commit. No row: none is pending, or one statement cannot
+    lock and compare what this policy needs.
 
     Args:
         subject: what to cancel.
@@ -358,8 +339,12 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
             automatic, and read only the columns that this function needs. Otherwise the transaction has locked it.
         in_time: only if its deadline has not passed by the clock of the database.
     """
-    policy, using = cast("TimeoutPolicy[Any]", subject.policy), subject.using
-    since = cast("str | None", policy.since) if lock and subject.automatic_policy else None
+    policy, using, is_automatic = subject.policy, subject.using, subject.automatic_policy is not None
+    if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
+        return []
+    if lock and is_automatic and not policy.has_plain_since:
+        return []
+    since = policy.since if lock and is_automatic else None
     values = {"slot": subject.slot, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if not lock or timeout_cancelled.receivers else ("id", "queue", "policy", "run_at")
     shape = (policy.model if lock else None, since), columns, in_time
@@ -372,15 +357,9 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
 
 @compiled
 def _cancelled(using: str, locked: tuple[type[Model] | None, str | None], columns: Sequence[str], in_time: bool) -> Raw:
-    """While the statement waits for the object, the row may be fired; then it does not match any more.
-
-    A row that an operator has retried may have a newer one. If that has fired or is firing, it is too late, and if it
-    is dead, it must be cancelled, too: `cancel_newest` does both.
-    """
-    rounds = Timeout.objects.using(using).filter(slot=param("slot"))
-    newer = rounds.filter(pk__gt=OuterRef("pk"), state__in=(State.FIRED, State.FIRING, State.DEAD))
+    """While the statement waits for the object, the row may be fired; then it does not match any more."""
     values = settled(State.CANCELLED, Cause.HAND, param("settled_at"))
-    pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
+    pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
     if in_time:
         pending = pending.filter(due_at__gt=clock.DatabaseNow())
     changed = update(pending, **values, reason=param("reason"))
@@ -405,18 +384,17 @@ def cancel_rows(
     states: Sequence[Timeout.State] = (*WAITING, State.DEAD),
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
-    uncount(rows, using)
+    leave(rows, using)
     _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
     remove_entries(rows, using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
-    uncount(rows, using)
-    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "attempts": 0, "final_attempt": False}
-    values |= {"retried_at": now, "restarted_at": now, "is_requested": True, "snoozes": 0}
-    values |= {"deaths": 0, "suspected_at": None}
-    _set(rows, using, (State.DEAD,), **values, claims=0, claimed_until=None)
+    leave(rows, using)
+    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "final_attempt": False, **ATTEMPTS}
+    values |= {"retried_at": now, "restarted_at": now, "is_requested": True}
+    _set(rows, using, (State.DEAD,), **values)
     push_rows(rows, using)
 
 

@@ -1,6 +1,7 @@
 # All tables with all their indexes. Later migrations that add an index to a table use
 # `django_delayq.migrations._operations.AddIndexConcurrently` (see CONTRIBUTING).
 
+import uuid
 from typing import Any
 
 import django.db.models.deletion
@@ -64,6 +65,7 @@ class Migration(migrations.Migration):
                 ('stop', models.CharField(blank=True, choices=[('', 'not stopped'), ('paused', 'paused'), ('held', 'held'), ('releasing', 'being released')], default='', max_length=10, verbose_name='stop')),
                 ('stopped_at', models.DateTimeField(blank=True, null=True, verbose_name='stopped at')),
                 ('until', models.DateTimeField(blank=True, null=True, verbose_name='until')),
+                ('resumed_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('after', models.DurationField(blank=True, null=True, verbose_name='delay in force')),
                 ('guards', models.JSONField(blank=True, default=dict, verbose_name='guard rails in force')),
                 ('changed_at', models.DateTimeField(verbose_name='changed at')),
@@ -217,11 +219,10 @@ class Migration(migrations.Migration):
                 ('policy', models.CharField(max_length=200)),
                 ('day', models.DateField()),
                 ('zone', models.CharField(max_length=64)),
-                ('begins_at', models.DateTimeField()),
-                ('ends_at', models.DateTimeField()),
-                ('counted_at', models.DateTimeField()),
-                ('is_final', models.BooleanField(default=False)),
-                ('changes', models.PositiveIntegerField(default=0)),
+                ('is_deleted', models.BooleanField(default=False)),
+                ('until', models.DateTimeField(default=None, null=True)),
+                ('counted_at', models.DateTimeField(default=None, null=True)),
+                ('version', models.UUIDField(default=uuid.uuid4)),
                 ('in_time', models.BigIntegerField(default=0)),
                 ('ended_late', models.BigIntegerField(default=0)),
                 ('fired', models.BigIntegerField(default=0)),
@@ -234,8 +235,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
-                'indexes': [models.Index(fields=['policy', 'ends_at'], name='delayq_days')],
-                'constraints': [models.UniqueConstraint(fields=('policy', 'begins_at'), name='delayq_one_part_of_a_day')],
+                'constraints': [models.UniqueConstraint(fields=('policy', 'day', 'is_deleted'), name='delayq_one_day')],
             },
         ),
         migrations.CreateModel(
@@ -324,7 +324,7 @@ class Migration(migrations.Migration):
                 'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('hold_timeout', 'Can stop and resume the clocks of timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again'), ('schedule_timeout', 'Can schedule timeouts for objects'), ('erase_timeout', 'Can erase the personal data of settled timeouts')),
                 'default_permissions': ('view',),
                 'indexes': [django_delayq.key_types.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.key_types.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.key_types.PartialIndex(fields=['policy', 'state', 'attempts', 'id'], name='delayq_failing', rows=models.Q(django_delayq.key_types.HAS_FAILED, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.key_types.HAS_KEY), django_delayq.key_types.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.key_types.HAS_OWN_QUEUE), django_delayq.key_types.PartialIndex(fields=['share', 'state', 'run_at', 'id'], name='delayq_share', rows=models.Q(django_delayq.key_types.HAS_SHARE, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['held_until', 'id'], name='delayq_held_until', rows=django_delayq.key_types.HAS_END_OF_HOLD)],
-                'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('remaining__isnull', True), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'pending')), models.Q(('cause', ''), ('remaining__isnull', False), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'held')), models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],
+                'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(models.Q(models.Q(('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(models.Q(('remaining__isnull', True), ('state', 'pending')), models.Q(('remaining__isnull', False), ('state', 'held')), _connector='OR'), ('slot_taken', 1), ('slot_taken__isnull', False)), _connector='OR'), ('cause', ''), ('settled_at__isnull', True)), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],
             },
         ),
         migrations.RunPython(put_settled_rows_last, migrations.RunPython.noop, atomic=False),

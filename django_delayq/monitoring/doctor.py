@@ -249,8 +249,9 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
     worst = max(rows, key=lambda row: (row.state == Timeout.State.PENDING, row.attempts), default=None)
     if worst is None:
         return
-    last = worst.errors[-1] if worst.errors else {"error": "its process died", "message": "see the log"}
-    text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last['error']}: {last['message']}."
+    # No error if its handler gave up, or if its condition came back: the row before has the errors.
+    last = "{error}: {message}".format(**worst.errors[-1]) if worst.errors else worst.reason or "see its story"
+    text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last}."
     hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
     hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."
     failing_for = now - min(first_failures, default=now)
@@ -344,7 +345,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
         rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
         text += (
-            f" The {plural(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
+            f" The {plural(len(found), 'running process fires', 'running processes fire')} about {rate:.0f} a second, "
             f"so that minute takes {brief(busiest.value / rate)} and the hour {brief(due.value / rate)}. "
             f"This needs up to {opened} database connections."
         )

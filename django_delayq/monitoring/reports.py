@@ -106,8 +106,8 @@ def policy_report(
 ) -> Report:
     """Report how the rounds of a policy have ended, by the day on which they were settled.
 
-    Days begin at midnight in `TIME_ZONE`. Workers count them before they delete rows, so that days and months remain.
-    What they have not counted yet is read from the ledger. Rounds under former labels of the policy count for it.
+    Days begin at midnight in `TIME_ZONE`. Rows are counted when they are deleted, so that days and months remain. What
+    workers have not counted yet is read from the ledger. Rounds under former labels of the policy count for it.
 
     Args:
         policy: the policy, its label, or a label that only rows have; None: all policies.
@@ -124,11 +124,10 @@ def policy_report(
     label, labels, using = _asked(policy)
     first, last = _days(by, first, last, using)
     if by in (*TIMES, "policy"):
-        found = counted(using, labels, first, last, limit)
+        found, until = counted(using, labels, first, last, limit)
         tallies: dict[str, Tally] = {}
-        for (day, name), tally in sorted(found.tallies.items()):
+        for (day, name), tally in sorted(found.items()):
             tallies.setdefault(_name_of(by, day, name), Tally()).merge(tally)
-        until = found.until
     else:
         declared = None if not label else registry.get(label)
         if declared is None:

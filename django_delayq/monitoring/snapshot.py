@@ -337,7 +337,7 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
             state.label,
             state,
             sync=syncs.get(state.label) if state.policy.is_automatic else None,
-            **_figures(state.policy.labels, using, now, hours=hours),
+            **_figures(state.policy.labels, using, now, hours=hours, since=None if state.stop else state.resumed_at),
         )
         for state in policy_states(using)
     ]
@@ -346,13 +346,16 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTS)]
 
 
-def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -> dict[str, Any]:
-    """Return the counts, the oldest due row and the lag of the rows with these labels, as `PolicyStatus` has them."""
+def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool, since: Any = None) -> dict[str, Any]:
+    """Return the counts, the oldest due row and the lag of the rows with these labels, as `PolicyStatus` has them.
+
+    `since`: when the last stop of their policy ended; none of them has waited for longer.
+    """
     counts, coming, fired, oldest = Counter[str](), Counter[int](), list[Any](), list[datetime]()
     starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
     recent = now - timedelta(hours=HOURS)
     for label in labels:
-        at = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": recent, "starts": starts}
+        at: dict[str, Any] = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": recent, "starts": starts}
         counts.update({COUNTS[number]: value for number, value in _counts.rows(using, **at)})
         for state in (State.FIRED, State.SKIPPED):
             ((late,),) = _late.rows(using, state, MAX_LATE, **at)
@@ -363,7 +366,7 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -
             for hour, value in _due_by_hour.rows(using, **at):
                 coming[hour] += value
         # One that was armed long after its deadline, as by a backfill, has not waited since then.
-        oldest += [max(times) for times in _oldest_due.rows(using, **at)]
+        oldest += [max(*times, since or times[0]) for times in _oldest_due.rows(using, **at)]
         fired += _last_fired.rows(using, **at)
     lags = sorted(max(0.0, (settled_at - could_fire_at(*columns)).total_seconds()) for settled_at, *columns in fired)
     return {

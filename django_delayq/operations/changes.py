@@ -31,7 +31,6 @@ from django_delayq.ledger.history import clipped, with_stop
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.planned import waits_longer
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
@@ -98,24 +97,18 @@ def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_al
 
 @contextmanager
 def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
-    """Yield the locked control of `policy` and a new change; save both after the block. Without `what`, save nothing.
-
-    A pause that is over is removed from the control before.
-    """
+    """Yield the locked control of `policy` and a new change; save both after the block, nothing without `what`."""
     found, actor = get_policy(policy), checked_actor(by)
     using = database_of(found.concrete_model)
     continue_moves(using, found)
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
-        control = lock_control(found, using)
+        control, now = lock_control(found, using)
         if read_committed(unfinished(using, found), using).exists():
             words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
-        now = database_now(using)
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
-        was_stopped = is_stop_in_force(control, now)
-        if not was_stopped:
-            control.stop, control.until = Stop.NONE, None
+        was_stopped = control.stop != Stop.NONE
         yield control, change
         if change.what:
             control.changed_at = now
@@ -179,10 +172,10 @@ def _move_page(change_id: int, using: str) -> int:
             change.cursor, change.moved = ids[-1], change.moved + moved
             change.unmoved += len(ids) - moved
         else:
-            change.finished_at = change.touched_at
+            change.finished_at = ended_at = change.touched_at
             if change.what == What.RESUMED:
                 control = PolicyControl.objects.using(using).filter(policy__in=policy.labels, stop=Stop.RELEASING)
-                control.update(stop=Stop.NONE, stopped_at=None, changed_at=change.touched_at)
+                control.update(stop=Stop.NONE, stopped_at=None, changed_at=ended_at, resumed_at=ended_at)
                 use_after_commit(lambda: wake_for(policy, using), using)
         change.save(using=using)
     return len(ids)

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django_delayq import clock
 from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger.controls import PolicyState, stop_cache, valid_guards
+from django_delayq.ledger.controls import PolicyState, put_stop, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import iso
 from django_delayq.ledger.paging import newest_id
@@ -114,14 +114,11 @@ def _stop(
             end = control.until
         if control.stop == stop and control.until == end and change.reason in {"", control.reason}:
             return None
-        change.details = {"until": iso(end)}
+        former: dict[str, Any] = {}
         if control.stop != Stop.NONE:
-            change.details |= {"was": str(control.stop), "since": iso(control.stopped_at)}
-            change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
-        if control.stop != stop:
-            control.stopped_at = change.at
-        control.stop, control.until = stop, end
-        change.what, change.finished_at = What(stop), change.at
+            former = {"was": str(control.stop), "since": iso(control.stopped_at)}
+            former |= {"was_until": iso(control.until), "was_reason": control.reason}
+        put_stop(control, change, stop, end, **former)
         return change
 
 
@@ -191,7 +188,8 @@ def _resume(
             change.last_id = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING
         else:
-            control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
+            control.stop, control.stopped_at = Stop.NONE, None
+            control.resumed_at = change.finished_at = change.at
         control.until = None
     if moves:
         return run_move(change, using, progress)

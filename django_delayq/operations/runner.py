@@ -230,11 +230,11 @@ class Context:
 
     @cached_property
     def rounds(self) -> dict[str, dict[str, Any]]:
-        """Return for each slot of the page's rows the `newest` id, the `last` creation, and whether it is `taken`."""
+        """Return for each slot of the page's rows the `newest` id, and whether it is `taken`."""
         slots = {row.slot for row in self.page.rows}
         rows = Timeout.objects.using(self.using).filter(slot__in=slots).exclude(cause=Timeout.Cause.SUPERSEDED)
         by_slot: Any = read_committed(rows.order_by("slot"), self.using).values("slot")
-        found = by_slot.annotate(newest=Max("pk"), last=Max("created_at"), taken=Max("slot_taken"))
+        found = by_slot.annotate(newest=Max("pk"), taken=Max("slot_taken"))
         return {each["slot"]: each for each in found}
 
     @property
@@ -260,7 +260,7 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
     if row.slot in action.begun or (found and (found["taken"] or found["newest"] > action.newest)):
         return Refusal.SLOT_TAKEN
     # As `settling.is_superseded`, for all rows of the page in one query.
-    if is_same_round and found and found["newest"] > row.pk and found["last"] >= row.began_at:
+    if is_same_round and found and found["newest"] > row.pk:
         return Refusal.SUPERSEDED
     action.begun.add(row.slot)
     return None

@@ -35,7 +35,7 @@ MAX_HITS: Final = 1_000
 MAX_KINDS: Final = 200
 """The kinds of objects that a search reads; beyond, content types are not what people name objects by."""
 MAX_OBJECTS: Final = 1_000
-"""Objects that a search compares by name: each is loaded."""
+"""Objects that a search compares by name, or a list shows by their timeouts: each is loaded, or a parameter."""
 MAX_NAME: Final = 100
 """The longest name of an object: `__str__` of a note may return all of its text, which would fill a page."""
 

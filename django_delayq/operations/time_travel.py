@@ -113,11 +113,8 @@ def reset_clock(*, actor: str, reason: str = "", using: str | None = None) -> ti
     _check(using)
     before = advances.total(using)
     advances.reset(using)
-    logger.info(
-        "The clock was reset by %s; it was %s ahead",
-        *(actor, duration_text(before)),
-        extra={"event": "clock_reset", "by": actor, "reason": reason},
-    )
+    words = "The clock was reset by %s; it was %s ahead"
+    logger.info(words, actor, duration_text(before), extra={"event": "clock_reset", "by": actor, "reason": reason})
     return before
 
 

@@ -21,10 +21,6 @@ T = TypeVar("T")
 
 LIMIT_SECONDS: Final = 0.25
 """How long a call waits at most, for name servers, several addresses, handshakes and sentinels together."""
-FIRST_PAUSE_SECONDS: Final = 1.0
-"""A restarted Redis is back within a second; more often, each probe would cost a thread."""
-LONGEST_PAUSE_SECONDS: Final = 5.0
-"""How long pushes still skip a Redis that is back: their timeouts wait for a sweep."""
 FRESH_SECONDS: Final = 10.0
 """A connection that was used within this time most likely needs no look-up and no handshake."""
 
@@ -68,9 +64,7 @@ class Breaker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._backoff = Backoff(
-            FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jitter=0, steady_seconds=LONGEST_PAUSE_SECONDS, monotonic=clock
-        )
+        self._backoff = Backoff(jitter=0, steady_seconds=Backoff.longest, monotonic=clock)
         self._log = StateLog(logger, "redis_away", "redis_back")
         self._is_probing = False
         self._closed_at = self._succeeded_at = float("-inf")
@@ -167,7 +161,7 @@ class Breaker:
                 return  # it began before the outage: only a probe shows that Redis is back
             self._succeeded_at = self._clock()
             self._connected = max(self._connected, self._running)
-            is_back = self._succeeded_at - self._closed_at >= LONGEST_PAUSE_SECONDS
+            is_back = self._succeeded_at - self._closed_at >= Backoff.longest
         if is_back and self._log.is_failing:
             self._log.recovered("Redis is available again")
 

@@ -25,7 +25,6 @@ from typing import Any, Final, cast
 import redis
 from django.core.cache import caches
 from django.utils.functional import SimpleLazyObject
-from django.utils.module_loading import import_string
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import Connection, SSLConnection
@@ -34,7 +33,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_delayq.conf import ConfigError
+from django_delayq.conf import ConfigError, callable_of
 from django_delayq.engine.scripts import Client, translated
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.breaker import LIMIT_SECONDS, call_in_thread
@@ -135,7 +134,7 @@ def make_client(source: Any, timeouts: Timeouts) -> Client:
         return _client_of_url(source, timeouts)
     if isinstance(source, str) and source in caches.settings:
         return _copy(_client_of_alias(source), timeouts)
-    factory = source if callable(source) else _imported(source)
+    factory = callable_of("REDIS", source)
     return _lazy(lambda: _from_callable(factory, timeouts))
 
 
@@ -167,16 +166,6 @@ def _from_callable(factory: Callable[[], Any], timeouts: Timeouts) -> Client:
             f"not a {type(client).__module__}.{type(client).__qualname__}."
         )
     return client if isinstance(client, RedisCluster) else _copy(client, timeouts)
-
-
-def _imported(path: str) -> Callable[[], Any]:
-    try:
-        found = import_string(path)
-    except ImportError as error:
-        raise ConfigError(f"DELAYQ['REDIS'] names {path!r}, which cannot be imported: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"DELAYQ['REDIS'] names {path!r}, which is not callable.")
-    return cast("Callable[[], Any]", found)
 
 
 def _copy(client: Any, timeouts: Timeouts, share: int = 1) -> redis.Redis:

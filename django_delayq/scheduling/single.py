@@ -26,7 +26,7 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import record_death, shown
-from django_delayq.ledger.locking import lock_in_slot_order, read_committed, transaction_of
+from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.planned import final_at
 from django_delayq.ledger.rounds import lock_newest, lock_subject
@@ -100,7 +100,7 @@ def schedule_timeout(
     if due_at is None:
         return _put_in_steps(subject, given, on_conflict, **values)
     new = writing.new_row(subject, due_at, None, terms=CONSTANT if given is None else None, **values)
-    if writing.insert_at_once(new, subject):
+    if writing.insert_if_free(new, using, resolved, subject.pk):
         return _announced(new, new, using)
     if on_conflict == "replace" and resolved.total is None and resolved.since is None:
         row = writing.replace_at_once(new, subject)
@@ -221,7 +221,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
-    if writing.cancels_at_once(subject, lock=True) and writing.cancel_pending(subject, reason, lock=True):
+    if writing.cancel_pending(subject, reason, lock=True):
         return True  # with the only statement, as nearly always if one is pending
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
@@ -264,49 +264,37 @@ def cancel_locked(subject: Subject, reason: str, *, strict: bool = False) -> tup
     """Do as `cancel_newest`, by one statement if a pending round decides, as nearly always."""
     policy = subject.policy if strict else None
     is_by_deadline = policy is not None and (policy.grace is not None or reads_again(policy))
-    if not is_by_deadline and writing.cancels_at_once(subject, lock=False):
-        cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
-        if cancelled:
-            return True, cancelled[0], cancelled
+    if not is_by_deadline and (found := writing.cancel_pending(subject, reason, lock=False, in_time=strict)):
+        return True, found[0], found
     return cancel_newest(subject, reason, strict=strict)
 
 
 def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
-    """Cancel the newest round of `subject` by hand, and all pending ones, unless it has fired or is firing.
+    """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
 
     Inside a transaction that has locked the business row. Return whether that was in time, the round that decided it,
-    and the cancelled ones. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
+    and what was cancelled. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
     """
     newest = lock_newest(subject)
     if strict and newest and subject.policy and arm_outdated(subject.policy, [(subject.pk, newest)], subject.using):
         newest = lock_newest(subject)
     if newest is None:
         return True, None, []
-    rows = [newest]
-    # An operator may have retried an older one. A newest row that is pending, the most frequent case, needs no query:
-    # it replaces what is firing.
-    if subject.row_id is None and newest.state not in (*WAITING, State.FIRED, State.FIRING):
-        older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
-        rows += sorted(older, key=lambda row: -row.pk)
     now = clock.now()
-    writing.forbid_attempts(rows, subject.using, reason, now)
-    firing = [row for row in rows if row.state == State.FIRING]
-    decisive = max([newest, *firing], key=lambda row: (row.began_at, row.pk))
-    if decisive.state == State.FIRED and _has_unarmed_round(subject, decisive):
+    writing.forbid_attempts([newest], subject.using, reason, now)
+    if newest.state == State.FIRED and _has_unarmed_round(subject, newest):
         return True, None, []
     # A step that is firing is not the handler, which nothing calls after `forbid_attempts`.
-    if decisive.state == State.FIRED or (decisive.state == State.FIRING and not decisive.step):
-        return False, decisive, []
-    rows = [row for row in rows if row.state in (*WAITING, State.DEAD)]
-    for row in rows:
-        if strict and _is_late(subject, row):
-            return False, row, []
-    for row in rows:
-        record_death(row, now)
-    writing.cancel_rows(rows, subject.using, reason, now)
-    for row in rows:
-        announce(timeout_cancelled, row, subject.using)
-    return True, rows[0] if rows else newest, rows
+    if newest.state == State.FIRED or (newest.state == State.FIRING and not newest.step):
+        return False, newest, []
+    if newest.state not in (*WAITING, State.DEAD):
+        return True, newest, []
+    if strict and _is_late(subject, newest):
+        return False, newest, []
+    record_death(newest, now)
+    writing.cancel_rows([newest], subject.using, reason, now)
+    announce(timeout_cancelled, newest, subject.using)
+    return True, newest, [newest]
 
 
 def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:

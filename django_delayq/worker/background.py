@@ -35,20 +35,18 @@ from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.rollups import roll_up
+from django_delayq.ledger.search import MAX_COUNT
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed
 from django_delayq.operations.policies import end_holds
 from django_delayq.policies import declared_queues, registry
 from django_delayq.worker.parts import WorkerParts
-from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 from django_delayq.worker.watchdog import Progress
 
 logger = logging.getLogger("django_delayq.worker")
 
-FIRST_RETRY_SECONDS: Final = 1.0
-"""A job that failed is not repeated in a loop."""
 LONGEST_RETRY_SECONDS: Final = 30.0
 """An outage of hours is over for at most this long before jobs notice it."""
 SLOW_SECONDS: Final = 30.0
@@ -57,16 +55,12 @@ HEARTBEAT_INTERVAL: Final = timedelta(seconds=5)
 """A worker counts as missing after a few of them. More often would write to idle databases for nothing."""
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
-FORGET_SECONDS: Final = 60.0
-"""How often rows of lost workers are searched: each worker asks, also a hundred of them."""
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 """The rows of an hour are deleted in seconds; more often would read the index for nothing."""
 ROLL_UP_INTERVAL: Final = timedelta(minutes=1)
 """A report reads the rows of about so long from the ledger; more often would write to idle databases for nothing."""
-QUEUES_SECONDS: Final = 30.0
-"""How late a row may be noticed of a queue that no policy names."""
-MAX_QUEUE_ROWS: Final = 10_000
-"""Read in one search for what is forgotten. Behind a longer backlog it is found when the backlog is gone."""
+SELDOM_SECONDS: Final = 30.0
+"""How often a worker searches rows of lost workers, and of queues that no policy names: also a hundred workers do."""
 Between: TypeAlias = Callable[[], object]
 """What a long job calls between two pages."""
 
@@ -89,7 +83,7 @@ class Job:
     ) -> None:
         self.name = f"delayq-{name}"
         self._work = work
-        self._backoff = Backoff(FIRST_RETRY_SECONDS, longest)
+        self._backoff = Backoff(1.0, longest)
         self._log = StateLog(logger, "background_failed", "background_recovered", job=self.name)
         self._due_at = time.monotonic() + begins_in
 
@@ -217,7 +211,7 @@ class Heartbeat:
     def __init__(self, worker: WorkerParts) -> None:
         self._worker = worker
         self._rows = WorkerSeen.objects.using(worker.using)
-        self._forgotten_at = -FORGET_SECONDS
+        self._forgotten_at = -SELDOM_SECONDS
         self._facts: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "host": socket.gethostname()[:100],
@@ -240,7 +234,7 @@ class Heartbeat:
         }
         if not self._rows.filter(pk=self._facts["id"]).update(**news):
             self._rows.create(**self._facts, **news)
-        if time.monotonic() - self._forgotten_at >= FORGET_SECONDS:
+        if time.monotonic() - self._forgotten_at >= SELDOM_SECONDS:
             self._forgotten_at = time.monotonic()
             self._rows.filter(seen_at__lt=now - FORGET_AFTER).delete()
 
@@ -280,8 +274,8 @@ class Background:
         beat = Job.every(HEARTBEAT_INTERVAL, "heartbeat", lambda: heartbeat.beat(in_flight()))
         # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep. What `follow` does may
         # fail for long without stopping that.
-        follow = Job.every(get_settings().sweep_interval, "follow", self.follow, longest=LONGEST_PAUSE_SECONDS)
-        quick.jobs += [beat, follow, Job("sweep", sweep, longest=LONGEST_PAUSE_SECONDS)]
+        follow = Job.every(get_settings().sweep_interval, "follow", self.follow, longest=Backoff.longest)
+        quick.jobs += [beat, follow, Job("sweep", sweep, longest=Backoff.longest)]
         quick.at_end = heartbeat.end
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
@@ -295,7 +289,7 @@ class Background:
                 sync.hasten()
 
         slow.jobs += [
-            Job.every(get_settings().sweep_interval, "holds", due_changes, longest=LONGEST_PAUSE_SECONDS),
+            Job.every(get_settings().sweep_interval, "holds", due_changes, longest=Backoff.longest),
             Job.every(min(6 * get_settings().sweep_interval, ABANDONED_AFTER), "moves", moves),
             Job.every(MISSED_EVERY, "missed-moves", partial(move_missed, self._using)),
             sync,
@@ -362,7 +356,7 @@ class Background:
         if time.monotonic() < self._queues_at:
             return
         queues, labels = forgotten(self._using, self._worker.only, self._worker.skew.now())
-        self._queues_at = time.monotonic() + QUEUES_SECONDS
+        self._queues_at = time.monotonic() + SELDOM_SECONDS
         self._serve(queues)
         for label in labels:
             log_unknown_policy(label)
@@ -383,7 +377,7 @@ def forgotten(using: str, only: Collection[str] | None, now: datetime) -> tuple[
     soon = now + 2 * get_settings().sweep_interval + timedelta(seconds=1)
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=soon).order_by("run_at", "id")
     rows = rows if only is None else rows.filter(queue__in=only)
-    found = set(rows.values_list("queue", "policy")[:MAX_QUEUE_ROWS])
+    found = set(rows.values_list("queue", "policy")[:MAX_COUNT])  # behind a longer backlog, when that is gone
     labels = {label for _, label in found if registry.get(label) is None}
     return {queue for queue, _ in found}, sorted(labels)
 

@@ -89,8 +89,8 @@ class Worker(WorkerParts):
         using: str | None = None,
     ) -> None:
         super().__init__(queues=queues, concurrency=concurrency, burst=burst, using=using)
-        self.abandoned = 0
-        """After a hard stop: how many timeouts were running then, and are left to other workers."""
+        self.counts: Mapping[str, int] = {}
+        """At its end: how many timeouts had each outcome, and after a hard stop, were running and left to others."""
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
         self.gave_up = False
@@ -113,7 +113,7 @@ class Worker(WorkerParts):
     @property
     def has_failed(self) -> bool:
         """Return whether the process has to exit with 1."""
-        return bool(self.abandoned) or self.is_stuck or self.gave_up
+        return bool(self.counts.get("aborted")) or self.is_stuck or self.gave_up
 
     def stop(self, *, hard: bool = False) -> None:
         """End `run` soon: release timeouts that have not begun, and wait for running handlers.
@@ -324,19 +324,16 @@ class Worker(WorkerParts):
                 released += dispatch.release()  # a work that has missed its slot would wait for another one
                 self._try(self.sources.flush)
         keeper.stop()
-        self.abandoned = dispatch.abandon()
+        aborted = dispatch.abandon()
         self._try(self.sources.flush)
         dispatch.close(wait=not self._hard)
         self._wakeup.close()
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        seconds = time.monotonic() - self._began_at
-        counts = {**dispatch.outcomes, "released": released, "aborted": self.abandoned}
-        words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-        words = words or ("nothing was fired" if self.gave_up else "nothing was due")
-        lasted, facts = brief(seconds), {"seconds": round(seconds), **counts}
-        logger.info("The worker has stopped after %s: %s", lasted, words, extra={"event": "worker_stopped", **facts})
+        self.counts = {**dispatch.outcomes, "released": released, "aborted": aborted}
+        if self.processes == 1:
+            log_summary(self._began_at, self.counts)
 
     @contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
@@ -367,6 +364,14 @@ class Worker(WorkerParts):
         while numbers := receiving.recv(1):
             if numbers[0] in STOP_SIGNALS:
                 self.stop(hard=next(received) > 1)
+
+
+def log_summary(began_at: float, counts: Mapping[str, int]) -> None:
+    """Log the outcomes of a worker that has ended, which began at `began_at` by `time.monotonic()`."""
+    seconds, text = time.monotonic() - began_at, "The worker has stopped after %s: %s"
+    words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+    facts = {"seconds": round(seconds), **counts}
+    logger.info(text, brief(seconds), words or "nothing was fired", extra={"event": "worker_stopped", **facts})
 
 
 @contextmanager

@@ -38,6 +38,8 @@ class WorkerParts:
         self.only = self.queues if queues else None
         """The queues to which it is restricted; None: it serves all."""
         self.is_burst = burst
+        self.processes = 1
+        """So many workers like this one run under one supervisor."""
         self.passed_at = time.monotonic()
         """When the last pass of the main loop began, by `time.monotonic()`."""
         self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
@@ -67,14 +69,12 @@ class WorkerParts:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
         if limit is None or get_settings().executor is not None:  # another executor has connections of its own
             return
+        if self.processes > 1 and not limit.is_pool:
+            limit = Limit(limit.size // self.processes, f"{limit.setting}, for each of {self.processes} processes,")
         wanted, self.concurrency = self.concurrency, limit.threads(self.concurrency)
         if self.concurrency < wanted:
-            logger.warning(
-                "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
-                limit.shortage(wanted),
-                self.concurrency,
-                extra={"event": "too_few_connections"},
-            )
+            words = "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY."
+            logger.warning(words, limit.shortage(wanted), self.concurrency, extra={"event": "too_few_connections"})
 
     def serve_found_queues(self) -> None:
         """Serve the queues that `Background` has found, too."""

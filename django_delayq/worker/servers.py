@@ -33,10 +33,6 @@ from django_delayq.models import WorkerSeen
 
 logger = logging.getLogger("django_delayq.worker")
 
-FIRST_PAUSE_SECONDS: Final = 0.5
-"""A database that restarts answers after a second or two: that much lateness is avoidable."""
-LONGEST_PAUSE_SECONDS: Final = 5.0
-"""How late the first timeout is after a long outage. Shorter would fill the log of the database with refusals."""
 ROOM_SECONDS: Final = 30.0
 """Redis counts as full until a sweep succeeds this long after a refusal: at its limit it refuses only some calls."""
 
@@ -72,8 +68,7 @@ class RedisHealth:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._full_at = -math.inf
-        first, longest = FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-        self._backoff = Backoff(first, longest, jitter=0, steady_seconds=longest, monotonic=monotonic)
+        self._backoff = Backoff(jitter=0, steady_seconds=Backoff.longest, monotonic=monotonic)
         self._outages = StateLog(logger, "redis_away", "redis_back")
         self._shortages = StateLog(logger, "redis_full", "redis_has_room")
 
@@ -151,7 +146,7 @@ class DatabaseHealth:
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._backoff = Backoff(0.25, 5.0)
+        self._backoff = Backoff()
         self._outages = StateLog(logger, "database_away", "database_back")
         self._bugs = StateLog(logger, "pass_failed", "pass_succeeded")
         self._failing_since = math.inf

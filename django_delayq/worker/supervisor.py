@@ -5,27 +5,34 @@ It passes signals on, and starts processes again that died.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final
 
+from django.db import Error as DatabaseError
 from django.db import connections
 
 from django_delayq.backoff import Backoff
 from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import NotMigrated, PolicyError, WrongInstallation
-from django_delayq.worker.loop import STOP_SIGNALS, Worker, signal_handlers
+from django_delayq.ledger.db_connections import pool_limit, server_limit
+from django_delayq.logs import Formatter
+from django_delayq.worker.loop import STOP_SIGNALS, Worker, log_summary, signal_handlers
 from django_delayq.worker.watchdog import exit_at_once
 
 logger = logging.getLogger("django_delayq.worker")
@@ -51,8 +58,8 @@ class _Process:
 
     number: int
     pid: int = 0
-    orders: int = -1
-    """The writing end of the pipe by which the process is stopped."""
+    channel: Any = None
+    """By which the process is stopped, and sends at its end what it has done."""
     began: float = 0.0
     suspended: float = inf
     """Since when it is suspended, as by SIGSTOP; if it is not, `inf`."""
@@ -63,8 +70,8 @@ class _Process:
 class Supervisor:
     """Runs `count` workers, each in a process of its own. Needs `os.fork`. For the main thread of a process.
 
-    A pipe and not a signal stops a process. Terminals, and systemd by default, send a signal to all processes of a
-    service, so a process would receive it twice and abort its handlers. The end of the pipe also stops the processes
+    A socket and not a signal stops a process. Terminals, and systemd by default, send a signal to all processes of a
+    service, so a process would receive it twice and abort its handlers. The end of the socket also stops the processes
     of a supervisor that was killed.
 
     Args:
@@ -75,11 +82,10 @@ class Supervisor:
 
     def __init__(self, count: int, new_worker: Callable[[], Worker], *, ends: bool = False) -> None:
         self._processes = [_Process(number) for number in range(1, count + 1)]
-        self._new_worker = new_worker
-        self._ends = ends
-        self._signals = 0
-        self._sent = 0
-        self._code = 0
+        self._new_worker, self._ends = new_worker, ends
+        self._signals = self._sent = self._code = 0
+        self._began_at = time.monotonic()
+        self._counts: Counter[str] = Counter()
 
     def run(self) -> int:
         """Run the processes until a signal stops them, or all are done; return the exit code.
@@ -102,6 +108,8 @@ class Supervisor:
                         self._start(process)
                 left = [process for process in self._processes if process.pid or not process.is_done]
                 if not left:
+                    if self._counts:  # one of them has begun
+                        log_summary(self._began_at, self._counts)
                     return self._code
                 waits = [process.backoff.seconds_left for process in left if not process.pid]
                 with suppress(Empty):
@@ -114,54 +122,55 @@ class Supervisor:
             self._sent += 1
             for process in self._processes:
                 process.is_done = True  # it is not started again
-                if process.pid:
-                    with suppress(BrokenPipeError):
-                        os.write(process.orders, _STOP if self._sent == 1 else _ABORT)
+                if process.channel is not None:
+                    with suppress(OSError):  # it has just ended
+                        process.channel.send(_STOP if self._sent == 1 else _ABORT)
 
     def _start(self, process: _Process) -> None:
         for connection in connections.all(initialized_only=True):  # two processes cannot share a connection or a pool
             connection.close()
-            if hasattr(connection, "close_pool"):
-                connection.close_pool()
-        orders, process.orders = os.pipe()
+            getattr(connection, "close_pool", connection.close)()
+        process.channel, channel = socket.socketpair()
         process.began = time.monotonic()
         # A signal between the fork and the handlers of the process would be counted by the copy of this object.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             process.pid = os.fork()
             if process.pid == 0:
-                self._be_worker(process, orders)
+                self._be_worker(process, channel)
         except OSError as error:  # too many processes, or too little memory, for now
-            os.close(process.orders)
-            process.orders = -1
+            self._close(process)
             process.backoff.failed()
-            logger.error(
-                "Worker process %d cannot be started, which is tried again in %.1f s: %s",
-                process.number,
-                process.backoff.seconds_left,
-                error,
-                extra={"event": "process_refused"},
-            )
+            words = "Worker process %d cannot be started, which is tried again in %.1f s: %s"
+            logger.error(words, process.number, process.backoff.seconds_left, error, extra={"event": "process_refused"})
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            os.close(orders)
+            channel.close()
 
-    def _be_worker(self, process: _Process, orders: int) -> None:
+    def _close(self, process: _Process) -> None:
+        """Add what the process has sent, if any, to the sums of the summary."""
+        with process.channel as channel, suppress(OSError, ValueError):  # it was killed
+            self._counts.update(json.loads(channel.recv(4096, socket.MSG_DONTWAIT)))
+        process.channel = None
+
+    def _be_worker(self, process: _Process, channel: socket.socket) -> None:
         """Run a worker in the new process, and end it without returning to the code that called the supervisor."""
         code = 1
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in self._processes:
-                if each.orders >= 0:
-                    os.close(each.orders)
+            for own in [each.channel for each in self._processes if each.channel]:
+                own.close()
+            Formatter.prefix = f"[{process.number}] "
             os.environ[NUMBER_VARIABLE] = str(process.number)
             worker = self._new_worker()
-            worker.exits = exit_at_once
+            worker.exits, worker.processes = exit_at_once, len(self._processes)
             for number in STOP_SIGNALS:  # until `run` counts them
                 signal.signal(number, lambda _number, _frame: worker.stop())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
+            threading.Thread(target=_obey, args=(channel, worker), name="delayq-orders", daemon=True).start()
             worker.run()
+            with suppress(OSError):  # the supervisor was killed
+                channel.sendall(json.dumps(worker.counts).encode())
             code = GAVE_UP if worker.gave_up else int(worker.has_failed)
         except (NotMigrated, PolicyError, WrongInstallation) as error:
             print(f"delayq_worker: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log may not be shown
@@ -184,30 +193,22 @@ class Supervisor:
                 self._kill_suspended(process)
                 continue
             code, process.pid, process.suspended = os.waitstatus_to_exitcode(status), 0, inf
-            os.close(process.orders)
-            process.orders = -1
+            self._close(process)
+            process.is_done |= code in (REFUSED, GAVE_UP) or (code == 0 and self._ends)
             if code == REFUSED:
-                self._code, process.is_done, self._signals = code, True, max(self._signals, 1)
-            elif code == GAVE_UP:
-                self._code, process.is_done = self._code or 1, True
+                self._code, self._signals = code, max(self._signals, 1)
             elif process.is_done:
                 self._code = self._code or int(code != 0)
-            elif code == 0 and self._ends:
-                process.is_done = True
             elif code != 0:
                 if time.monotonic() - process.began > LONGEST_PAUSE_SECONDS:
                     process.backoff.succeeded()
                 process.backoff.failed()
-                logger.error(
-                    "Worker process %d (pid %d) ended with %s, and is started again in %.1f s. "
-                    "The timeouts that it held fire when its lease expires, within %s",
-                    process.number,
-                    pid,
-                    f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}",
-                    process.backoff.seconds_left,
-                    duration_text(get_settings().lease),
-                    extra={"event": "process_died", "pid": pid, "exit_code": code},
-                )
+                end = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
+                pause, lease = process.backoff.seconds_left, duration_text(get_settings().lease)
+                words = "Worker process %d (pid %d) ended with %s, and is started again in %.1f s. "
+                words += "The timeouts that it held fire when its lease expires, within %s"
+                facts = {"pid": pid, "exit_code": code}
+                logger.error(words, process.number, pid, end, pause, lease, extra={"event": "process_died", **facts})
 
     def _kill_suspended(self, process: _Process) -> None:
         """Kill a process that is to stop, and has been suspended for a lease: other workers fire what it held.
@@ -221,15 +222,36 @@ class Supervisor:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        return str(number)
+def default_count(worker: Worker) -> int:
+    """Return for how many processes like `worker` there are cores, at most four.
+
+    Together they open at most half of the connections that the server allows, because web processes need some, too.
+    """
+    found = min(4, _cores())
+    with suppress(DatabaseError):
+        if found > 1 and pool_limit(worker.using) is None and (limit := server_limit(worker.using)):
+            found = max(1, min(found, limit.size // 2 // (worker.concurrency + limit.own)))
+    return found
 
 
-def _obey(orders: int, worker: Worker) -> None:
+def _cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may use, by its affinity and by the quota of its container or service.
+
+    1 on systems other than Linux: libraries of macOS may crash a process that was forked.
+    """
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    groups, own = root / "sys/fs/cgroup", ""
+    with suppress(OSError):
+        own = (root / "proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+    for names in (("cpu.max",), (f"{own}/cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # ValueError: "max"
+            quota, period = map(int, " ".join((groups / name).read_text() for name in names).split())
+            cores = min(cores, quota / period if quota > 0 else cores)
+    return max(1, round(cores))
+
+
+def _obey(channel: socket.socket, worker: Worker) -> None:
     """Stop `worker` when the supervisor orders it, or ends without an order."""
-    while (order := os.read(orders, 1)) == _STOP:
+    while (order := channel.recv(1)) == _STOP:
         worker.stop()
     worker.stop(hard=order == _ABORT)

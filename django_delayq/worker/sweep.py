@@ -47,7 +47,6 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.failures import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
-from django_delayq.ledger.rollups import COMMIT_MARGIN, count_finally
 from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state, known_labels
 from django_delayq.ledger.settling import Old, delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
@@ -294,16 +293,8 @@ def _old_rows(using: str, labels: Collection[str], age: timedelta | None) -> lis
     by_age = defaultdict[timedelta, list[str]](list)
     for label in labels or own:
         by_age[age if labels and age is not None else retention_of(label)].append(label)
-    others = [] if labels else [Old(_latest(now, age or get_settings().retention), but=tuple(own))]
-    return others + [Old(_latest(now, kept), tuple(found)) for kept, found in by_age.items()]
-
-
-def _latest(now: datetime, kept: timedelta) -> datetime:
-    """Return from before when rows may be deleted that are kept for so long: not those of the last two minutes.
-
-    Reports count no such row, because others of the time may not be committed yet: these would never be counted.
-    """
-    return now - max(kept, COMMIT_MARGIN)
+    others = [] if labels else [Old(now - (age or get_settings().retention), but=tuple(own))]
+    return others + [Old(now - kept, tuple(found)) for kept, found in by_age.items()]
 
 
 def count_old(using: str, labels: Collection[str] = (), age: timedelta | None = None) -> Count:
@@ -321,8 +312,7 @@ def prune(
 ) -> int:
     """Delete rows that were settled, and due, longer than the `retention` of their policy ago; return how many.
 
-    Reports count them first (`count_finally`): all that were settled in this time, also rows that are kept for longer.
-    So no row of the last two minutes is deleted, whatever its retention is.
+    Reports continue to count them: see `ledger.rollups`.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again.
@@ -338,12 +328,6 @@ def prune(
     forget_free_shares(using)
     forget_old_answers(using)
     deleted, found = 0, _old_rows(using, labels, age)
-    oldest: dict[Old, Any] = {}
-    for old in found:
-        first = prunable(using, old).order_by("settled_at").values_list("settled_at", flat=True).first()
-        oldest |= {} if first is None else {old: first}
-    if oldest:  # not up to the retention of a policy without old rows: what is final is not counted again
-        count_finally(using, min(oldest.values()), max(old.before for old in oldest), between)
     for old in found:
         start: datetime | None = None
         while True:

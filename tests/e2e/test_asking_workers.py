@@ -34,7 +34,7 @@ def test_a_worker_acts_on_an_answer_and_not_without_one(
         "DELAYQ_TEST_POLICIES": "ask_first",
         **({} if redis == "with Redis" else {"DELAYQ_TEST_WITHOUT_REDIS": "1"}),
     }
-    worker = start_command("delayq_worker", *arguments, env=environment)
+    worker = start_command("delayq_worker", "--processes", "1", *arguments, env=environment)
     if not arguments:
         tried = Timeout.objects.filter(attempts=1)
         wait_until(lambda: tried.count() == len(answers), "each has been tried", seconds=60)

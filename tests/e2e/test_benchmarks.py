@@ -12,7 +12,7 @@ import pytest
 from benchmarks import profiles
 from benchmarks.contestants import Arena, Failed
 from benchmarks.harness import QUICK, Run, measure
-from benchmarks.targets import CPU, FLOOR, FLOOR_WALL, WAKE_UP, WALL
+from benchmarks.targets import CPU, FLOOR, FLOOR_SERVER, FLOOR_WALL, SERVER, WAKE_UP, WALL
 from benchmarks.works import calls, workers
 from tests import settings as test_settings
 from tools.servers import PostgresServer, RedisServer
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(RedisServer.missing() is not None, reason="no Redis server"),
 ]
 NAME = "delayq@sqlite"
-HEADS = (CPU, FLOOR, WALL, FLOOR_WALL, WAKE_UP)
+HEADS = (CPU, FLOOR, SERVER, FLOOR_SERVER, WALL, FLOOR_WALL, WAKE_UP)
 TINY = replace(QUICK, rounds=2, calls=5, drain_jobs=20, drain_seconds=0.01)
 
 
@@ -49,6 +49,16 @@ def test_each_work_has_a_floor_and_a_profile_by_module() -> None:
         parts = [columns[case.key][0] for row, columns in found.items() if row not in HEADS and case.key in columns]
         assert sum(parts) == pytest.approx(statistics.median(found[CPU][case.key]))
     assert found["django_delayq.firing.attempt"]["alone"][0] > 0
+    assert found[SERVER].keys() == found[FLOOR_SERVER].keys() >= {"schedule", "alone", "settle", "together"}
+
+
+@pytest.mark.skipif(PostgresServer.missing() is not None, reason="no PostgreSQL server")
+def test_each_contestant_has_its_fsync_while_the_server_runs() -> None:
+    with tempfile.TemporaryDirectory() as name, Arena(folder := Path(name)) as arena:
+        folder.chmod(0o711)
+        for contestant, fsync in (("delayq", "on"), ("delayq@unsynced", "off"), ("delayq@ledger", "on")):
+            arena.contestant(contestant)
+            assert arena.query("postgres", "SHOW fsync") == (fsync,)
 
 
 def test_a_work_drains_jobs_with_worker_processes(tmp_path: Path) -> None:

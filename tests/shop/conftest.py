@@ -65,7 +65,7 @@ class Shop:
         self.environment["SHOP_DELAYS"] = json.dumps(dict.fromkeys(DELAYS, AN_HOUR) | delays)
 
     def start_worker(self) -> None:
-        self.start("delayq_worker")
+        self.start("delayq_worker", "--processes", "1")
 
     def start_server(self) -> None:
         port = free_port()

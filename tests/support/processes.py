@@ -22,14 +22,17 @@ SHORT = {"LEASE": 1.0, "SWEEP_INTERVAL": 1.0}
 
 @pytest.fixture
 def start_worker(start_command: Callable[..., subprocess.Popen[bytes]]) -> StartWorker:
-    """Start `delayq_worker`; keywords are environment variables of the tests' settings, without their prefix."""
+    """Start `delayq_worker`; keywords are environment variables of the tests' settings, without their prefix.
+
+    One process, unless the arguments say otherwise: few tests are about several, which start more slowly.
+    """
 
     def start(
         *arguments: str, seconds: Mapping[str, float] = SHORT, stderr: int | None = None, **variables: str
     ) -> subprocess.Popen[bytes]:
         environment = {f"DELAYQ_TEST_{name}": value for name, value in variables.items()}
         environment["DELAYQ_TEST_SECONDS"] = json.dumps(dict(seconds))
-        return start_command("delayq_worker", *arguments, env=environment, stderr=stderr)
+        return start_command("delayq_worker", "--processes", "1", *arguments, env=environment, stderr=stderr)
 
     return start
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import harness, report
-from benchmarks.contestants import Failed
+from benchmarks.contestants import VARIANTS, Failed
 from benchmarks.figures import number, quantile, spread
 from benchmarks.harness import QUICK, Column, Run, Work
 from benchmarks.plots import bars
@@ -121,10 +121,27 @@ def test_the_page_shows_medians_spreads_failures_and_every_target(tmp_path: Path
 
 
 def test_a_missed_target_has_its_reason_on_the_page() -> None:
-    page = "\n".join(report.targets({"stored": {"delayq": {"database_bytes": [500.0]}}}))
-    assert "500 bytes | **missed** |" in page
-    assert "* **ledger bytes per row, heap and indexes**: The table of growth" in page
-    assert "**missed**" not in "\n".join(report.targets({"stored": {"delayq": {"database_bytes": [300.0]}}}))
+    page = "\n".join(report.targets({"idle": {"delayq": {"cpu_s": [0.1], "transactions": [500.0]}}}))
+    assert "0.100 CPU s; 500 transactions | **missed** |" in page
+    assert "* **idle worker process with 1,000,000 pending, a minute**: The table of the idle worker" in page
+    assert "**missed**" not in "\n".join(report.targets({"idle": {"delayq": {"cpu_s": [0.1], "transactions": [50.0]}}}))
+
+
+def test_a_verdict_is_that_with_fsync_and_the_ratio_without_it_is_shown_behind_it() -> None:
+    on = {"delayq": {"cpu_us": [85.0]}, "procrastinate": {"cpu_us": [100.0]}, "celery": {"cpu_us": [170.0]}}
+    off = {"delayq@unsynced": {"cpu_us": [95.0]}, "procrastinate@unsynced": {"cpu_us": [100.0]}}
+    target = next(one for one in TARGETS if one.work == "schedule one, client CPU")
+    shown = "procrastinate 0.850x; celery 0.500x; with `fsync` off: procrastinate 0.950x"
+    assert target.verdict({"schedule": on | off}) == (shown, "reached")
+
+
+def test_contestants_with_other_settings_have_tables_of_their_own() -> None:
+    suffixes = {name.partition("@")[2] for work in WORKS for name in work.contestants}
+    assert suffixes <= VARIANTS.keys()
+    found = {"samples": dict.fromkeys([f"a@{suffix}" if suffix else "a" for suffix in VARIANTS])}
+    groups = {title: names for title, names in report._groups(found) if names}
+    assert groups["PostgreSQL with `fsync` off"] == ["a@unsynced"]
+    assert sorted(name for names in groups.values() for name in names) == sorted(found["samples"])
 
 
 def compared(now: dict[str, list[float]], earlier: dict[str, list[float]]) -> str:
@@ -176,7 +193,7 @@ def test_the_readme_has_the_figures_of_the_run_between_its_marks() -> None:
     results = {"works": {work: {"samples": found} for work, found in samples.items()}}
     readme = report.with_figures("a\n<!-- bench -->\nold\n<!-- /bench -->\nb\n", results)
     assert readme.startswith("a\n<!-- bench -->\n|  | **django-delayq** | celery |\n")
-    assert "| lag of 50 a second, p50, ms | 2.00 | 1.50 |" in readme
+    assert "| lag of one worker, p50, ms | 2.00 | 1.50 |" in readme
     assert readme.endswith("<!-- /bench -->\nb\n")
     assert "old" not in readme
     assert report.with_figures("no marks", results) == "no marks"

@@ -189,6 +189,22 @@ def test_lines_are_written_together_soon_and_a_warning_at_once_behind_them() -> 
         assert stream.writes[1:] == ["three\nfour\n"]
 
 
+def test_processes_that_share_a_pipe_write_whole_lines_and_few_at_once() -> None:
+    handler, stream = buffered()
+    with handler.lock or threading.Lock():
+        for number in range(25):
+            handler.handle(record(str(number)))
+        handler.flush()
+    assert [text.count("\n") for text in stream.writes] == [10, 10, 5]
+    assert "".join(stream.writes).split() == [str(number) for number in range(25)]
+
+
+def test_a_line_of_one_process_beside_others_begins_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Formatter, "prefix", "[2] ")
+    assert Formatter().format(record("It failed", logging.ERROR)).endswith(" ERROR   [2] It failed")
+    assert json.loads(Formatter(as_json=True).format(record("It failed")))["message"] == "It failed"
+
+
 def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:
     handler, _ = buffered()
     receiving, sending = os.pipe()

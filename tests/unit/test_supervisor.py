@@ -1,12 +1,15 @@
-"""The supervisor of several worker processes."""
+"""The supervisor of several worker processes, and how many it starts by default."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from django_delayq.worker import supervisor
 
 SETUP = """
 import os, signal, sys, threading, time
@@ -19,6 +22,7 @@ from django_delayq.worker.supervisor import Supervisor
 
 class Printing:
     has_failed = gave_up = False
+    counts = {"fired": 2}
 
     def run(self):
         print("of a handler")
@@ -39,6 +43,7 @@ sys.exit(Supervisor(2, GivesUp, ends=True).run())
 SIGNAL_TO_ANOTHER_THREAD = """
 class Idle:
     has_failed = gave_up = False
+    counts = {}
 
     def __init__(self):
         self._stopped = threading.Event()
@@ -86,3 +91,33 @@ def test_a_process_of_a_burst_that_has_given_up_is_not_started_again() -> None:
     with pytest.raises(subprocess.CalledProcessError) as ended:
         run(GIVES_UP)
     assert (ended.value.returncode, ended.value.stdout) == (1, "of a handler\n" * 2)
+
+
+def test_one_summary_adds_up_what_all_processes_have_done() -> None:
+    logged = run("import logging; logging.basicConfig(level='INFO'); Supervisor(2, Printing, ends=True).run()").stderr
+    assert [line.rpartition(": ")[2] for line in logged.splitlines() if "has stopped" in line] == ["4 fired"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="of Linux")
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 6),
+        ({"cpu.max": "max 100000"}, 6),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "max 100000", "system.slice/shop.service/cpu.max": "300000 100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "25000"}, 2),
+    ],
+)
+def test_the_quota_of_a_container_or_service_limits_the_cores(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"proc/self/cgroup": "0::/system.slice/shop.service\n"}.items() | {
+        (f"sys/fs/cgroup/{name}", text) for name, text in files.items()
+    }:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert supervisor._cores(tmp_path) == cores

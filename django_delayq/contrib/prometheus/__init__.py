@@ -71,7 +71,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "policy_stopped": ("1 while the policy is paused or on hold", ("policy",)),
     "policy_braked": ("1 while the policy is paused by its brake", ("policy",)),
     "policy_shadow_percent": ("Percentage of the objects of the policy that are in shadow mode", ("policy",)),
-    "workers": ("Running workers", ()),
+    "workers": ("Running worker processes", ()),
     "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
     "redis_up": ("1 if Redis responds; absent if none is configured", ()),
 }

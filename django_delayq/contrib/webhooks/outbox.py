@@ -14,6 +14,7 @@ from django_delayq import clock
 from django_delayq.contrib.webhooks.endpoints import Endpoint, get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.ledger.history import empty_copies
+from django_delayq.ledger.statements import CHUNK
 from django_delayq.ledger.subjects import about_objects, model_of_kind
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policies import TimeoutPolicy, labels_of
@@ -21,8 +22,6 @@ from django_delayq.policy_options import Brake
 from django_delayq.signals import policy_pausing, timeouts_erasing, timeouts_pruned, timeouts_settling
 
 State = Timeout.State
-PAGE: Final = 500
-"""So many messages are loaded at once to be deleted."""
 TIMES: Final = ("due_at", "since_at", "first_due_at", "created_at", "settled_at")
 COLUMNS: Final = ("id", "policy", "key", "queue", "state", "extensions", "attempts", "reason", "is_computed")
 
@@ -86,7 +85,7 @@ def forget_old(using: str, before: datetime, **_: Any) -> None:
     A message that was never delivered is kept as long as its dead timeout, so that it can be retried.
     """
     rows, last = Delivery.objects.using(using).filter(created_at__lt=before).order_by("pk"), 0
-    while page := list(rows.filter(pk__gt=last).only("pk")[:PAGE]):
+    while page := list(rows.filter(pk__gt=last).only("pk")[:CHUNK]):
         last = page[-1].pk
         timeouts = Timeout.objects.using(using).filter(about_objects([Delivery], page, using))
         kept = set(timeouts.values_list("object_id", flat=True))

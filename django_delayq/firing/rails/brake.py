@@ -20,11 +20,10 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.rails.rail import UNLIMITED, Rail
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import meter
-from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, stop_cache
+from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, put_stop, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import BRAKED, message_of, shown
 from django_delayq.ledger.locking import transaction_of
-from django_delayq.ledger.stops import is_stop_in_force
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine
@@ -109,26 +108,19 @@ def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using
     assert brake is not None
     stop_cache.forget()  # if the policy is stopped already, the cached answer is outdated
     with transaction_of(using):
-        control, now = lock_control(policy, using), database_now(using)
+        control, now = lock_control(policy, using)
         # Without a control when the count began, it was just created, and has no actor.
         is_unchanged = control.changed_at == guards.changed_at or (guards.changed_at is None and not control.by)
-        if is_stop_in_force(control, now) or not is_unchanged:
+        if control.stop or not is_unchanged:
             stop_cache.forget()  # else firings of the next second would count from before the change, without effect
             return None
         reason = BRAKED.format(count=count, per=duration_text(brake.per), most=brake.most)
-        control.stop, control.stopped_at, control.until = PolicyControl.Stop.PAUSED, now, None
+        change = PolicyChange(policy=policy.label, at=now, touched_at=now, by=BRAKE_ACTOR, reason=reason)
+        counted = {"fired": count, "most": brake.most, "per": brake.per.total_seconds()}
+        put_stop(control, change, PolicyControl.Stop.PAUSED, None, **counted)
         control.changed_at, control.by, control.reason = now, BRAKE_ACTOR, reason
         control.save(using=using)
-        change = PolicyChange.objects.using(using).create(
-            policy=policy.label,
-            what=PolicyChange.What.PAUSED,
-            at=now,
-            touched_at=now,
-            finished_at=now,
-            by=BRAKE_ACTOR,
-            reason=reason,
-            details={"until": None, "fired": count, "most": brake.most, "per": brake.per.total_seconds()},
-        )
+        change.save(using=using)
         policy_pausing.send(policy.model, policy=policy, change=change, fired=count, brake=brake, using=using)
     transaction.on_commit(lambda: _report_pause(policy, change), using=using, robust=True)
     return change

@@ -87,7 +87,7 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
         sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
     )
     words = f", {plural(stuck, 'stuck thread')}" if stuck else ""
-    text = f"{len(seen.workers)} alive, {plural(threads, 'thread')}, {held} under way{words}"
+    text = f"{plural(len(seen.workers), 'process', 'processes')}, {plural(threads, 'thread')}, {held} under way{words}"
     yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
     for obstacle in seen.obstacles:
         if not obstacle.policy:  # of a policy that is stopped, a line of its own shows more

@@ -21,11 +21,11 @@ from django.db import connections
 from django.utils import autoreload
 
 from django_delayq import __version__
-from django_delayq.clock import plural
 from django_delayq.conf import MAX_CONCURRENCY, get_settings
+from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, WrongInstallation
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_connections import how_to_migrate, unapplied_migrations
+from django_delayq.ledger.db_connections import Limit, how_to_migrate, pool_limit, unapplied_migrations
 from django_delayq.lengths import delay_text, length_text
 from django_delayq.logs import shown
 from django_delayq.management.operating import TextCommand
@@ -33,8 +33,7 @@ from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
 from django_delayq.worker.loop import Worker, signal_handlers
-from django_delayq.worker.servers import RedisHealth
-from django_delayq.worker.supervisor import NUMBER_VARIABLE, REFUSED, Supervisor
+from django_delayq.worker.supervisor import NUMBER_VARIABLE, REFUSED, Supervisor, default_count
 from django_delayq.worker.watchdog import exit_at_once
 
 logger = logging.getLogger("django_delayq.worker")
@@ -57,8 +56,8 @@ class Command(TextCommand):
 
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
     is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
-    code is 1, as it is if the database has not answered for a minute. With --processes, all of them do so, and a
-    process that dies is started again. A worker whose database belongs to another installation, or whose policies
+    code is 1, as it is if the database has not answered for a minute. All processes do so, and one that dies is started
+    again. A worker whose database belongs to another installation, or whose policies
     lack an alias by which the database has timeouts, changes nothing, and exits with 3.
     """
 
@@ -69,7 +68,7 @@ class Command(TextCommand):
         words = "serve only these queues; may be repeated (default: all queues)"
         add("--queue", action="extend", nargs="+", metavar="Q", help=words)
         add("--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])")
-        add("--processes", metavar="N", help="worker processes under one supervisor (default: 1)")
+        add("--processes", metavar="N", help="processes under one supervisor (default: one for each core, at most 4)")
         add("--burst", action="store_true", help="sync, fire due timeouts, and exit when none is due")
         add("--max-timeouts", metavar="N", help="exit after N timeouts; with --processes, each one is then replaced")
         add("--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)")
@@ -132,8 +131,8 @@ class Command(TextCommand):
 
     def _run(self, options: dict[str, Any], began: Callable[[Worker], None] = lambda _: None) -> None:
         concurrency, limit = options["concurrency"], options["max_timeouts"]
-        count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
-        greet = partial(self._greet, options, count)
+        count = options["processes"] and number("--processes", options["processes"], 1, MAX_PROCESSES)
+        greet = partial(self._greet, options)
         try:
             new_worker = partial(
                 Worker,
@@ -146,11 +145,10 @@ class Command(TextCommand):
             began(worker)
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
             worker_started.connect(greet)
-            if count > 1:
+            if (count := count or count_by_default(options, worker)) > 1:
                 self._supervise(count, new_worker, ends=options["burst"])
             else:
-                if not options["autoreload"]:  # whose process has its own end
-                    worker.exits = exit_at_once
+                worker.exits = None if options["autoreload"] else exit_at_once  # the reloader has its own end
                 worker.run()
         except (NotMigrated, PolicyError, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
@@ -158,9 +156,7 @@ class Command(TextCommand):
             raise CommandError(str(error)) from error
         finally:
             worker_started.disconnect(greet)
-        if worker.abandoned:
-            self.stderr.write(f"delayq_worker: aborted {plural(worker.abandoned, 'running timeout')}, to be retried")
-        if worker.abandoned or firing_state.stuck_threads:
+        if worker.counts.get("aborted") or firing_state.stuck_threads:
             # Not sys.exit: it would wait for threads that handlers may have started.
             logging.shutdown()
             self.stdout.flush()
@@ -168,7 +164,7 @@ class Command(TextCommand):
         if worker.has_failed:
             sys.exit(1)
 
-    def _greet(self, options: dict[str, Any], processes: int, *, worker: Worker, **_: Any) -> None:
+    def _greet(self, options: dict[str, Any], *, worker: Worker, **_: Any) -> None:
         """Show the first screen, because the worker, or one of several, begins. Only the first one shows it."""
         if os.environ.get(NUMBER_VARIABLE, "1") != "1":
             return
@@ -178,14 +174,12 @@ class Command(TextCommand):
                 advice = how_to_migrate(worker.using)
                 logger.warning(words, ", ".join(apps), advice, extra={"event": "migrations_missing", "apps": apps})
         if options["verbosity"] > 0 and options["log_format"] != "json":
-            self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
+            self.stdout.write("\n".join(first_screen(worker)) + "\n\n")  # the log follows
             self.stdout.flush()
 
     def _supervise(self, count: int, new_worker: Callable[[], Worker], *, ends: bool) -> None:
-        if not hasattr(os, "fork"):
-            raise CommandError("--processes needs a system with fork(). Start several commands without it instead.")
-        if threading.current_thread() is not threading.main_thread():
-            raise CommandError("--processes receives signals, so it needs the main thread of its process.")
+        if not hasattr(os, "fork") or threading.current_thread() is not threading.main_thread():
+            raise CommandError("--processes needs fork() and the main thread. Start several commands instead.")
         self.stdout.flush()
         self.stderr.flush()
         if code := Supervisor(count, new_worker, ends=ends).run():
@@ -200,12 +194,24 @@ def _code() -> dict[Path, float]:
     return dict(reloader.snapshot_files())
 
 
-def first_screen(worker: Worker, processes: int) -> Iterator[str]:
+def count_by_default(options: dict[str, Any], worker: Worker) -> int:
+    """Return how many processes are started without --processes; one if several are of no use, or a surprise.
+
+    SQLite has one writer, an executor has processes of its own, and a metrics page shows one process. A program that
+    calls the command in a thread is not forked.
+    """
+    is_server = dialect_of(connections[worker.using]).server_time
+    is_free = is_server and threading.current_thread() is threading.main_thread() and not get_settings().executor
+    is_one = options["burst"] or options["max_timeouts"] or os.environ.get("DELAYQ_METRICS_ADDRESS")
+    return default_count(worker) if is_free and not is_one else 1
+
+
+def first_screen(worker: Worker) -> Iterator[str]:
     """Yield the lines that a worker shows when it begins. They contain no password."""
-    several = f"{processes} processes, each with " if processes > 1 else ""
+    several = f"{worker.processes} processes, each with " if worker.processes > 1 else ""
     yield f"django-delayq {__version__}, Django {django.get_version()}"
-    yield f"  database  {_database(worker.using)}"
-    yield f"  Redis     {_redis(worker.redis)}"
+    yield f"  database  {_database(worker)}"
+    yield f"  Redis     {_redis(worker)}"
     yield f"  threads   {several}{worker.concurrency}"
     if executor := get_settings().executor:
         yield f"  executor  {executor}: runs the handlers, and its processes log the firings"
@@ -222,18 +228,22 @@ def first_screen(worker: Worker, processes: int) -> Iterator[str]:
     yield "  To stop, press Ctrl-C or send SIGTERM: running handlers are completed. A second signal aborts them."
 
 
-def _database(using: str) -> str:
-    connection = connections[using]
+def _database(worker: Worker) -> str:
+    connection = connections[worker.using]
     where = connection.settings_dict
     server = f" at {where['HOST']}{':' * bool(where['PORT'])}{where['PORT']}" if where["HOST"] else ""
     name = connection.vendor
     with suppress(DatabaseError):  # MySQL and MariaDB are asked which of them they are
         name = connection.display_name
-    return f"{name} {str(where['NAME'])!r}{server} (alias {using!r})"
+    limit = pool_limit(worker.using) or Limit(0, "")
+    most = f", at most {worker.processes * (limit.size or worker.concurrency + limit.own)} connections"
+    most *= bool(dialect_of(connection).server_time)
+    return f"{name} {str(where['NAME'])!r}{server} (alias {worker.using!r}){most}"
 
 
-def _redis(redis: RedisHealth) -> str:
+def _redis(worker: Worker) -> str:
     """Describe Redis. Its address may contain a password, so only host, port and database are shown."""
+    redis = worker.redis
     if redis.engine is None:
         return "none: due timeouts are read from the database once a second"
     if not redis.is_up:
@@ -242,7 +252,9 @@ def _redis(redis: RedisHealth) -> str:
     address = getattr(pool, "connection_kwargs", {})
     # A Sentinel's service is a host without a port.
     place = f" at {address['host']}:{address['port']}/{address.get('db') or 0}" if address.get("port") else ""
-    return f"reached{place}, prefix {redis.engine.prefix!r}"
+    # Of the main loop, the wake-ups, two threads that sweep, sync and schedule, and the handlers that schedule.
+    most = f"{worker.processes * (worker.concurrency + 6)} connections{'' if place else ' to each node'}"
+    return f"reached{place}, prefix {redis.engine.prefix!r}, at most {most}"
 
 
 def _delay(policy: TimeoutPolicy[Any]) -> str:

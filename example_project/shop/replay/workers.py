@@ -39,7 +39,7 @@ def workers(count: int, delays: Mapping[str, timedelta]) -> Iterator[list[subpro
         WorkersFailed: at the end, if a worker did not exit with 0.
     """
     environment = {**os.environ, "SHOP_DELAYS": delays_in_environment(delays), "SHOP_SPEED": "1"}
-    command = [sys.executable, str(MANAGE), "delayq_worker"]
+    command = [sys.executable, str(MANAGE), "delayq_worker", "--processes", "1"]
     processes: list[subprocess.Popen[bytes]] = []
     former = signal.signal(signal.SIGTERM, _leave)
     try:

@@ -159,7 +159,7 @@ def take_terminal(shop: Shop, admin: Admin, order: int, tmp_path_factory: pytest
     for name, arguments, end, times in (
         ("terminal-worker", ["delayq_worker"], " fired ", 5),
         ("terminal-explain", ["delayq_explain", "shop.order", str(order)], "", 0),
-        ("terminal-status", ["delayq_status", "--watch"], "1 alive", 2),
+        ("terminal-status", ["delayq_status", "--watch"], "1 process", 2),
     ):
         if name == "terminal-status":
             shop.start_worker()

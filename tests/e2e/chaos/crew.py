@@ -33,7 +33,7 @@ CELERY_WORKER = (
     "celery", "-A", "tests.e2e.executors.celery_app", "worker", "-c", "2", "-l", "WARNING",
     "--without-gossip", "--without-mingle", "--without-heartbeat",
 )  # fmt: skip
-WORKER = ("django", "delayq_worker", "-v0")
+WORKER = ("django", "delayq_worker", "--processes", "1", "-v0")
 ANOTHER_INSTALLATION = 3
 """The exit code of a worker that refuses a ledger or a Redis of another installation."""
 

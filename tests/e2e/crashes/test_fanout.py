@@ -44,7 +44,7 @@ def test_all_deadlines_of_a_channel_are_moved_once_although_two_workers_die(
         size = min(5000, COUNT - begin)
         Purchase.objects.bulk_create([Purchase(channel=channel, created_at=now) for _ in range(size)])
     passes = PolicySync.objects.filter(policy=policy.label, finished_at__isnull=False)
-    worker = start_command("delayq_worker")
+    worker = start_command("delayq_worker", "--processes", "1")
     wait_until(passes.exists, "a first pass of the sync has ended", seconds=120)
     began = time.monotonic()
     channel.pay_within = timedelta(hours=7)
@@ -61,7 +61,7 @@ def test_all_deadlines_of_a_channel_are_moved_once_although_two_workers_die(
         worker.kill()
         worker.wait()
         assert moved.count() < COUNT
-        worker = start_command("delayq_worker")
+        worker = start_command("delayq_worker", "--processes", "1")
     wait_until(lambda: moved.count() == COUNT, "all of them are moved", seconds=600)
     logger.info("%d: answered in %.0f ms, moved in %.1f s", COUNT, answered * 1000, time.monotonic() - began)
     histories = Timeout.objects.values_list("history", flat=True)

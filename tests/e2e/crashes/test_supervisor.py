@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from django.db import connection, transaction
 
 from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.worker import Worker
+from django_delayq.worker.supervisor import default_count
 from tests.support.processes import StartWorker, due_now, effects, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
@@ -132,17 +135,23 @@ def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker, nu
 
 
 def test_the_processes_end_when_their_supervisor_is_killed(start_worker: StartWorker) -> None:
-    supervisor = start(start_worker)
+    supervisor = start(start_worker, stderr=subprocess.PIPE)
     pids = children(supervisor)
     supervisor.kill()
+    log = supervisor.communicate(timeout=30)[1].decode()
     wait_until(lambda: not any(map(is_alive, pids)), "both have ended")
+    assert "Traceback" not in log
     assert not WorkerSeen.objects.exists(), "they have stopped as after SIGTERM"
 
 
 def test_a_burst_ends_when_every_process_has(start_worker: StartWorker) -> None:
     rows = due_now("remind", 60)
-    supervisor = start_worker("--processes", "2", "--burst")
-    assert supervisor.wait(60) == 0
+    supervisor = start_worker("--processes", "2", "--burst", stderr=subprocess.PIPE)
+    lines = supervisor.communicate(timeout=60)[1].decode().splitlines()
+    assert supervisor.returncode == 0
+    assert all(re.search(r" INFO    \[[12]\] ", line) for line in lines if " fired " in line)
+    [summary] = [line for line in lines if "has stopped" in line]
+    assert re.search(r": 60 fired\b", summary), "of both; what the other one has fired may count as settled before"
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert states() == {"fired": 60}
 
@@ -158,9 +167,50 @@ def test_a_process_that_has_fired_its_number_is_replaced(start_worker: StartWork
     assert supervisor.wait(30) == 0
 
 
+@pytest.fixture
+def all_cores() -> Iterator[set[int]]:
+    """The cores that this process, and those that it starts, may use; the test may change that."""
+    cores = os.sched_getaffinity(0)
+    yield cores
+    os.sched_setaffinity(0, cores)
+
+
+def test_by_default_each_core_has_a_process_but_not_beside_sqlite(
+    start_command: Callable[..., subprocess.Popen[bytes]], all_cores: set[int]
+) -> None:
+    count = 1 if connection.vendor == "sqlite" else default_count(Worker())
+    started = start_command("delayq_worker")
+    wait_until(are_ready(count), "all processes have begun")
+    assert len(children(started)) == (count if count > 1 else 0)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(30) == 0
+    os.sched_setaffinity(0, {min(all_cores)})
+    started = start_command("delayq_worker")
+    wait_until(are_ready(1), "the worker has begun")
+    assert not children(started)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [(("--burst",), {}), (("--max-timeouts", "1"), {}), ((), {"DELAYQ_METRICS_ADDRESS": "127.0.0.1:0"})],
+)
+def test_what_one_process_does_is_by_default_not_done_by_several(
+    arguments: tuple[str, ...], variables: dict[str, str], start_command: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    due_now("remind")
+    worker = start_command("delayq_worker", *arguments, env=variables, stdout=subprocess.PIPE)
+    wait_until(settled(1), "it has fired")
+    assert not children(worker)
+    worker.send_signal(signal.SIGTERM)
+    shown = worker.communicate(timeout=30)[0].decode()
+    assert re.search(r"^  threads   \d+$", shown, re.MULTILINE)
+
+
 @needs_two_writers
-def test_with_autoreload_ctrl_c_waits_for_the_running_handler(start_worker: StartWorker) -> None:
-    reloader = start_worker("--autoreload", LINGER="2")
+def test_with_autoreload_ctrl_c_waits_for_the_running_handler(
+    start_command: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    reloader = start_command("delayq_worker", "--autoreload", env={"DELAYQ_TEST_LINGER": "2"})
     due_now("linger")
     wait_until(is_handling, "a handler is running")
     os.killpg(reloader.pid, signal.SIGINT)  # as terminals send it

@@ -103,7 +103,8 @@ def start_worker(own_database: OwnDatabase, tmp_path: Path) -> Iterator[Callable
 
     def start(verbosity: int = 0) -> tuple[int, Path]:
         with log.open("wb") as output:
-            command = [sys.executable, "-m", "django", "delayq_worker", f"-v{verbosity}", "--log-level", "warning"]
+            arguments = f"-m django delayq_worker --processes 1 -v{verbosity} --log-level warning"
+            command = [sys.executable, *arguments.split()]
             worker = processes.start(command, env=own_database.environment, cwd=ROOT, stdout=output, stderr=output)
         started.append(worker)
         return worker.pid, log

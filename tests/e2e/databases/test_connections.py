@@ -43,8 +43,8 @@ def start(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path)
     def start(threads: int = 4, **environment: str) -> tuple[subprocess.Popen[bytes], Path]:
         environment = {"DELAYQ_TEST_SECONDS": json.dumps(SHORT), **environment}
         with log.open("wb") as output:
-            arguments = ("delayq_worker", "-v0", "--log-level", "warning", "--concurrency", str(threads))
-            return start_command(*arguments, env=environment, stdout=output, stderr=output), log
+            command = f"delayq_worker --processes 1 --concurrency {threads} -v0 --log-level warning"
+            return start_command(*command.split(), env=environment, stdout=output, stderr=output), log
 
     return start
 

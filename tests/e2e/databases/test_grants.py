@@ -68,7 +68,7 @@ def test_a_worker_does_all_its_work_with_these_privileges(
     # Far ahead: rounds that are long due when a slow machine has started the worker are left alone, as forgotten.
     [parcel] = Parcel.objects.bulk_create([Parcel(sent_at=timezone.now(), status="open")])
     with log.open("wb") as output:
-        start_command("delayq_worker", "-v1", "--log-level", "info", env=environment, stdout=output, stderr=output)
+        start_command("delayq_worker", "--processes", "1", env=environment, stdout=output, stderr=output)
     wait_until(lambda: dq.pending_timeouts(parcel).exists(), "the sync has found the parcel")
     dq.reschedule_timeouts(dq.pending_timeouts(parcel), seconds=0)
     wait_until(lambda: Timeout.objects.filter(state="fired").count() == 3, "by hand, and found by the sync")

@@ -38,7 +38,7 @@ def start(own_database: OwnDatabase, start_command: Callable[..., subprocess.Pop
     def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[bytes], Path]:
         environment = {**own_database.environment, "DELAYQ_TEST_SECONDS": json.dumps(SECONDS), **environment}
         with log.open("wb") as output:
-            command = ("delayq_worker", "-v0", "--log-level", "warning", *arguments)
+            command = ("delayq_worker", "--processes", "1", "-v0", "--log-level", "warning", *arguments)
             worker = start_command(*command, env=environment, stdout=output, stderr=output)
         dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=0)
         wait_until(lambda: WorkerSeen.objects.exists() and are_settled(), "it has fired one")

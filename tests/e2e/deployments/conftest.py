@@ -54,7 +54,7 @@ class Stage:
             "DELAYQ_TEST_SECONDS": json.dumps({"LEASE": 5.0, "SWEEP_INTERVAL": 1.0}),
         }
         with self._log.open("wb") as log:
-            self.worker = self._start("delayq_worker", env=environment, stderr=log)
+            self.worker = self._start("delayq_worker", "--processes", "1", env=environment, stderr=log)
         self.await_worker_on_redis()
 
     def schedule(self, count: int, within: float) -> None:

@@ -55,7 +55,7 @@ def log(tmp_path: Path) -> Path:
 def start_worker(start_command: StartCommand, log: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Start a real worker that logs to `log`."""
     with log.open("ab") as file:
-        yield lambda: start_command("delayq_worker", "-v0", stdout=file, stderr=file)
+        yield lambda: start_command("delayq_worker", "--processes", "1", "-v0", stdout=file, stderr=file)
 
 
 class Hostile(threading.Thread):

@@ -170,7 +170,7 @@ def test_a_worker_whose_clock_is_wrong_fires_by_the_databases(
     variables["DELAYQ_TEST_SECONDS"] = '{"SWEEP_INTERVAL": 1}'
     due = due_orders("remind", 5)
     later = due_orders("remind", 5, minutes=5)
-    start_command("delayq_worker", env={**shifted.environment, **variables})
+    start_command("delayq_worker", "--processes", "1", env={**shifted.environment, **variables})
     wait_until(lambda: fired(due), seconds=60)
     due = due_orders("remind", 5, seconds=1) + due_orders("send_outside", 2, seconds=1)
     with transaction.atomic():

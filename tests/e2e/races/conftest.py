@@ -72,7 +72,7 @@ def two_workers(
     workers = []
     for log in logs:
         with log.open("wb") as output:
-            workers.append(start_command("delayq_worker", stdout=output, stderr=output))
+            workers.append(start_command("delayq_worker", "--processes", "1", stdout=output, stderr=output))
     channel = QueueKeys.of(key_prefix("default"), "default", 0, 1).wake
 
     def both_listen() -> bool:

@@ -56,7 +56,7 @@ def test_a_long_pass_that_begins_after_it_is_completed(
     policy: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the last pass was later than the begin of this one, so that each slice began it again."""
-    monkeypatch.setattr(scan, "PAGE", 2)
+    monkeypatch.setattr(scan, "CHUNK", 2)
     monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
     tables = TableSync("default")
     tables.run(at_once=True)

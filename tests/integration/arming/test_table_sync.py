@@ -19,6 +19,7 @@ import django_delayq as dq
 from django_delayq.arming import scan, sync
 from django_delayq.arming.row_state import pending_rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
+from django_delayq.ledger.statements import CHUNK
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
 from tests.testapp.models import Item, Order, Task
@@ -94,7 +95,7 @@ def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
 
     counts = []
     for _ in range(2):
-        settled(scan.PAGE)
+        settled(CHUNK)
         with CaptureQueriesContext(connection) as queries:
             found = sync_policy(policy, "default")
         assert (found.armed, found.moved, found.cancelled) == (0, 0, 0)
@@ -183,7 +184,7 @@ def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of two objects, and slices of one page."""
-    monkeypatch.setattr(scan, "PAGE", 2)
+    monkeypatch.setattr(scan, "CHUNK", 2)
     monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
 
 

@@ -86,6 +86,18 @@ def test_the_doctor_warns_from_the_third_failure_of_a_timeout_on() -> None:
 
 
 @pytest.mark.usefixtures("without_redis")
+def test_the_doctor_blames_no_process_for_a_failure_whose_error_the_row_does_not_have() -> None:
+    a_worker()
+    failing(3)
+    found = finding()
+    assert found is not None and found.msg.endswith(" has failed 3 times, last: see its story.")
+    Timeout.objects.all().delete()
+    times = {f"{name}_failed_at": timezone.now() - timedelta(minutes=ago) for name, ago in (("first", 20), ("last", 1))}
+    dead(Order.objects.create(), reason="the account is closed", **times)
+    assert (found := finding()) is not None and found.msg.endswith(" has failed 3 times, last: the account is closed.")
+
+
+@pytest.mark.usefixtures("without_redis")
 def test_it_is_an_error_if_all_attempts_of_a_policy_have_failed_for_ten_minutes() -> None:
     a_worker()
     failed(9, attempts=5)

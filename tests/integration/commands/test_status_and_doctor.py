@@ -346,7 +346,7 @@ def test_the_status_says_how_things_stand(do: Do, settings: Settings) -> None:
     Timeout.objects.filter(pk=unknown.pk).update(policy="testapp.order.forgotten")
     dead(Order.objects.create())
     lines = dict(line.split(maxsplit=1) for line in do("delayq_status").out.splitlines()[1:])
-    assert lines["workers"] == "1 alive, 4 threads, 3 under way"
+    assert lines["workers"] == "1 process, 4 threads, 3 under way"
     assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
     assert lines["oldest"].startswith("due for 1 h")
     assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 -")

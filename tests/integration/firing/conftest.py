@@ -51,6 +51,21 @@ def orders() -> list[Order]:
     return [Order.objects.create(status="unpaid") for _ in range(5)]
 
 
+def is_direct() -> bool:
+    """Return whether no pooler is between this thread and its session of PostgreSQL."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return bool(cursor.fetchone()[0] == connection.connection.info.backend_pid)
+
+
+def generic_plans(part: str) -> int:
+    """Return how often this thread has used the generic plan of the prepared statement with `part` in its SQL."""
+    with connection.cursor() as cursor:
+        like = f"PREPARE delayq%{part}%"
+        cursor.execute("SELECT sum(generic_plans) FROM pg_prepared_statements WHERE statement LIKE %s", [like])
+        return int(cursor.fetchone()[0] or 0)
+
+
 def due(obj: Model, policy: str | TimeoutPolicy[Any] = "remind", **options: Any) -> Timeout:
     """Return a timeout of `obj` that is due now."""
     return schedule_timeout(obj, policy, seconds=0, **options)

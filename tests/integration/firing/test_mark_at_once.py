@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.db.backends.signals import connection_created
 from django.db.models import BooleanField, Func, Model, Q, Value
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq.firing import Report, Work, run
+from django_delayq.firing import Report, Work, run, running
+from django_delayq.ledger import statements
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import WAIT, due, fire, state
+from tests.integration.firing.conftest import WAIT, due, fire, generic_plans, is_direct, state
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -39,6 +42,23 @@ def only_where_one_statement_does_it() -> None:
         pytest.skip("this database marks step by step")
 
 
+@pytest.fixture(autouse=True, params=["own plan", "generic plan"])
+def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Let the threads that fire plan each statement, or prepare it at once and keep a generic plan."""
+
+    def keep_plans(*, connection: Any, **_: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET plan_cache_mode = force_generic_plan")
+
+    if request.param == "generic plan":
+        monkeypatch.setattr(statements, "PREPARED_AFTER", 0)
+        connection_created.connect(keep_plans)
+        connection.close()
+    yield request.param
+    connection_created.disconnect(keep_plans)
+    connection.close()
+
+
 @pytest.fixture
 def gated(declare: Declare) -> dq.TimeoutPolicy[Any]:
     """A policy whose statement has its snapshot, has read the object, and waits before it locks it."""
@@ -58,11 +78,12 @@ def is_waiting(cursor: Any) -> bool:
 
 def fire_while(row: Timeout, act: Callable[[], object]) -> Report:
     """Fire `row`, and call `act` between the snapshot of the statement and its locks."""
-    reports: list[Report] = []
+    reports, generic = list[Report](), list[int]()
 
     def firing() -> None:
         try:
             reports.append(run(Work(row.policy, (row.pk,), (row.object_id,)), "default"))
+            generic.append(generic_plans("delayq_given"))
         finally:
             connections.close_all()
 
@@ -75,8 +96,11 @@ def fire_while(row: Timeout, act: Callable[[], object]) -> Report:
             act()
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [GATE])
+        cursor.execute("SHOW plan_cache_mode")
+        is_generic = cursor.fetchone() == ("force_generic_plan",) and is_direct()
     thread.join(WAIT)
-    [report] = reports
+    [report], [count] = reports, generic
+    assert bool(count) == is_generic
     return report
 
 
@@ -148,6 +172,28 @@ def test_a_move_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPol
     report = fire_while(row, lambda: dq.reschedule_timeout(order, gated, hours=1))
     assert (report.fired, set(report.again)) == ((), {row.pk})
     assert (state(row), row.attempts) == (("pending", ""), 0)
+
+
+def test_a_clock_that_was_stopped_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    assert fire_while(row, lambda: dq.hold_timeout(row)).fired == ()
+    assert (state(row), row.attempts) == (("held", ""), 0)
+
+
+def test_the_transaction_has_begun_when_the_deadline_comes_and_marks_nothing_before(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "AHEAD_SECONDS", 1.0)  # so long that a busy machine gets there
+    row = dq.schedule_timeout(order, "remind", seconds=1)
+    work = Work(row.policy, (row.pk,), (row.object_id,), begin_at=time.monotonic() + 1)
+    with CaptureQueriesContext(connection) as captured:
+        assert run(work, "default").fired == (row.pk,)
+    texts = [each["sql"] for each in captured]
+    begun = next(place for place, sql in enumerate(texts) if sql.startswith("SHOW"))
+    assert "delayq_given" in texts[begun + 1] or f"('{row.pk}'," in texts[begun + 1], "a statement without a snapshot"
+    row.refresh_from_db()
+    assert row.settled_at is not None
+    assert row.settled_at >= row.due_at
 
 
 def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:

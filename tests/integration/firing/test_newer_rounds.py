@@ -6,13 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import transaction
-from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import settle_expired
-from django_delayq.ledger import writing
-from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import die_at, due, expire, fire, make_due, state
 from tests.testapp.models import Order
@@ -66,24 +62,6 @@ def test_a_firing_that_fails_after_its_next_round_was_cancelled_does_not_run_aga
         fire(row)
     assert state(row) == ("skipped", "superseded")
     assert not Timeout.objects.unsettled().exists()
-
-
-def test_an_old_round_that_is_made_pending_again_has_all_its_attempts(order: Order, declare: Declare) -> None:
-    """A round that was newer, and settled before the retry, takes nothing from it."""
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError if timeout.history else dq.GiveUp("no")
-
-    row = due(order, declare(Order, handler, name="outside", atomic=False))
-    fire(row)
-    dq.schedule_timeout(order, "outside", hours=1)
-    dq.cancel_timeout(order, "outside")
-    row.refresh_from_db()
-    record(row, "retried", timezone.now(), by="in SQL")
-    with transaction.atomic():
-        writing.revive([row], "default", timezone.now())
-    fire(row)
-    assert (state(row), row.attempts) == (("pending", ""), 1)
 
 
 def test_a_newer_round_that_comes_in_the_very_moment_of_the_failure_wins(

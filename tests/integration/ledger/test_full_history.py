@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 from django.core.checks import ERROR
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import Late, Limits, clock, operations, testing
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.ledger import writing
 from django_delayq.ledger.history import MAX_EVENTS, record
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations.changes import TimeIsUp, continue_moves, move_missed
-from tests.integration.firing.conftest import due, fire, make_due, state
+from tests.integration.firing.conftest import due, fire, state
 from tests.integration.operations.conftest import BY, pending
 from tests.testapp.models import Order
 
@@ -77,28 +76,6 @@ def test_snoozes_are_counted(order: Order, declare: Declare, atomic: bool) -> No
     forget(row)
     fire(row)
     assert state(row) == ("pending", ""), "the retry began their count again"
-
-
-def test_a_retried_round_is_newer_than_those_that_ended_before(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise dq.GiveUp("no") if timeout.attempts == 1 and not timeout.reason else ValueError
-
-    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([0])))
-    fire(row)
-    dq.schedule_timeout(order, "outside", hours=1)
-    dq.cancel_timeout(order, "outside")
-    row.refresh_from_db()
-    record(row, "retried", timezone.now(), by="in SQL")
-    with transaction.atomic():
-        writing.revive([row], "default", timezone.now())
-    forget(row)
-    Timeout.objects.filter(pk=row.pk).update(reason="again")
-    fire(row)
-    assert state(row) == ("pending", ""), "no newer round has superseded it"
-    make_due(row)
-    fire(row)
-    assert state(row) == ("dead", "retries")
-    assert operations.retry(row, by=BY).changed == 1
 
 
 def test_once_knows_the_deadline_before_an_operator_moved_it(order: Order, declare: Declare) -> None:

@@ -114,11 +114,11 @@ def test_a_pause_that_would_be_over_already_is_refused(until: timedelta) -> None
 
 def test_a_pause_ends_after_its_beginning_by_the_clock_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
-    monkeypatch.setattr("django_delayq.operations.changes.database_now", lambda using: now + HOUR)
+    monkeypatch.setattr("django_delayq.ledger.controls.database_now", lambda using: now + HOUR)
     with pytest.raises(InvalidDelay, match="in the past"):
         pause(REMIND, by=BY, until=now + HOUR / 2)
     assert changes() == []
-    monkeypatch.setattr("django_delayq.operations.changes.database_now", lambda using: now - HOUR)
+    monkeypatch.setattr("django_delayq.ledger.controls.database_now", lambda using: now - HOUR)
     assert pause(REMIND, by=BY, until=now - HOUR / 2) is not None
 
 

@@ -7,11 +7,13 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import Q
 
 from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
 from django_delayq.ledger import rollups
 from django_delayq.ledger.rollups import roll_up
+from django_delayq.ledger.settling import Old, delete_settled
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import policy_report
 from django_delayq.testing import fire_due
@@ -37,9 +39,9 @@ def settle(*times: Any, state: str = "fired", cause: str = "due") -> None:
     Timeout.objects.bulk_create([settled_row(at, state, cause) for at in times])
 
 
-def stored() -> list[tuple[date, int, int]]:
-    """The stored parts of the policy: the day, and the rounds that fired and are dead."""
-    rows = PolicyDay.objects.filter(policy=LABEL).order_by("begins_at")
+def stored(**which: bool) -> list[tuple[date, int, int]]:
+    """The stored days of the policy, each with the rounds that fired and are dead."""
+    rows = PolicyDay.objects.filter(policy=LABEL, **which).order_by("day", "is_deleted")
     return list(rows.values_list("day", "fired", "dead"))
 
 
@@ -82,17 +84,50 @@ def test_a_row_that_was_committed_hours_after_it_was_settled_is_counted_when_its
         assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 1, 0)]
 
 
-def test_pruning_counts_a_day_for_the_last_time(policy: TimeoutPolicy[Any]) -> None:
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_each_row_counts_as_deleted_from_when_it_is_whether_it_was_counted_before_or_not(
+    policy: TimeoutPolicy[Any], is_counted: bool
+) -> None:
     settle(NOON)
     with clock.set_to(NOON + 2 * DAY):
-        roll_up("default")
+        if is_counted:
+            roll_up("default")
     settle(NOON + MINUTE)
     with clock.set_to(NOON + 40 * DAY):
         assert prune("default") == 2
-        assert stored() == [(date(2026, 5, 10), 2, 0)]
+        assert stored(is_deleted=True) == [(date(2026, 5, 10), 2, 0)]
+        assert rounds(policy) == 2
         assert prune("default") == 0
         roll_up("default")
         assert stored() == [(date(2026, 5, 10), 2, 0)]
+
+
+def test_a_transaction_that_deletes_rows_and_is_rolled_back_counts_none(policy: TimeoutPolicy[Any]) -> None:
+    settle(NOON, NOON + MINUTE)
+    with clock.set_to(NOON + 40 * DAY):
+        roll_up("default")
+        with pytest.raises(LookupError), transaction.atomic():
+            assert delete_settled("default", Old(clock.now() - DAY), None) == (2, None)
+            raise LookupError
+        assert stored() == [(date(2026, 5, 10), 2, 0)]
+        assert rounds(policy) == 2
+
+
+def test_a_count_during_which_rows_are_deleted_is_dropped(policy: TimeoutPolicy[Any]) -> None:
+    settle(NOON, NOON + MINUTE)
+    with clock.set_to(NOON + 40 * DAY):
+        roll_up("default", lambda: prune("default"))
+        assert rounds(policy) == 2
+        assert stored() == [(date(2026, 5, 10), 2, 0)]
+
+
+def test_rows_that_were_deleted_by_hand_do_not_count_when_their_day_has_none(policy: TimeoutPolicy[Any]) -> None:
+    settle(NOON, NOON + MINUTE)
+    with clock.set_to(NOON + HOUR):
+        roll_up("default")
+        Timeout.objects.all().delete()
+        roll_up("default")
+        assert rounds(policy) == 0
 
 
 def test_rows_of_today_that_are_pruned_are_counted_once(policy: TimeoutPolicy[Any], settings: Any) -> None:
@@ -179,7 +214,6 @@ def test_a_count_during_which_a_dead_row_is_retried_is_dropped(
         assert stored() == [(date(2026, 5, 10), 0, 1)]
         roll_up("default")
         assert stored() == [(date(2026, 5, 10), 0, 1)]
-        assert PolicyDay.objects.get(policy="").counted_at == NOON + 2 * DAY
 
 
 def test_two_workers_that_count_the_same_rows_store_them_once(policy: TimeoutPolicy[Any]) -> None:
@@ -204,6 +238,24 @@ def test_two_workers_that_count_the_same_rows_store_them_once(policy: TimeoutPol
     with clock.set_to(NOON + 2 * DAY):
         roll_up("default")
         assert stored() == [(date(2026, 5, 10), 4, 0)]
+
+
+def test_a_part_that_another_worker_has_counted_meanwhile_is_not_counted_again(policy: TimeoutPolicy[Any]) -> None:
+    midnight = rollups.start_of(date(2026, 5, 11))
+    for at in (midnight - 2 * HOUR, midnight + HOUR):
+        settle(at - 10 * MINUTE)
+        with clock.set_to(at):
+            roll_up("default")
+    settle(midnight - HOUR, midnight + 90 * MINUTE)
+    others = [roll_up]
+
+    def count_first() -> None:
+        if others:
+            others.pop()("default")
+
+    with clock.set_to(midnight + 2 * HOUR):
+        roll_up("default", count_first)
+        assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 2, 0)]
 
 
 def test_pages_are_read_in_order_without_a_row_read_twice(

@@ -112,18 +112,6 @@ def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order, 
     assert statements(pay) == (["SELECT", "UPDATE"] if at_once else [*in_steps, "UPDATE"])
 
 
-@pytest.mark.usefixtures("order")
-def test_a_row_that_was_revived_is_not_cancelled_in_place_of_the_newest() -> None:
-    """An old dead round may be made pending in SQL after a newer one has fired; the newest decides."""
-    order = Order.objects.get()
-    old, new = (schedule_timeout(order, "remind", minutes=5, key=key) for key in ("", "newer"))
-    Timeout.objects.filter(pk=new.pk).update(
-        slot=old.slot, key="", state="fired", cause="due", settled_at=new.created_at, slot_taken=None
-    )
-    assert cancel_timeout(order, "remind") is False
-    assert Timeout.objects.get(pk=old.pk).state == "pending"
-
-
 def test_an_object_that_is_gone_is_refused_and_nothing_is_written(order: Order) -> None:
     Order.objects.filter(pk=order.pk).delete()
     with pytest.raises(ValueError, match="not in the database"):

@@ -33,7 +33,7 @@ def test_attempts_of_another_process_link_to_the_span_here_and_their_errors_are_
         scheduled = request.get_span_context()
     around = f"{RECORDING}.in_span {RECORDING}.in_scope"
     environment = {"DELAYQ_TEST_AROUND": around, "DELAYQ_TEST_RECORDED": str(tmp_path)}
-    worker = start_command("delayq_worker", env=environment)
+    worker = start_command("delayq_worker", "--processes", "1", env=environment)
     wait_until(lambda: Timeout.objects.filter(pk=row.pk, state="dead").exists(), "it is dead")
     worker.terminate()
     assert worker.wait(60) == 0

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
+from django_delayq.backoff import Backoff
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from django_delayq.redis_clients import breaker as module
-from django_delayq.redis_clients.breaker import (
-    FIRST_PAUSE_SECONDS,
-    FRESH_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    Breaker,
-)
+from django_delayq.redis_clients.breaker import FRESH_SECONDS, Breaker
 from tests.support.waiting import wait_until
 
 
@@ -109,7 +105,7 @@ def test_after_a_failure_nothing_passes_until_the_pause_is_over(
     breaker: Breaker, server: Server, seconds: Seconds
 ) -> None:
     fail(breaker, server)
-    seconds.now += FIRST_PAUSE_SECONDS - 0.01
+    seconds.now += Backoff.first - 0.01
     for _ in range(100):
         assert refused(breaker, server)
     assert server.asked == 1
@@ -190,7 +186,7 @@ def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(
     server.speaks.set()
     wait_until(lambda: server.answered == 1)
     assert quick.is_open
-    assert quick._backoff.retry_at == seconds.now + FIRST_PAUSE_SECONDS
+    assert quick._backoff.retry_at == seconds.now + Backoff.first
 
 
 def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(
@@ -207,7 +203,7 @@ def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(
             else:
                 probe(breaker, server)
         pauses.append(seconds.now - began)
-    assert pauses == [1, 2, 4, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert pauses == [0.5, 1, 2, 4, Backoff.longest]
 
 
 def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
@@ -221,10 +217,10 @@ def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
         seconds.now = breaker._backoff.retry_at
         probe(breaker, server)
         seconds.now += 1
-    assert pauses == [1, 2, 4, 5]
-    seconds.now += LONGEST_PAUSE_SECONDS
+    assert pauses == [0.5, 1, 2, 4]
+    seconds.now += Backoff.longest
     fail(breaker, server)
-    assert breaker._backoff.retry_at - seconds.now == FIRST_PAUSE_SECONDS
+    assert breaker._backoff.retry_at - seconds.now == Backoff.first
 
 
 def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: Seconds) -> None:
@@ -251,7 +247,7 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: 
     for thread in threads:
         thread.join()
     assert breaker.is_open
-    assert breaker._backoff.retry_at == seconds.now + FIRST_PAUSE_SECONDS
+    assert breaker._backoff.retry_at == seconds.now + Backoff.first
 
 
 def test_an_error_that_nobody_thought_of_opens_it_and_ends_no_probing(
@@ -284,7 +280,7 @@ def test_an_outage_is_logged_once_at_each_end_however_often_it_is_interrupted(
             probe(breaker, server)
             breaker.call(server)
         assert [vars(record)["event"] for record in caplog.records] == ["redis_away"]
-        seconds.now += LONGEST_PAUSE_SECONDS
+        seconds.now += Backoff.longest
         breaker.call(server)
         breaker.call(server)
         fail(breaker, server)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
@@ -34,7 +35,10 @@ def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.Capt
     threads = limit.threads(2) if limit else 2
     lines = out.splitlines()
     assert lines[0].startswith("django-delayq 0.")
+    has_server = connection.vendor != "sqlite"
+    assert lines[1].endswith(f", at most {limit.size if limit else threads + 3} connections" if has_server else "')")
     assert lines[2].startswith("  Redis     reached at " if source == "redis" else "  Redis     none: ")
+    assert lines[2].endswith(f", at most {threads + 6} connections" if source == "redis" else "once a second")
     assert lines[3:5] == [f"  threads   {threads}", "  queues    default"]
     shown = [line.split(maxsplit=1) for line in lines]
     assert ["testapp.order.cancel_unpaid", "30 min after created_at"] in shown

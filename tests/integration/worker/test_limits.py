@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from django_delayq.conf import ConfigError
 from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
 from django_delayq.monitoring import doctor
 from django_delayq.worker import Worker
+from django_delayq.worker.supervisor import default_count
 from tests.settings import POOL
 
 if TYPE_CHECKING:
@@ -88,15 +90,44 @@ def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
 
 @on_postgresql
 def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
-    assert server_limit("default") is None
+    of_server = server_limit("default")
+    assert of_server is not None
+    assert of_server.setting == "max_connections of the server"
     name = connection.settings_dict["NAME"]
     with connection.cursor() as cursor:  # undone with the test's transaction
         cursor.execute("CREATE ROLE limited_one LOGIN CONNECTION LIMIT 6")
         cursor.execute(f"ALTER DATABASE {connection.ops.quote_name(name)} CONNECTION LIMIT 5")
-        assert server_limit("default") is None
+        assert server_limit("default") == of_server
         cursor.execute("SET LOCAL SESSION AUTHORIZATION limited_one")
         assert server_limit("default") == Limit(5, f"CONNECTION LIMIT of database {name}")
         cursor.execute("RESET SESSION AUTHORIZATION")
+
+
+@on_postgresql
+@pytest.mark.parametrize(("limit", "count"), [(100, 4), (56, 4), (55, 3), (28, 2), (20, 1), (5, 1)])
+def test_by_default_processes_open_half_of_the_allowed_connections_at_most(
+    limit: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    with connection.cursor() as cursor:  # undone with the test's transaction
+        cursor.execute(f"CREATE ROLE limited_too LOGIN CONNECTION LIMIT {limit}")
+        cursor.execute("SET LOCAL SESSION AUTHORIZATION limited_too")
+        assert default_count(Worker(concurrency=4)) == count
+        cursor.execute("RESET SESSION AUTHORIZATION")
+
+
+def test_the_processes_of_one_supervisor_share_the_connections_that_the_server_allows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = Worker(concurrency=4)
+    if pool_limit("default"):
+        pytest.skip("a pool is that of one process")
+    worker.processes = 2
+    worker.limit_concurrency(Limit(14, "it"))
+    assert worker.concurrency == 4
+    worker.limit_concurrency(Limit(11, "it"))
+    assert worker.concurrency == 2
+    assert "it, for each of 2 processes, allows 5 connections, but a worker with 4" in caplog.text
 
 
 @pytest.mark.skipif(connection.vendor == "postgresql", reason="not of PostgreSQL")

@@ -23,7 +23,6 @@ from django_delayq.models import WorkerSeen
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job, PeriodicThread
-from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
@@ -211,7 +210,7 @@ def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_l
     [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
     for _ in range(8):
         job.run()
-        assert 0 < job.seconds_left <= LONGEST_PAUSE_SECONDS
+        assert 0 < job.seconds_left <= Backoff.longest
 
 
 def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(

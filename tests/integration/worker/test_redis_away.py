@@ -12,12 +12,13 @@ import pytest
 import redis
 from django.core.checks import run_checks
 
+from django_delayq.backoff import Backoff
 from django_delayq.checks import check_redis
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_worker_engine
-from django_delayq.worker.servers import FIRST_PAUSE_SECONDS, RedisHealth
+from django_delayq.worker.servers import RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
@@ -103,7 +104,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         began = time.monotonic()
         due_orders("remind", 20, seconds=0.5)
         wait_until(all_are("fired"))
-        probes = (time.monotonic() - began) / FIRST_PAUSE_SECONDS
+        probes = (time.monotonic() - began) / Backoff.first
         assert wire.asked <= 3 + probes, "the probe that failed, the producers', and an acknowledgement at the most"
         running.stop()
 

@@ -158,7 +158,7 @@ def test_a_hard_stop_waits_for_nobody(start_worker: StartWorker, declare: Declar
     running.worker.stop()
     running.worker.stop(hard=True)
     running.join()
-    assert running.worker.abandoned == 1
+    assert running.worker.counts["aborted"] == 1
     assert states() == {"firing": 1, "pending": 2}
     gate.open.set()
     wait_until(lambda: states() == {"fired": 1, "pending": 2})  # only here does the thread outlive its worker

@@ -1,0 +1,143 @@
+"""The most frequent statements are prepared on PostgreSQL, and what could break that fails no firing and no call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+import django_delayq as dq
+from django_delayq.ledger import statements
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, generic_plans, is_direct
+from tests.testapp.models import Effect, Order
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL"),
+]
+MARK, INSERT, CANCEL = "delayq_given", "INSERT INTO", "SET %cancelled"
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    """Begin and end with a new connection."""
+    connection.close()
+    yield
+    connection.close()
+
+
+@pytest.fixture
+def is_prepared() -> bool:
+    return is_direct() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+
+
+def use(count: int = 1) -> None:
+    """Schedule, fire, schedule and cancel, which must work at the first attempt."""
+    for _ in range(count):
+        order = Order.objects.create(status="unpaid")
+        row = due(order, "remind")
+        assert fire(row).fired == (row.pk,)
+        dq.schedule_timeout(order, "remind", hours=1)
+        assert dq.cancel_timeout(order, "remind")
+    assert set(Timeout.objects.filter(state=Timeout.State.FIRED).values_list("attempts", flat=True)) == {1}
+
+
+def prepared() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'delayq%%'")
+        return int(cursor.fetchone()[0])
+
+
+def test_after_some_runs_each_keeps_its_plan(is_prepared: bool) -> None:
+    use(statements.PREPARED_AFTER)
+    assert prepared() <= 1, "the INSERT has run twice as often"
+    use(10)
+    for part in (MARK, INSERT, CANCEL):
+        assert bool(generic_plans(part)) == is_prepared, part
+
+
+def execute(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+@contextmanager
+def longer_column() -> Iterator[None]:
+    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(77)")
+    yield
+    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(20)")
+
+
+@contextmanager
+def discarded() -> Iterator[None]:
+    execute("DISCARD ALL")
+    connection.init_connection_state()
+    yield
+
+
+@contextmanager
+def deallocated_by_the_driver() -> Iterator[None]:
+    """As a pool does whose `reset` discards what a client has left."""
+    with connection.connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+    yield
+
+
+@contextmanager
+def other_schema() -> Iterator[None]:
+    tables = [model._meta.db_table for model in (Timeout, Order, Effect)]
+    execute("CREATE SCHEMA other")
+    try:
+        for table in tables:
+            execute(f"CREATE TABLE other.{table} (LIKE public.{table} INCLUDING ALL)")
+        execute("SET search_path = other, public")
+        yield
+        assert Timeout.objects.exists()
+        execute("SET search_path = public")
+        assert not Timeout.objects.exists()
+    finally:
+        execute("SET search_path = public")
+        execute("DROP SCHEMA other CASCADE")
+
+
+@pytest.mark.parametrize("changed", [longer_column, discarded, deallocated_by_the_driver, other_schema])
+def test_what_makes_plans_useless_fails_no_call_and_no_attempt(
+    changed: Callable[[], Any], is_prepared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(20)
+    Timeout.objects.all().delete()
+    assert bool(prepared()) == is_prepared
+    with changed():
+        use(20)
+        Timeout.objects.all().delete() if changed is longer_column else None
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_a_session_whose_statements_were_discarded_prepares_no_more() -> None:
+    use(20)
+    with deallocated_by_the_driver():
+        use(20)
+    assert prepared() == 0, "one error is enough"
+
+
+def test_in_a_transaction_of_the_caller_nothing_is_prepared() -> None:
+    """An error would undo what the caller has written."""
+    use(20)
+    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
+        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    assert not any("EXECUTE" in each["sql"] for each in captured)
+
+
+def test_a_query_log_shows_what_was_executed(is_prepared: bool) -> None:
+    use(20)
+    row = due(Order.objects.create(status="unpaid"), "remind")
+    with CaptureQueriesContext(connection) as captured:
+        fire(row)
+    found = [each["sql"] for each in captured if "EXECUTE delayq" in each["sql"]]
+    assert len(found) == is_prepared
+    assert all(str(row.pk) in sql for sql in found)

@@ -1,0 +1,119 @@
+"""What follows from the table for an application: a round that continues keeps its payload, attempts and deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db.models import Q
+
+import django_delayq as dq
+from django_delayq import operations, testing
+from django_delayq.models import Timeout
+from tests.integration.rounds.stage import BY, MINUTE, NOW, Declare, at
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+ARMED: dict[str, Any] = {"after": 30 * MINUTE, "since": "created_at", "when": Q(status="unpaid")}
+
+
+@pytest.fixture(autouse=True)
+def noon() -> Any:
+    with dq.clock.set_to(NOW):
+        yield
+
+
+def flap(order: Order) -> None:
+    """Let a payment begin, and fail."""
+    for status in ("paying", "unpaid"):
+        order.status = status
+        order.save()
+
+
+def newest(order: Order, policy: Any) -> Timeout:
+    row: Timeout = order.timeouts.filter(policy=policy.label).latest("id")
+    return row
+
+
+def test_a_condition_that_comes_back_gives_a_handler_no_more_attempts_than_its_retries_allow(declare: Declare) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("the partner is down")
+
+    policy = declare(Order, fail, name="fails", retry=dq.Retry([3600, 3600]), **ARMED)
+    order = Order.objects.create(status="unpaid", created_at=at(-31))
+    found = []
+    for _ in range(3):
+        testing.fire_due(policy, raises=False)
+        row = newest(order, policy)
+        found.append((row.state, row.attempts, row.first_failed_at))
+        flap(order)
+    assert found == [("pending", 1, NOW), ("pending", 2, NOW), ("dead", 3, NOW)]
+
+
+def test_a_payload_survives_a_payment_that_fails(declare: Declare) -> None:
+    given: list[Any] = []
+    policy = declare(Order, lambda order, timeout: given.append(timeout.payload), name="tells", **ARMED)
+    order = Order.objects.create(status="unpaid", created_at=at(-20))
+    dq.schedule_timeout(order, policy, payload={"channel": "sms"})
+    flap(order)
+    with dq.clock.set_to(at(10)):
+        assert testing.fire_due(policy) == 1
+    assert given == [{"channel": "sms"}]
+
+
+def test_what_an_operator_has_moved_fires_once_for_its_deadline_also_if_its_condition_came_back(
+    declare: Declare,
+) -> None:
+    policy = declare(Order, name="once", **ARMED)
+    order = Order.objects.create(status="unpaid", created_at=at(0))
+    dq.schedule_timeout(order, policy, at=at(60), on_conflict="once")
+    operations.postpone(newest(order, policy), by=BY, minutes=5)
+    flap(order)
+    with dq.clock.set_to(at(66)):
+        assert testing.fire_due(policy) == 1
+        again = dq.schedule_timeout(order, policy, at=at(60), on_conflict="once")
+    assert (again.state, again.due_at, again.asked_due_at) == ("fired", at(65), at(60))
+
+
+def test_what_is_to_fire_now_has_no_step_before_it_unless_that_is_taken_back(declare: Declare) -> None:
+    policy = declare(Order, name="planned", grace=5 * MINUTE, **ARMED)
+    policy.step(-10 * MINUTE, name="remind")(lambda order, timeout: None)
+    order = Order.objects.create(status="unpaid", created_at=at(0))
+    operations.fire_now(newest(order, policy), by=BY)
+    operations.change_delay(policy, 60 * MINUTE, by=BY, mode="shift")
+    row = newest(order, policy)
+    assert (row.step, row.due_at, row.run_at) == ("", at(30), at(30))
+    operations.postpone(row, by=BY, minutes=30)
+    row.refresh_from_db()
+    assert (row.step, row.due_at, row.run_at) == ("remind", at(60), at(50))
+    Timeout.objects.update(step="", steps_over="remind", is_requested=True)  # fired now again, after its step
+    operations.postpone(row, by=BY, minutes=30)
+    row.refresh_from_db()
+    assert (row.step, row.due_at, row.run_at) == ("", at(90), at(95)), "at the end of its grace"
+
+
+@pytest.mark.parametrize("ends", ["at its deadline", "while it fires"])
+def test_the_story_tells_why_it_ended_and_not_why_it_was_scheduled(declare: Declare, ends: str) -> None:
+    def replace(order: Order, timeout: Timeout) -> dq.Snooze:
+        dq.schedule_timeout(order, policy, hours=1)
+        return dq.Snooze(hours=1)
+
+    policy = declare(Order, replace, name="told", when=Q(status="unpaid"))
+    order = Order.objects.create(status="unpaid")
+    row = dq.schedule_timeout(order, policy, seconds=0, reason="the customer has asked for it")
+    if ends == "at its deadline":
+        Order.objects.filter(pk=order.pk).update(status="paid")
+    testing.fire_due(policy, limit=1)
+    row.refresh_from_db()
+    assert (row.state, row.reason) == ("skipped", "")
+    assert "customer" not in str(dq.explain_timeout(row))
+
+
+def test_what_is_paused_again_is_paused_since_the_first_time(declare: Declare) -> None:
+    policy = declare(Order, name="paused")
+    order = Order.objects.create()
+    dq.schedule_timeout(order, policy, hours=1)
+    for minutes in (0, 5):
+        with dq.clock.set_to(at(minutes)):
+            dq.hold_timeout(order, policy, keep_deadline=True)
+    assert newest(order, policy).held_at == NOW
