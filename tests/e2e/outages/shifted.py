@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.moved_clock import OFFSET
+
 SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
@@ -27,7 +29,8 @@ class ShiftedClock:
         self.set(ahead)
 
     def set(self, ahead: timedelta) -> None:
-        """From now on it is so far ahead of the true one; negative: behind."""
+        """From now on it is so far ahead of the one of this process; negative: behind."""
+        ahead += timedelta(seconds=int(os.environ.get(OFFSET, "0")))  # on another day, whose library this one replaces
         with self._file.open("r+b", buffering=0) as file:  # in place: the processes read this page
             file.write(struct.pack("=q", ahead // timedelta(microseconds=1)))
 
