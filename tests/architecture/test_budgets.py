@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_400, 9_500),
-    "code lines of the edges": (9_200, 4_900),
+    "code lines of the core": (17_335, 9_500),
+    "code lines of the edges": (9_185, 4_900),
     "modules": (222, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
@@ -46,10 +46,10 @@ SOURCES = {
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (4_600, 2_280),
+    ("root",): (4_595, 2_280),
     ("scheduling",): (1_100, 740),
     ("arming",): (1_950, 830),
-    ("ledger",): (3_600, 1_900),
+    ("ledger",): (3_585, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_850, 1_430),
