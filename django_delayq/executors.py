@@ -108,7 +108,7 @@ class WorkQueue:
     def get_another(self, work: Work, done: Done) -> Work | None:
         """Note that `work` has run, and return the next one if it can begin now and be reported with that.
 
-        Only of a backlog, and of a policy that is known to be quick: the worker takes no more while reports wait.
+        Only of a backlog, and of a policy that is known to be quick: until the report all count as in flight.
         """
         with self._changed:
             self.finished(work)  # first: the thread counts as free when it is decided who may have it
