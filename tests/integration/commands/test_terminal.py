@@ -55,7 +55,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str
 def test_reports_are_coloured_if_that_is_wanted(do: Do) -> None:
     row = dead(Order.objects.create())
     as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
-    assert f"workers   {RED}0 alive" in do("delayq_status", "--force-color").out
+    assert f"workers   {RED}0 processes" in do("delayq_status", "--force-color").out
     assert f"dead      {YELLOW}1\x1b[0m" in do("delayq_status", "--force-color").out
     assert f"{RED}dead\x1b[0m" in do("delayq_list", "--id", str(row.pk), "--force-color").out
     assert f"{YELLOW}1\x1b[0m" in do("delayq_policies", "--force-color").out
