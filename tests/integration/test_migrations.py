@@ -14,7 +14,7 @@ from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import Retry, TimeoutPolicy
+from django_delayq import Retry, TimeoutPolicy, redis_clients
 from django_delayq.migrations._operations import AddIndexConcurrently
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, state
@@ -24,6 +24,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 TABLE = "django_delayq_timeout"
 NAME = "delayq_test_reason"
+
+
+@pytest.fixture(autouse=True)
+def known_tables() -> Iterator[None]:
+    """Let this process read again when the tables were made, by which processes name their keys in Redis."""
+    yield
+    redis_clients._created.clear()
+    redis_clients.forget_engine()
 
 
 @pytest.fixture
