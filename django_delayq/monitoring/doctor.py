@@ -55,7 +55,7 @@ STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
 """A worker continues an abandoned change within a minute. After this, none does."""
 CAPACITY: Final = {
-    "firings_per_second_two_processes": 1600,
+    "firings_per_second_two_processes": 880,
     "ledger_bytes_per_row": 450,
     "redis_bytes_per_pending": 102,
     "connections_per_worker": 7,  # of which four are those of its handler threads
