@@ -110,7 +110,7 @@ def test_it_is_cancelled_too_if_its_condition_does_not_hold(policy: dq.TimeoutPo
 def test_a_deadline_beyond_the_calendar_does_not_stop_a_policy_without_callables(declare: Any) -> None:
     policy = declare(Order, name="plain", since="created_at", after=1000 * DAY, when=Q(status="calls"))
     first, bad, last = orders("", "", "")
-    Order.objects.filter(pk=bad.pk).update(created_at=timezone.now().replace(year=2107))
+    Order.objects.filter(pk=bad.pk).update(created_at=timezone.now().replace(year=2107, day=1))
     failures = Failures(policy)
     assert sync_policy(policy, "default", failures) == Synced(armed=2)
     assert pending() == {str(first.pk), str(last.pk)}
