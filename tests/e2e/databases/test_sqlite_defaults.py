@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 import django_delayq as dq
 from django_delayq.models import Timeout
@@ -96,6 +96,18 @@ def each_fired_once(count: int) -> None:
     assert Counter(Effect.objects.values_list("timeout_id", flat=True)) == Counter(fired)
 
 
+def remind_at_once() -> bool:
+    """Return false if the worker, whose file is the former one, has just removed a journal that has the same name."""
+    try:
+        dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
+    except OperationalError as error:
+        if "disk I/O error" not in str(error):
+            raise
+        connection.close()
+        return False
+    return True
+
+
 def test_a_worker_notices_that_the_file_was_replaced(plain_file: dict[str, str], worker_log: Path) -> None:
     """As a restore does it. The former file exists as long as it is open, and nothing else shows that it is dead."""
     dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
@@ -105,6 +117,6 @@ def test_a_worker_notices_that_the_file_was_replaced(plain_file: dict[str, str],
     shutil.copy(file, file.with_suffix(".copy"))
     file.with_suffix(".copy").replace(file)
     for _ in range(2):
-        dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
+        wait_until(remind_at_once, "it is scheduled in the new file")
         wait_until(lambda: not Timeout.objects.unsettled().exists(), "it is at work in the new file")
     assert worker_log.read_text().count("was replaced") == 1

@@ -136,11 +136,13 @@ def test_lost_heads_are_restored_although_no_entry_is_missing(engine: Engine, fo
     assert queue.stats().total == len(in_redis(engine)) > 0
 
 
-def test_a_line_that_has_ended_loses_its_head_in_a_full_sweep(engine: Engine) -> None:
+@pytest.mark.parametrize("label", [REMIND, "shop.Removed.policy"])
+def test_a_line_that_has_ended_loses_its_head_in_a_full_sweep(engine: Engine, label: str) -> None:
+    """Whether its policy is declared, or nobody knows it."""
     queue = engine.queue("default", 0)
-    queue.ensure("shop.Removed.policy", [(1, 0)])
-    engine.client.delete(queue.keys.line("shop.Removed.policy"))
-    assert lines_of(queue) == ["shop.Removed.policy"]
+    queue.ensure(label, [(1, 0)])
+    engine.client.delete(queue.keys.line(label))
+    assert lines_of(queue) == [label]
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     assert lines_of(queue) == []
 
