@@ -25,7 +25,7 @@ def main() -> None:
     Order.objects.bulk_create([Order(created_at=long_ago)])  # armed by the worker's sync
     order = Order.objects.create(status="paid")
     with transaction.atomic(using="business"):
-        row = dq.schedule_timeout(order, "remind", hours=1)
+        row = dq.schedule_timeout(order, "remind", minutes=4)
         assert row._state.db == "business"
         engine = get_engine("business")
         assert engine is not None
