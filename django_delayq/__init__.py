@@ -15,28 +15,27 @@ if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingManager as ArmingManager
     from django_delayq.arming.receivers import ArmingQuerySet as ArmingQuerySet
     from django_delayq.arming.sync import sync_timeouts as sync_timeouts
-    from django_delayq.calendars import WorkingHours as WorkingHours
-    from django_delayq.declaring import register_policy as register_policy
-    from django_delayq.declaring import timeout_policy as timeout_policy
     from django_delayq.exceptions import DelayqError as DelayqError
     from django_delayq.exceptions import InvalidDelay as InvalidDelay
     from django_delayq.exceptions import InvalidPayload as InvalidPayload
     from django_delayq.exceptions import PolicyError as PolicyError
     from django_delayq.exceptions import TimeLimitExceeded as TimeLimitExceeded
     from django_delayq.exceptions import UnknownPolicy as UnknownPolicy
-    from django_delayq.outcomes import Fired as Fired
-    from django_delayq.outcomes import GiveUp as GiveUp
-    from django_delayq.outcomes import Skip as Skip
-    from django_delayq.outcomes import Snooze as Snooze
-    from django_delayq.policies import TimeoutPolicy as TimeoutPolicy
-    from django_delayq.policies import get_policies as get_policies
-    from django_delayq.policies import get_policy as get_policy
-    from django_delayq.policy_options import Brake as Brake
-    from django_delayq.policy_options import Late as Late
-    from django_delayq.policy_options import Limits as Limits
-    from django_delayq.policy_options import Rate as Rate
-    from django_delayq.policy_options import Retry as Retry
-    from django_delayq.relations import TimeoutRelation as TimeoutRelation
+    from django_delayq.ledger.relations import TimeoutRelation as TimeoutRelation
+    from django_delayq.policy.declaring import register_policy as register_policy
+    from django_delayq.policy.declaring import timeout_policy as timeout_policy
+    from django_delayq.policy.options import Brake as Brake
+    from django_delayq.policy.options import Late as Late
+    from django_delayq.policy.options import Limits as Limits
+    from django_delayq.policy.options import Rate as Rate
+    from django_delayq.policy.options import Retry as Retry
+    from django_delayq.policy.outcomes import Fired as Fired
+    from django_delayq.policy.outcomes import GiveUp as GiveUp
+    from django_delayq.policy.outcomes import Skip as Skip
+    from django_delayq.policy.outcomes import Snooze as Snooze
+    from django_delayq.policy.policies import TimeoutPolicy as TimeoutPolicy
+    from django_delayq.policy.policies import get_policies as get_policies
+    from django_delayq.policy.policies import get_policy as get_policy
     from django_delayq.scheduling.bulk import cancel_timeouts as cancel_timeouts
     from django_delayq.scheduling.bulk import extend_timeouts as extend_timeouts
     from django_delayq.scheduling.bulk import reschedule_timeouts as reschedule_timeouts
@@ -75,19 +74,22 @@ if TYPE_CHECKING:
     from django_delayq.signals import timeout_resumed as timeout_resumed
     from django_delayq.signals import timeout_scheduled as timeout_scheduled
     from django_delayq.signals import timeout_skipped as timeout_skipped
-    from django_delayq.spans import Wall as Wall
-    from django_delayq.spans import Working as Working
+    from django_delayq.times import clock as clock
+    from django_delayq.times.calendars import WorkingHours as WorkingHours
+    from django_delayq.times.spans import Wall as Wall
+    from django_delayq.times.spans import Working as Working
 
 _NAMES = {
     "exceptions": "DelayqError InvalidDelay InvalidPayload PolicyError TimeLimitExceeded UnknownPolicy",
     "scheduling.guards": "before_deadline",
-    "outcomes": "Fired GiveUp Skip Snooze",
-    "policy_options": "Brake Late Limits Rate Retry",
-    "policies": "TimeoutPolicy get_policies get_policy",
-    "declaring": "register_policy timeout_policy",
-    "calendars": "WorkingHours",
-    "spans": "Wall Working",
-    "relations": "TimeoutRelation",
+    "policy.outcomes": "Fired GiveUp Skip Snooze",
+    "policy.options": "Brake Late Limits Rate Retry",
+    "policy.policies": "TimeoutPolicy get_policies get_policy",
+    "policy.declaring": "register_policy timeout_policy",
+    "times.clock": "clock",
+    "times.calendars": "WorkingHours",
+    "times.spans": "Wall Working",
+    "ledger.relations": "TimeoutRelation",
     "scheduling.single": (
         "acancel_timeout aextend_timeout areschedule_timeout aschedule_timeout "
         "cancel_timeout extend_timeout reschedule_timeout schedule_timeout"
@@ -115,7 +117,8 @@ if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every 
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{home}"), name)
+        module = import_module(f"{__name__}.{home}")
+        value = module if home.endswith(f".{name}") else getattr(module, name)
         globals()[name] = value
         return value
 

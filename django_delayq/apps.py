@@ -18,9 +18,9 @@ class DelayqConfig(AppConfig):
         from django_delayq import checks
         from django_delayq.arming import receivers
         from django_delayq.conf import get_settings
-        from django_delayq.declaring import check_against_model
         from django_delayq.ledger import advances
-        from django_delayq.policies import registry
+        from django_delayq.policy.declaring import check_against_model
+        from django_delayq.policy.policies import registry
 
         protect()
         # A web server runs no system checks, and each save would fail. Not cached: a test may still change settings.

@@ -22,19 +22,19 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_delayq.arming.receivers import ArmingQuerySet
-from django_delayq.clock import duration_text
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.declaring import check_id
-from django_delayq.dialects import UNSUPPORTED, dialect_of
 from django_delayq.ledger.db_connections import is_missing, pool_limit
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows, times_in, unindexed
-from django_delayq.policy_watches import cannot_watch, watches_of
+from django_delayq.policy.declaring import check_id
+from django_delayq.policy.policies import TimeoutPolicy, get_policies
+from django_delayq.policy.reads import ignored_deletion, reads_other_rows, times_in, unindexed
+from django_delayq.policy.watches import cannot_watch, watches_of
+from django_delayq.sql.dialects import UNSUPPORTED, dialect_of
+from django_delayq.times.clock import duration_text
 
 
 def register() -> None:
@@ -68,7 +68,8 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
         return
     if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         words = "No Redis is configured: workers poll the database once a second."
-        hint = 'Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds, or {"REDIS": None} to poll.'
+        hint = 'Set DELAYQ = {"REDIS": "redis://..."}, if timeouts shall be in time that are scheduled less than two '
+        hint += 'seconds ahead; or {"REDIS": None} to poll.'
         yield Info(words, hint, id="django_delayq.I001")
     if settings.catch_up >= settings.retention / 2:
         words = "CATCH_UP must be less than half of RETENTION."

@@ -19,7 +19,8 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from django_delayq.exceptions import DelayqError, suggestion
-from django_delayq.policy_options import Retry
+from django_delayq.policy.options import Retry
+from django_delayq.times.clock import MAX_DURATION
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
@@ -28,8 +29,6 @@ MAX_INSTALLATION = 100
 """The column of the ledger holds no more."""
 MIN_DURATION = timedelta(milliseconds=50)
 """With less, periodic passes would run without a pause, and a lease would end before its handler begins."""
-MAX_DURATION = timedelta(days=36_500)
-"""Deadlines are computed with the durations: with longer ones, datetimes would overflow inside a caller's `save()`."""
 MAX_LEASE = timedelta(days=1)
 """The engine honors no longer ones. The timeouts of a worker that died wait as long."""
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
@@ -80,8 +79,8 @@ class Settings:
             another one. None: no check.
         production: the name of the production installation, the same in all installations. In another one time can
             pass at once (`delayq_clock`).
-        executor: dotted path of a class like `django_delayq.executors.Executor` that runs handlers. None: threads of
-            the worker.
+        executor: dotted path of a class like `django_delayq.worker.executors.Executor` that runs handlers. None:
+            threads of the worker.
         around: functions `(policy, timeouts)` that return context managers, or dotted paths to some, entered around
             each call of a handler, for tracing.
     """

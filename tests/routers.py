@@ -13,7 +13,7 @@ REPLICATED: Final = {"django_delayq", "contenttypes", "testapp"}
 # The last two follow the application's own relations, as Django and DRF do: `order.timeouts` is read by the caller.
 PLUMBING: Final = (
     *("django.", "rest_framework.", "asgiref.", "tests.routers", "tests.integration.routers.conftest"),
-    *("django_delayq.relations", "django_delayq.contrib.rest_framework.fields"),
+    *("django_delayq.ledger.relations", "django_delayq.contrib.rest_framework.fields"),
 )
 OF_DJANGO: Final = ("django.contrib.admin.", "django.contrib.contenttypes.forms")
 """Modules that read content types for their own purposes, such as the log of the admin."""

@@ -186,8 +186,8 @@ def page() -> str:
 
 
 def options() -> Iterator[str]:
-    from django_delayq import declaring
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy import declaring
+    from django_delayq.policy.policies import TimeoutPolicy
 
     texts = entries(declaring.timeout_policy.__doc__, "Args")
     # Of types that are imported for type checkers only, the sources have the names.
@@ -282,7 +282,9 @@ def commands() -> Iterator[str]:
 def checks() -> Iterator[str]:
     from django.core.checks.registry import registry
 
-    from django_delayq import checks, declaring, relations
+    from django_delayq import checks
+    from django_delayq.ledger import relations
+    from django_delayq.policy import declaring
 
     texts, hints = dict[str, str](), dict[str, str]()
     for module in (checks, relations):

@@ -31,7 +31,6 @@ from django_delayq.ledger.controls import PolicyState, policy_state, policy_stat
 from django_delayq.ledger.locking import with_keys
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, tables_of
-from django_delayq.lengths import duration_label
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import whatif
 from django_delayq.monitoring.reports import MAX_READ
@@ -40,7 +39,8 @@ from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.previews import Preview
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
+from django_delayq.times.lengths import duration_label
 
 MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""

@@ -29,16 +29,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq.admin import filters, render
-from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import with_keys
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import model_and_pk_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.paths import field_at
-from django_delayq.policies import get_policies
+from django_delayq.policy.policies import get_policies
 from django_delayq.scheduling.story import condition_values
+from django_delayq.sql.key_types import object_id_of
+from django_delayq.times.paths import field_at
 
 WINDOW: Final = 2_500
 """Its ids are parameters of the queries of the page, which take a fraction of a second with so many."""

@@ -15,14 +15,15 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq import clock
 from django_delayq.conf import ConfigError
-from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policies import declared_queues, get_policies, labels_of
+from django_delayq.policy.policies import declared_queues, get_policies, labels_of
+from django_delayq.sql.key_types import HAS_FAILED
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.times import clock
 
 State = Timeout.State
 
@@ -47,7 +48,7 @@ def due_condition(choice: str) -> Q:
     """Return the condition for a choice of `DueFilter` or `mixins.TimeoutsFilter`."""
     if choice not in DUE_STATES:
         return Q()
-    now = clock.DatabaseNow()
+    now = DatabaseNow()
     more = {
         "hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
         "overdue": Q(run_at__lte=now),

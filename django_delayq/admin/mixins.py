@@ -26,7 +26,6 @@ from django_delayq.admin import filters, render
 from django_delayq.admin.actions import banners, permitted_actions, timeout_actions
 from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, named, related_links, visible_rows
 from django_delayq.arming.watched import lock_with_owners
-from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_of, tables_of
@@ -34,8 +33,9 @@ from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import Obstacle, obstacles
 from django_delayq.operations import selection
 from django_delayq.operations.selection import MAX_OBJECTS
-from django_delayq.policies import get_policies
-from django_delayq.policy_watches import watches_on
+from django_delayq.policy.policies import get_policies
+from django_delayq.policy.watches import watches_on
+from django_delayq.sql.key_types import pk_of
 
 if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]

@@ -20,7 +20,6 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq import clock
 from django_delayq.admin import actions as operate
 from django_delayq.admin import filters, render
 from django_delayq.admin.changelist import (
@@ -42,8 +41,9 @@ from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, policy_st
 from django_delayq.operations import selection
 from django_delayq.operations.changes import unfinished
 from django_delayq.operations.registry import POLICY_OPERATIONS, operations_for
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.scheduling.story import operator_label, reason_label
+from django_delayq.times import clock
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (_("pending"), {"state__exact": "pending"}),

@@ -18,17 +18,17 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_delayq import clock
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import is_user_code, moment
-from django_delayq.lengths import UNITS, duration_label, length_label
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.paths import field_at
-from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_options import Limits
-from django_delayq.policy_rules import condition_text
+from django_delayq.policy.options import Limits
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.policy.reads import condition_text
 from django_delayq.scheduling import story as stories
+from django_delayq.times import clock
+from django_delayq.times.lengths import UNIT_LABELS, duration_label, length_label
+from django_delayq.times.paths import field_at
 
 Stop = PolicyControl.Stop
 SIGNS = {
@@ -46,7 +46,7 @@ SIGNS = {
 
 def duration_parts() -> list[str]:
     """Return the parts of durations, in the order in which the script expects them."""
-    return [_("in {span}"), _("{span} late"), _("now"), *map(str, UNITS.values())]
+    return [_("in {span}"), _("{span} late"), _("now"), *map(str, UNIT_LABELS.values())]
 
 
 def until(at: datetime, now: datetime) -> str:

@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
 from django_delayq.admin.changelist import address
-from django_delayq.clock import database_now
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.rollups import day_of
 from django_delayq.ledger.routing import database_of
@@ -32,7 +31,8 @@ from django_delayq.monitoring.reports import (
     may_count_by,
     policy_report,
 )
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
+from django_delayq.sql.now import database_now
 
 CHART_WIDTH, CHART_HEIGHT = 480, 96
 BAR_SHARE: Final = 0.8

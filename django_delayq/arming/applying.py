@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Changes, Round
 from django_delayq.backoff import LogInterval
-from django_delayq.clock import database_now
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import far
 from django_delayq.ledger.history import record
@@ -21,7 +19,6 @@ from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import update_each
-from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import (
@@ -32,10 +29,13 @@ from django_delayq.signals import (
     timeout_resumed,
     timeout_scheduled,
 )
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import chunks
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.arming")
 State = Timeout.State

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from django.db import DataError
 from django.db import Error as DatabaseError
 
-from django_delayq import clock
-from django_delayq.clock import plural
-from django_delayq.key_types import object_id_of
 from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.history import message_of
 from django_delayq.models import Timeout
-from django_delayq.policy_terms import CONSTANT, follows_data, has_column, terms_of_code
+from django_delayq.policy.terms import CONSTANT, follows_data, has_column, terms_of_code
+from django_delayq.sql.key_types import object_id_of
+from django_delayq.times import clock
+from django_delayq.times.clock import plural
 
 if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""

@@ -27,22 +27,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db import Error as DatabaseError
 
 from django_delayq.arming.row_state import is_on_hold, objects_of_policy, on_hold_among
-from django_delayq.clock import database_now
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import message_of, stops_of, with_stop
 from django_delayq.ledger.holding import hold_rows, note_holds, resume_rows
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.paging import Page, each_page, update_each
 from django_delayq.ledger.planned import deadline_for, next_at, waits_longer
-from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import model_and_pk_of, slots_of
-from django_delayq.lengths import OwnTime
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.policies import registry
-from django_delayq.spans import Length
+from django_delayq.policy.policies import registry
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import CHUNK, chunks
+from django_delayq.times.lengths import OwnTime
+from django_delayq.times.spans import Length
 
 if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.worker")
 State = Timeout.State

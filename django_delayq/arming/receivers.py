@@ -20,17 +20,17 @@ from django_delayq.arming.reconcile import arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, transaction_of
 from django_delayq.ledger.routing import has_timeouts
-from django_delayq.ledger.statements import chunks
 from django_delayq.models import Timeout, slot_of
-from django_delayq.policies import M, get_policies, registry
-from django_delayq.policy_rules import policies_by_table
+from django_delayq.policy.policies import M, get_policies, registry
+from django_delayq.policy.reads import policies_by_table
+from django_delayq.sql.statements import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from django.db.models import Model
 
-    from django_delayq.policy_watches import Watch
+    from django_delayq.policy.watches import Watch
 
 
 def connect() -> None:

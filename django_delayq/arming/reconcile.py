@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.db.models import Case, Exists, F, OuterRef, Q, When
 
-from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.applying import apply
 from django_delayq.arming.changes import (
@@ -52,21 +51,22 @@ from django_delayq.arming.row_state import (
     row_states,
     slots_by_object,
 )
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import holds_ended
 from django_delayq.ledger.history import stops_of, with_stop
 from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.planned import acts_at
 from django_delayq.models import Installation, Timeout
-from django_delayq.policy_terms import changed, has_column, has_since_path, reads_again, terms_of_code, values_in
+from django_delayq.policy.terms import changed, has_column, has_since_path, reads_again, terms_of_code, values_in
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from django.db.models import Model
 
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -428,3 +428,11 @@ class _Comparison:
                 due_at, stops = time.after_stop(due_at, begin, end), with_stop(stops, begin, end)
             moved[place] = each._replace(due_at=due_at, stops=stops)
         return moved
+
+
+def oldest_in_sync(policy: TimeoutPolicy[Any], behind: timedelta = timedelta(0)) -> timedelta:
+    """Return how long a round of `policy` may be overdue that the sync arms, if the pass before began `behind` ago.
+
+    If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
+    """
+    return min(2 * get_settings().sync_interval + behind, get_settings().kept_for(policy.retention) / 2)

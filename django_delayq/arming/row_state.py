@@ -15,16 +15,13 @@ from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, IsNull
 
-from django_delayq.clock import column_within_calendar, in_own_zone, latest_start
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import HAS_KEY, object_id_of, root_of_key
+from django_delayq.ledger.columns import params
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_parents, read_committed, rows_of
-from django_delayq.ledger.statements import Param, Statement, compiled, params
 from django_delayq.ledger.subjects import NEWEST_FIRST, kind_of, slots_of
 from django_delayq.models import Timeout
-from django_delayq.policy_rules import reads_other_rows, since_name, with_since
-from django_delayq.policy_terms import (
+from django_delayq.policy.reads import reads_other_rows, since_name, with_since
+from django_delayq.policy.terms import (
     CONSTANT,
     follows_data,
     has_column,
@@ -33,6 +30,11 @@ from django_delayq.policy_terms import (
     terms_column,
     terms_of_code,
 )
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.key_types import HAS_KEY, object_id_of, root_of_key
+from django_delayq.sql.now import column_within_calendar
+from django_delayq.sql.statements import Param, Statement, compiled
+from django_delayq.times.clock import in_own_zone, latest_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model, QuerySet
 
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 # These close the round of their `since` value: it is not armed again. If a skip by the handler or by a guard rail did

@@ -10,7 +10,6 @@ from django.db.models import F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Concat, Left
 from django.db.models.lookups import Exact, In
 
-from django_delayq import clock
 from django_delayq.arming.changes import Failures, is_of_one_object
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import (
@@ -23,19 +22,20 @@ from django_delayq.arming.row_state import (
     pending_rounds,
 )
 from django_delayq.conf import get_settings
-from django_delayq.key_types import HAS_KEY, pk_of, root_of_key
 from django_delayq.ledger.controls import holds_ended, read_delay
-from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
-from django_delayq.policy_rules import since_name, with_since
-from django_delayq.policy_terms import changed, has_column, lacks_none, prefix, terms_column
+from django_delayq.policy.reads import since_name, with_since
+from django_delayq.policy.terms import changed, has_column, lacks_none, prefix, terms_column
+from django_delayq.sql.key_types import HAS_KEY, pk_of, root_of_key
+from django_delayq.sql.statements import CHUNK, chunks
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 
 class Step(NamedTuple):

@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db.models import Model, Q, QuerySet
 
-from django_delayq import clock
 from django_delayq.arming.changes import Failures
-from django_delayq.arming.reconcile import arm_many, arm_readable
+from django_delayq.arming.reconcile import arm_many, arm_readable, oldest_in_sync
 from django_delayq.arming.scan import Step, candidates, steps
 from django_delayq.backoff import Backoff
-from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
-from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import declarations, writing
 from django_delayq.ledger.db_connections import needs_new_connection, transient_reason
 from django_delayq.ledger.history import message_of, shown
@@ -33,11 +30,14 @@ from django_delayq.ledger.locking import lock_in_slot_order, rows_of, transactio
 from django_delayq.ledger.outbox import line_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
-from django_delayq.ledger.statements import CHUNK, chunks
 from django_delayq.ledger.subjects import instances, kind_of, objects_of
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import policies_by_table
+from django_delayq.policy.policies import TimeoutPolicy, get_policies
+from django_delayq.policy.reads import policies_by_table
+from django_delayq.sql.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.sql.now import DatabaseNow, database_now
+from django_delayq.sql.statements import CHUNK, chunks
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -331,14 +331,6 @@ class TableSync:
         level = logging.DEBUG if is_known else logging.WARNING if is_transient else logging.ERROR
         cause = None if is_known or is_transient else shown(error)
         logger.log(level, "%s", words, exc_info=cause, extra={"event": "sync_failed", "policy": label, **facts})
-
-
-def oldest_in_sync(policy: TimeoutPolicy[Any], behind: timedelta = timedelta(0)) -> timedelta:
-    """Return how long a round of `policy` may be overdue that the sync arms, if the pass before began `behind` ago.
-
-    If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
-    """
-    return min(2 * get_settings().sync_interval + behind, get_settings().kept_for(policy.retention) / 2)
 
 
 def _begin(row: PolicySync, now: datetime, *, stays: bool) -> None:

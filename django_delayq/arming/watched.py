@@ -20,21 +20,21 @@ from django.db.models import Model, QuerySet
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one
-from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
-from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.db_connections import explaining_deadlocks
 from django_delayq.ledger.locking import begin_write, lock_keys, rows_of
 from django_delayq.ledger.routing import has_timeouts
-from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicySync
-from django_delayq.paths import is_reference
-from django_delayq.policy_watches import watches_on
+from django_delayq.policy.watches import watches_on
+from django_delayq.sql.key_types import pk_of, root_of_key
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import chunks
+from django_delayq.times.paths import is_reference
 
 if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
-    from django_delayq.policy_watches import Hop, Watch
+    from django_delayq.policy.policies import TimeoutPolicy
+    from django_delayq.policy.watches import Hop, Watch
 
 MOST = 500
 """A save locks at most so many objects, so that it takes some 100 ms, and other requests wait no longer for them."""

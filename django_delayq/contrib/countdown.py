@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F, Model, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
-from django_delayq import clock
-from django_delayq.ledger.statements import chunks, compiled, param
+from django_delayq.ledger.columns import param
+from django_delayq.ledger.relations import TimeoutRelation
 from django_delayq.ledger.subjects import NEWEST_FIRST, current_round, subject_of
 from django_delayq.models import WAITING, Timeout
-from django_delayq.relations import TimeoutRelation
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import chunks, compiled
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from django_delayq.ledger.subjects import Subject
-    from django_delayq.policies import M, TimeoutPolicy
+    from django_delayq.policy.policies import M, TimeoutPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _current(using: str) -> QuerySet[Timeout, Any]:
     newest = rows.order_by(F("slot_taken").desc(nulls_last=True), NEWEST_FIRST)
     first = Coalesce(Subquery(pending.values("id")[:1]), Subquery(newest.values("id")[:1]))
     rows = Timeout.objects.using(using).filter(pk=first)
-    return rows.values_list("due_at", "state", clock.DatabaseNow(), "id", "remaining", "keeps_deadline")
+    return rows.values_list("due_at", "state", DatabaseNow(), "id", "remaining", "keeps_deadline")
 
 
 def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:
@@ -129,7 +131,7 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
     for using, slots in asked.items():
         for chunk in chunks(slots):  # by the unique index of slots
             rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
-            columns = ("due_at", "state", clock.DatabaseNow(), "id", "remaining", "keeps_deadline")
+            columns = ("due_at", "state", DatabaseNow(), "id", "remaining", "keeps_deadline")
             for slot, *values in rows.values_list("slot", *columns):
                 found[using, slot] = Countdown(*values)
     return [found.get((subject.using, subject.slot)) for subject in subjects]

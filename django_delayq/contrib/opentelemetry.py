@@ -23,8 +23,8 @@ from django_delayq.exceptions import Abandoned
 from django_delayq.ledger.history import error_details, message_of, scrubbed
 from django_delayq.ledger.traces import attempt_of, is_asked
 from django_delayq.models import Timeout
-from django_delayq.outcomes import GiveUp, Outcome
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.outcomes import GiveUp, Outcome
+from django_delayq.policy.policies import TimeoutPolicy
 
 FIRE: Final = "delayq.fire"
 ASK: Final = "delayq.confirm"

@@ -20,9 +20,7 @@ from django.db import Error, connections
 
 from django_delayq.backoff import StateLog
 from django_delayq.conf import get_settings
-from django_delayq.declaring import MAX_LABEL
 from django_delayq.engine.records import MAX_ID
-from django_delayq.executors import Done, Executor
 from django_delayq.firing.planning import plan
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
@@ -33,7 +31,9 @@ from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
 from django_delayq.ledger.left_open import close_left_open, refuse_without_autocommit
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policy.declaring import MAX_LABEL
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.worker.executors import Done, Executor
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -16,7 +16,7 @@ import sentry_sdk
 from django_delayq.ledger.history import scrubbed
 from django_delayq.ledger.traces import attempt_of
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
 
 if TYPE_CHECKING:
     from sentry_sdk.types import Event, Hint

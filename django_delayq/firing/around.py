@@ -17,7 +17,7 @@ from django_delayq.firing.works import Call
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.traces import Around, get_around
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from django.db import connections
 
-from django_delayq.clock import brief
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing import rails
 from django_delayq.firing.around import raised_by
@@ -26,9 +25,10 @@ from django_delayq.firing.state import ANSWER_SECONDS, firing_state
 from django_delayq.firing.works import Call, Candidate
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from django_delayq.outcomes import Outcome, returned_outcome
-from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_options import Confirmation
+from django_delayq.policy.options import Confirmation
+from django_delayq.policy.outcomes import Outcome, returned_outcome
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.times.clock import brief
 
 ASKING_SECONDS: Final = ANSWER_SECONDS / 2
 """After this time the rest of a work waits for its next turn: the first answers would otherwise be too old to fire."""

@@ -30,10 +30,10 @@ from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.locking import begin_now
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.settling import can_mark_at_once
-from django_delayq.ledger.statements import PlanLost
 from django_delayq.models import Timeout
-from django_delayq.outcomes import Outcome, returned_outcome
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.outcomes import Outcome, returned_outcome
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.sql.statements import PlanLost
 
 State = Timeout.State
 

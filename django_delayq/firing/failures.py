@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from django.db import IntegrityError, connections
 
-from django_delayq import clock
-from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.firing import steps
 from django_delayq.firing.handler import checkpoint, firing_transaction
@@ -30,9 +28,11 @@ from django_delayq.ledger.history import DIED, clipped, error_details, message_o
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.planned import following
 from django_delayq.models import Timeout
-from django_delayq.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
-from django_delayq.policies import TimeoutPolicy, registry
-from django_delayq.steps import DEAD, RAN, SKIPPED, Ended
+from django_delayq.policy.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.policy.steps import DEAD, RAN, SKIPPED, Ended
+from django_delayq.times import clock
+from django_delayq.times.clock import plural
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause

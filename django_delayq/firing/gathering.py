@@ -26,7 +26,7 @@ from django_delayq.firing.works import Candidate, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.shares import due_of_share, lock_share, provide_lock
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
 
 
 def next_part(work: Work, ids: Sequence[int], using: str, report: ReportBuilder) -> Work | None:

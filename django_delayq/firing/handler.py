@@ -34,7 +34,6 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.clock import plural
 from django_delayq.firing.around import around, raised_by
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
@@ -43,7 +42,8 @@ from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.times.clock import plural
 
 logger = logging.getLogger("django_delayq.firing")
 

@@ -31,7 +31,7 @@ from django_delayq.ledger.declarations import is_outdated
 from django_delayq.ledger.locking import has_own_manager
 from django_delayq.ledger.shares import shares_of
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 ROW_LOCKED = "another transaction has locked a row or an object of the same value"

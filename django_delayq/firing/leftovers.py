@@ -21,9 +21,9 @@ from typing import Any
 
 from django.db import connections
 
-from django_delayq.dialects import dialect_of
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.left_open import reset, session_state, transaction_status
+from django_delayq.sql.dialects import dialect_of
 
 logger = logging.getLogger("django_delayq.firing")
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, Q
 
-from django_delayq.clock import in_own_zone
 from django_delayq.firing.works import Candidate
-from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
-from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_rules import reads_other_rows
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.policy.reads import reads_other_rows
+from django_delayq.sql.key_types import pk_of, root_of_key
+from django_delayq.sql.statements import compiled, has_key, key_list
+from django_delayq.times.clock import in_own_zone
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db.models import Subquery
 
-from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import checkpoint
@@ -25,9 +24,10 @@ from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.installation import check_name
-from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Installation, Timeout
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import compiled, has_key, key_list
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -26,7 +26,7 @@ from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missin
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
 from django_delayq.models import Timeout
-from django_delayq.steps import Ended
+from django_delayq.policy.steps import Ended
 
 logger = logging.getLogger("django_delayq.firing")
 

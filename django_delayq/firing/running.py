@@ -15,7 +15,6 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_delayq.arming.reconcile import by_handler_of
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
 from django_delayq.firing.around import raised_by
@@ -51,8 +50,9 @@ from django_delayq.ledger.history import clipped
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
-from django_delayq.outcomes import Fired, Outcome, returned_outcome
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause
 WORK_SECONDS = 0.4

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from django_delayq import clock
 from django_delayq.backoff import LogInterval
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from django_delayq.firing.works import RunningWork

@@ -16,8 +16,8 @@ from django_delayq.ledger import columns, settling
 from django_delayq.ledger.history import with_event
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy, registry
-from django_delayq.steps import MAX_STEPS, PASSED, RAN, Ended, newest_due, step_of, with_over
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, newest_due, step_of, with_over
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member

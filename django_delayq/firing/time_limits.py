@@ -33,7 +33,6 @@ from typing import Any, Final
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import Abandoned, TimeLimitExceeded
 from django_delayq.firing import rails
@@ -46,7 +45,8 @@ from django_delayq.firing.works import Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, revoke, share_with_thread, unshare
 from django_delayq.ledger.history import PACKAGE, is_user_code
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.times.clock import plural
 
 logger = logging.getLogger("django_delayq.firing")
 

@@ -21,10 +21,10 @@ from django.conf import settings
 from django.dispatch import Signal
 from django.utils import timezone
 
-from django_delayq.clock import check_moment
 from django_delayq.engine.records import MAX_ID
 from django_delayq.exceptions import Abandoned
 from django_delayq.models import Timeout
+from django_delayq.times.clock import check_moment
 
 AHEAD_SECONDS: Final = 0.004
 """So long before its deadline a work is passed to a thread, and its transaction begins: so they are ready then, even if

@@ -17,8 +17,6 @@ from django.conf import settings as django_settings
 from django.db import Error as DatabaseError
 from django.db.models import Case, DateTimeField, ExpressionWrapper, F, Model, QuerySet, Value, When
 
-from django_delayq import clock
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import CACHE_SECONDS
 from django_delayq.ledger.db_connections import transient_reason
@@ -28,6 +26,8 @@ from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import MAX_COUNT
 from django_delayq.models import ClockAdvance, PolicyControl, Timeout
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
 
 MAX_TRIES: Final = 5
 """The statement locks rows in no order, so another transaction may deadlock with it, but not five times."""

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from django.db import transaction
 
-from django_delayq import clock
 from django_delayq.ledger.locking import delete_free, for_update, transaction_of
 from django_delayq.models import SLOT_BYTES, StoredAnswer
+from django_delayq.times import clock
 
 KEPT: Final = timedelta(hours=24)
 """How long an answer is stored: callers repeat a request within seconds, and after an outage within hours."""

@@ -26,17 +26,18 @@ from django.db.models import CharField, Exists, F, Min, OuterRef, Q, QuerySet, T
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import RowNumber
 
-from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution, is_set, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.dialects import dialect_of
+from django_delayq.ledger.controls import stops_in_force
 from django_delayq.ledger.locking import delete_free, for_update, transaction_of
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.settling import lock_free, update_free
-from django_delayq.ledger.statements import Param, Raw, chunks, compiled, sql_of, upsert
-from django_delayq.ledger.stops import stops_in_force
 from django_delayq.models import PolicyMeter, RateShare, Timeout, TimeoutQuerySet
-from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_options import MAX_STORED, Rate
+from django_delayq.policy.options import MAX_STORED, Rate
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.now import DatabaseNow, database_now, evaluated_at_execution
+from django_delayq.sql.statements import Param, Raw, chunks, compiled, sql_of, upsert
+from django_delayq.times.clock import is_set, to_ms
 
 AHEAD_SECONDS: Final = 1.0
 """How far ahead of time slots are assigned. A worker that dies loses that many of them at most."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from django.db.models import Q
 
-from django_delayq.clock import DatabaseNow, latest_start
 from django_delayq.models import Timeout
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import Param
+from django_delayq.times.clock import latest_start
 
 LEASE: dict[str, Any] = {"claims": 0, "claimed_until": None, "suspected_at": None}
 """What a worker has written of a row that it has, with the values of a row that no worker has."""
@@ -62,3 +64,15 @@ def is_suspect(row: Any) -> bool:
 def attempt_expired(longest_lease: timedelta) -> Q:
     """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
     return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
+
+
+def param(name: str) -> Param:
+    """Return the parameter for a column of the ledger."""
+    field: Any = Timeout._meta.get_field(name)
+    return Param(field)
+
+
+def params(name: str, count: int) -> list[Any]:
+    """Return parameters for a sequence of so many values of one column of the ledger."""
+    field: Any = Timeout._meta.get_field(name)
+    return [Param(field, name, index) for index in range(count)]

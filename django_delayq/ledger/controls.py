@@ -16,23 +16,62 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import DurationField, F, Q, QuerySet, Subquery, Value
+from django.db.models import DurationField, Exists, F, Q, QuerySet, Subquery, Value
 
-from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.conf import get_settings
 from django_delayq.ledger.columns import attempt_expired
 from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import for_update, is_private
-from django_delayq.ledger.statements import Raw, compiled, selected, sql_of, upsert
-from django_delayq.ledger.stops import is_stop_in_force, resumed_at
-from django_delayq.lengths import resized
 from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies, get_policy, labels_of
-from django_delayq.policy_options import Brake, Late
-from django_delayq.spans import Length
+from django_delayq.policy.options import Brake, Late
+from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy, labels_of
+from django_delayq.sql.now import DatabaseNow, database_now, evaluated_at_execution
+from django_delayq.sql.statements import Raw, compiled, selected, sql_of, upsert
+from django_delayq.times.lengths import resized
+from django_delayq.times.spans import Length
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from django.db.models import QuerySet
+
+
+Stop = PolicyControl.Stop
+
+
+def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
+    """Return whether the policy of `control` is stopped at `now`: not if its pause is over.
+
+    A hold that is over stops it until a worker has moved its deadlines: otherwise timeouts would fire before that.
+    """
+    until = control.until if control.stop == Stop.PAUSED else None
+    return bool(control.stop) and (until is None or until > now)  # as `stop_in_force` in SQL
+
+
+def resumed_at(control: PolicyControl) -> datetime | None:
+    """Return when the last stop of the policy ended, or, of a pause with an end, ends by itself; None: there was none.
+
+    No timeout could fire before, so lateness counts from then on.
+    """
+    return control.until if control.stop == Stop.PAUSED and control.until else control.resumed_at
+
+
+def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
+    """Return an expression for whether `policy` is stopped by the database clock, in the snapshot of the statement.
+
+    EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
+    """
+    return Exists(stops_in_force().filter(policy__in=policy.labels))
+
+
+def stops_in_force(using: str | None = None) -> QuerySet[PolicyControl]:
+    """Return the controls that stop their policy by the database clock."""
+    stops = PolicyControl.objects.using(using).exclude(stop=Stop.NONE)
+    return stops.filter(~Q(stop=Stop.PAUSED) | Q(until__isnull=True) | Q(until__gt=DatabaseNow()))
+
 
 CACHE_SECONDS: Final = 1.0
 """A stop is in force everywhere after it. Without a cache, each firing would read the stops once more."""
@@ -41,7 +80,6 @@ GUARDS: Final = ("late", "brake", "shadow")
 BRAKE_ACTOR: Final = "brake"
 """The actor of a pause by the brake of the policy itself."""
 
-Stop = PolicyControl.Stop
 _OF_STOP: Final = ("stop", "stopped_at", "until", "by", "reason")
 _FIELDS: Final[Sequence[Any]] = PolicyControl._meta.concrete_fields
 logger = logging.getLogger("django_delayq.operations")

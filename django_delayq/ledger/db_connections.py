@@ -26,11 +26,11 @@ from django.db.models import Model
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
 from django_delayq.backoff import LogInterval
-from django_delayq.clock import plural
 from django_delayq.conf import ConfigError
-from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated
 from django_delayq.ledger.left_open import close_left_open
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.times.clock import plural
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -33,13 +33,13 @@ from django.db.models.sql import Query
 from django.utils.functional import Promise
 from django.utils.tree import Node
 
-from django_delayq.calendars import WorkingHours, is_calendar
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import PolicyError
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, get_policies
+from django_delayq.policy.policies import TimeoutPolicy, get_policies
+from django_delayq.sql.now import database_now
+from django_delayq.times.calendars import WorkingHours, is_calendar
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -23,9 +23,9 @@ import django
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from django_delayq import clock
 from django_delayq.conf import callable_of, get_settings
 from django_delayq.models import Timeout
+from django_delayq.times import clock
 
 MAX_EVENTS = 40
 """A timeout that is snoozed each minute would otherwise grow, and be rewritten whole, without end."""

@@ -15,7 +15,7 @@ from django_delayq.ledger.outbox import push_rows
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.planned import set_next
 from django_delayq.models import WAITING, Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

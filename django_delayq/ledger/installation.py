@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import WrongInstallation
 from django_delayq.models import Installation, PolicySync, WorkerSeen
+from django_delayq.sql.now import database_now
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -10,7 +10,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_delayq.conf import ConfigError
-from django_delayq.dialects import dialect_of
+from django_delayq.sql.dialects import dialect_of
 
 logger = logging.getLogger("django_delayq.worker")
 

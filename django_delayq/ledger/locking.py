@@ -12,10 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.models import F, Manager, Model, QuerySet, Value
 
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import array_of, refusal, root_of_key
-from django_delayq.ledger.statements import CHUNK, Param, Raw, compiled, in_array, selected, sql_of
 from django_delayq.models import Timeout
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.key_types import array_of, refusal, root_of_key
+from django_delayq.sql.statements import CHUNK, Param, Raw, compiled, in_array, selected, sql_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

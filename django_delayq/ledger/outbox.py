@@ -18,15 +18,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.db import connections, transaction
 
-from django_delayq import clock
-from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_DUE_MS, Change
 from django_delayq.exceptions import EngineError
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.redis_clients import get_engine
 from django_delayq.signals import timeouts_settling
+from django_delayq.times import clock
+from django_delayq.times.clock import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from django.db import connections
 from django.db.models import Model, Q, QuerySet, TextField
 
-from django_delayq import clock
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import pk_of
-from django_delayq.ledger import statements
-from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES
+from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES, param
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     lock_in_slot_order,
@@ -37,17 +33,21 @@ from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.planned import begin_each
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.shares import shares_of
-from django_delayq.ledger.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.ledger.traces import current_trace
 from django_delayq.models import Timeout
+from django_delayq.sql import statements
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.key_types import pk_of
+from django_delayq.sql.statements import Param, Raw, chunks, compiled, selected, update
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from django.db.models.sql import UpdateQuery
 
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 

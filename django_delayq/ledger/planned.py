@@ -8,20 +8,20 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.clock import shifted
 from django_delayq.conf import get_settings
-from django_delayq.key_types import pk_of
 from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
-from django_delayq.steps import HANDLER, Course, Planned, passed_before, with_over
+from django_delayq.policy.policies import registry
+from django_delayq.policy.steps import HANDLER, Course, Planned, passed_before, with_over
+from django_delayq.sql.key_types import pk_of
+from django_delayq.times.clock import shifted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 
 def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:

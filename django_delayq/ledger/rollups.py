@@ -30,12 +30,12 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from django_delayq import clock
-from django_delayq.clock import database_now
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.search import Cursor, Order
-from django_delayq.ledger.statements import upsert
 from django_delayq.models import PolicyDay, Timeout, TimeoutQuerySet, could_fire_at, ending_of
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import upsert
+from django_delayq.times import clock
 
 COMMIT_MARGIN: Final = timedelta(minutes=2)
 """Younger rows are not counted yet: their transactions may not have committed, and clocks differ by seconds."""

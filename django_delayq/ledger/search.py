@@ -20,12 +20,12 @@ from django.db import connections
 from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
 from django.utils import timezone
 
-from django_delayq import clock
-from django_delayq.dialects import dialect_of
 from django_delayq.engine.records import MAX_ID
-from django_delayq.ledger.statements import Param, Statement, chunks
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.statements import Param, Statement, chunks
+from django_delayq.times import clock
 
 MAX_LABELS: Final = 1_000
 """No project has so many policies. A ledger that was filled by mistake may have more labels, each of them a query."""

@@ -18,11 +18,9 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 from django.db.models.sql import UpdateQuery
 
-from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import array_of, object_id_of
-from django_delayq.ledger.columns import RUNNING_CLOCK, attempt_expired, settled
+from django_delayq.ledger.columns import RUNNING_CLOCK, attempt_expired, param, settled
+from django_delayq.ledger.controls import stop_in_force
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import (
@@ -33,7 +31,15 @@ from django_delayq.ledger.locking import (
     transaction_of,
 )
 from django_delayq.ledger.rollups import SettledRow, leave
-from django_delayq.ledger.statements import (
+from django_delayq.ledger.subjects import object_id
+from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.policy.reads import reads_other_rows
+from django_delayq.policy.terms import reads_again
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.key_types import array_of, object_id_of
+from django_delayq.sql.now import DatabaseNow, database_now
+from django_delayq.sql.statements import (
     CHUNK,
     Param,
     Raw,
@@ -41,17 +47,10 @@ from django_delayq.ledger.statements import (
     elements_of,
     has_key,
     key_list,
-    param,
     selected,
     sql_of,
     update,
 )
-from django_delayq.ledger.stops import stop_in_force
-from django_delayq.ledger.subjects import object_id
-from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_rules import reads_other_rows
-from django_delayq.policy_terms import reads_again
 
 State, Cause = Timeout.State, Timeout.Cause
 MATCHES: Final = 1

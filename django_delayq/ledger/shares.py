@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from django.db import connections
 
-from django_delayq.clock import database_now
-from django_delayq.key_types import HAS_SHARE, key_type, pk_of
 from django_delayq.ledger.locking import for_update, rows_of, with_keys
-from django_delayq.ledger.statements import chunks
 from django_delayq.models import RateShare, Timeout, TimeoutQuerySet
-from django_delayq.policies import TimeoutPolicy, labels_of, registry
+from django_delayq.policy.policies import TimeoutPolicy, labels_of, registry
+from django_delayq.sql.key_types import HAS_SHARE, key_type, pk_of
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import chunks
 
 MAX_SHARE: Final = 64
 """The length of the column. The digest of a longer value has as many characters."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,12 +17,15 @@ from django.db.models import CharField, F, Func, Model, OuterRef, Q, QuerySet
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND
 
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
+from django_delayq.ledger.columns import param
 from django_delayq.ledger.history import clean
+from django_delayq.ledger.locking import for_update, lock_object, read_committed
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import SLOT_BYTES, Timeout, slot_of
-from django_delayq.policies import registry, resolve_policy
+from django_delayq.policy.policies import registry, resolve_policy
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
+from django_delayq.sql.statements import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
     from django.db.models.sql.compiler import SQLCompiler
 
     from django_delayq.models import TimeoutQuerySet
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
+
 
 MAX_KEY = 200
 """The length of the column: PostgreSQL would refuse a longer one in the middle of a transaction."""
@@ -385,3 +389,37 @@ class _InLedgerCollation(Func):
         sql, params = super().as_sql(compiler, connection, *args, **context)
         table = Timeout._meta.db_table
         return dialect_of(connection).in_collation_of(sql, connection, table, "object_id"), params
+
+
+def lock_subject(subject: Subject) -> Model | None:
+    """Lock the object of `subject` and return it; None: its model is gone, or the object does not exist any more."""
+    return None if subject.model is None else lock_object(subject.model, subject.pk, subject.using)
+
+
+def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
+    """Wait for the newest row of `subject`, or for the pending one, and lock it; return None if there is none.
+
+    Rows that were superseded do not count if there is another: `since` came back to the value of an older round.
+
+    A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
+    the ids alone, it reads them from the index of slots.
+    """
+    using, slot, row_id = subject.using, subject.slot, subject.row_id
+    if row_id is None and dialect_of(connections[using]).locks_what_it_reads:
+        ids = _rounds.rows(using, False, pending, True, slot=slot)
+        if not ids:
+            return None
+        row_id = max(row[0] for row in ids)
+    found = _rounds.objects(using, row_id is not None, pending, False, slot=slot, id=row_id)
+    if found and found[0].cause == Timeout.Cause.SUPERSEDED:
+        for other in read_committed(subject.rounds().exclude(cause=found[0].cause), using)[:1]:
+            return lock_newest(replace(subject, row_id=other.pk))
+    return found[0] if found else None
+
+
+@compiled
+def _rounds(using: str, by_id: bool, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
+    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
+    rows = rows.filter(pk=param("id")) if by_id else rows.filter(slot=param("slot"))
+    rows = for_update(rows.filter(slot_taken=1) if pending else rows, using)
+    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]

@@ -20,7 +20,7 @@ from django_delayq.backoff import LogInterval
 from django_delayq.conf import callable_of, get_settings
 from django_delayq.ledger.history import shown
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq")
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 
-from django_delayq import clock
-from django_delayq.ledger import statements
 from django_delayq.ledger.columns import (
     ATTEMPTS,
     DEFAULTS,
@@ -23,6 +21,8 @@ from django_delayq.ledger.columns import (
     RUNNING_CLOCK,
     TIMES,
     far,
+    param,
+    params,
     settled,
     waiting,
 )
@@ -32,15 +32,18 @@ from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entrie
 from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
 from django_delayq.ledger.rollups import leave
-from django_delayq.ledger.rounds import lock_newest
 from django_delayq.ledger.shares import set_shares
-from django_delayq.ledger.statements import Raw, chunks, compiled, padded, param, params, update
+from django_delayq.ledger.subjects import lock_newest
 from django_delayq.ledger.traces import current_trace
 from django_delayq.models import WAITING, Timeout, new_idempotency_key
-from django_delayq.policies import registry
-from django_delayq.policy_options import MAX_STORED
+from django_delayq.policy.options import MAX_STORED
+from django_delayq.policy.policies import registry
+from django_delayq.policy.steps import HANDLER
 from django_delayq.signals import timeout_cancelled
-from django_delayq.steps import HANDLER
+from django_delayq.sql import statements
+from django_delayq.sql.now import DatabaseNow, column_within_calendar
+from django_delayq.sql.statements import Raw, chunks, compiled, padded, update
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -153,7 +156,7 @@ def _inserted(
     lock, source = ("", ()), "VALUES ({values})"
     if model is not None:
         columns |= dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
-        read = {"delayq_since": clock.column_within_calendar(since)} if since else {}
+        read = {"delayq_since": column_within_calendar(since)} if since else {}
         lock = lock_clause(model, using, delayq_due=param("due_at"), **read)
         # WHERE, because SQLite would read ON as the condition of a join.
         source = "SELECT {values} FROM locked WHERE 1 = 1"
@@ -361,7 +364,7 @@ def _cancelled(using: str, locked: tuple[type[Model] | None, str | None], column
     values = settled(State.CANCELLED, Cause.HAND, param("settled_at"))
     pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
     if in_time:
-        pending = pending.filter(due_at__gt=clock.DatabaseNow())
+        pending = pending.filter(due_at__gt=DatabaseNow())
     changed = update(pending, **values, reason=param("reason"))
     model, since = locked
     return locking_update(changed, model, columns, using, since)

@@ -38,7 +38,7 @@ from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.previews import Preview, preview_timeouts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
-from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy
 
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10

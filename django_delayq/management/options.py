@@ -20,15 +20,15 @@ from django.db.models import Model, Q
 from django.utils import timezone, translation
 from django.utils.dateparse import parse_datetime
 
-from django_delayq import clock
-from django_delayq.delays import UNITS
 from django_delayq.ledger.search import labels_in
 from django_delayq.ledger.subjects import about_model, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import Operation
 from django_delayq.operations.selection import MAX_HITS, about_keys, about_related, find_ids, where
-from django_delayq.policies import get_policy, registry
+from django_delayq.policy.policies import get_policy, registry
+from django_delayq.times import clock
+from django_delayq.times.lengths import UNITS
 
 REPEATED: Final = ("policy", "id", "object", "state", "where")
 SELECTING: Final = (*REPEATED, "model", "related", "key", "search", "queue", "due_before", "due_after")

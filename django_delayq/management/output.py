@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from django.core.management.base import OutputWrapper
 
-from django_delayq import clock
-from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.lengths import length_text
 from django_delayq.logs import json_text, one_line
-from django_delayq.policy_options import Rate
+from django_delayq.policy.options import Rate
+from django_delayq.times import clock
+from django_delayq.times.clock import duration_text
+from django_delayq.times.lengths import length_text
 
 Paint = Callable[[str], str]
 Cells = Sequence[object]

@@ -5,7 +5,7 @@ import uuid
 from typing import Any
 
 import django.db.models.deletion
-import django_delayq.key_types
+import django_delayq.sql.key_types
 import django_delayq.models
 from django.db import migrations, models
 
@@ -304,8 +304,8 @@ class Migration(migrations.Migration):
                 ('held_when', models.BooleanField(default=False, editable=False)),
                 ('stops', models.JSONField(default=None, editable=False, null=True)),
                 ('keeps_deadline', models.BooleanField(default=False, editable=False)),
-                ('slot', django_delayq.key_types.HexField(editable=False, max_length=32)),
-                ('idempotency_key', django_delayq.key_types.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),
+                ('slot', django_delayq.sql.key_types.HexField(editable=False, max_length=32)),
+                ('idempotency_key', django_delayq.sql.key_types.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),
                 ('policy', models.CharField(max_length=200, verbose_name='policy')),
                 ('object_id', models.CharField(max_length=255, verbose_name='object id')),
                 ('queue', models.CharField(default='default', max_length=100, verbose_name='queue')),
@@ -323,7 +323,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'timeouts',
                 'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('hold_timeout', 'Can stop and resume the clocks of timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again'), ('schedule_timeout', 'Can schedule timeouts for objects'), ('erase_timeout', 'Can erase the personal data of settled timeouts')),
                 'default_permissions': ('view',),
-                'indexes': [django_delayq.key_types.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.key_types.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.key_types.PartialIndex(fields=['policy', 'state', 'attempts', 'id'], name='delayq_failing', rows=models.Q(django_delayq.key_types.HAS_FAILED, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.key_types.HAS_KEY), django_delayq.key_types.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.key_types.HAS_OWN_QUEUE), django_delayq.key_types.PartialIndex(fields=['share', 'state', 'run_at', 'id'], name='delayq_share', rows=models.Q(django_delayq.key_types.HAS_SHARE, ('settled_at__isnull', True))), django_delayq.key_types.PartialIndex(fields=['held_until', 'id'], name='delayq_held_until', rows=django_delayq.key_types.HAS_END_OF_HOLD)],
+                'indexes': [django_delayq.sql.key_types.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.sql.key_types.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.sql.key_types.PartialIndex(fields=['policy', 'state', 'attempts', 'id'], name='delayq_failing', rows=models.Q(django_delayq.sql.key_types.HAS_FAILED, ('settled_at__isnull', True))), django_delayq.sql.key_types.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.sql.key_types.HAS_KEY), django_delayq.sql.key_types.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.sql.key_types.HAS_OWN_QUEUE), django_delayq.sql.key_types.PartialIndex(fields=['share', 'state', 'run_at', 'id'], name='delayq_share', rows=models.Q(django_delayq.sql.key_types.HAS_SHARE, ('settled_at__isnull', True))), django_delayq.sql.key_types.PartialIndex(fields=['held_until', 'id'], name='delayq_held_until', rows=django_delayq.sql.key_types.HAS_END_OF_HOLD)],
                 'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(models.Q(models.Q(('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(models.Q(('remaining__isnull', True), ('state', 'pending')), models.Q(('remaining__isnull', False), ('state', 'held')), _connector='OR'), ('slot_taken', 1), ('slot_taken__isnull', False)), _connector='OR'), ('cause', ''), ('settled_at__isnull', True)), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],
             },
         ),

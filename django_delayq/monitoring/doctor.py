@@ -18,7 +18,6 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
-from django_delayq.clock import brief, database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.db_connections import (
@@ -37,7 +36,9 @@ from django_delayq.monitoring.rounds import delays, matching_again, moved_models
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, obstacles, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
-from django_delayq.policies import declared_queues
+from django_delayq.policy.policies import declared_queues
+from django_delayq.sql.now import database_now
+from django_delayq.times.clock import brief, duration_text, plural, to_ms
 from django_delayq.worker.servers import REDIS_AWAY
 
 STUCK_SECONDS: Final = 30.0

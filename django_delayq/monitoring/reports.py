@@ -11,16 +11,16 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import router
 from django.db.models import F, Model
 
-from django_delayq.clock import database_now
 from django_delayq.exceptions import DelayqError, suggestion
-from django_delayq.key_types import root_of_key
 from django_delayq.ledger.rollups import SettledRow, Tally, counted, day_of, quantile, rows_between, start_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import YEARS
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.operations.selection import keys_in, may_ask_where
-from django_delayq.paths import field_at
-from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.sql.key_types import root_of_key
+from django_delayq.sql.now import database_now
+from django_delayq.times.paths import field_at
 
 DAYS_SHOWN: Final = 30
 """How many days a report by day covers if nothing else is asked for: as many as the ledger keeps by default."""

@@ -10,19 +10,20 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Info, Warning
 from django.db.models import F
 
-from django_delayq import clock
 from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.arming.sync import automatic_policies
-from django_delayq.clock import database_now, duration_text, plural
-from django_delayq.key_types import root_of_key
 from django_delayq.ledger.controls import PolicyState, policy_states
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.operations.selection import keys_in
-from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_rules import since_name, with_since
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.policy.reads import since_name, with_since
+from django_delayq.sql.key_types import root_of_key
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
+from django_delayq.times.clock import duration_text, plural
 
 SAMPLE: Final = 100
 """How many pending timeouts of a policy are compared with its delay, at each end, and how many fired ones with their

@@ -8,14 +8,15 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.utils.version import get_version_tuple
 
-from django_delayq.clock import brief, database_now, duration_text, plural, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.search import known_labels
 from django_delayq.monitoring.snapshot import redis_status
-from django_delayq.policies import declared_queues
+from django_delayq.policy.policies import declared_queues
 from django_delayq.redis_clients import get_engine
+from django_delayq.sql.now import database_now
+from django_delayq.times.clock import brief, duration_text, plural, to_ms
 
 SKEW_WARNING_SECONDS: Final = 1.0
 """NTP keeps clocks within milliseconds. An answer may be late by some hundred."""

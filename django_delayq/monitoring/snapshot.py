@@ -13,19 +13,21 @@ from django.db import connections, router
 from django.utils import translation
 from django.utils.translation import gettext as _
 
-from django_delayq.clock import database_now, to_ms
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger import advances
+from django_delayq.ledger.columns import param
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
-from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at
-from django_delayq.policies import declared_queues, get_policies, registry
+from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import stop_label, undeclared_label
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import Param, Raw, compiled, selected, sql_of
+from django_delayq.times.clock import to_ms
 
 OVERDUE: Final = timedelta(minutes=1)
 """A pending timeout counts as overdue this long after it was to run."""
@@ -37,7 +39,6 @@ MAX_LATE: Final = 100
 """How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
 HOURS: Final = 24
 """How far the counts of fired timeouts reach back, and those of pending ones ahead: the rhythm of a business."""
-
 COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500

@@ -11,9 +11,7 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from django_delayq import clock
 from django_delayq.arming.row_state import objects_of_policy
-from django_delayq.clock import database_now, within_calendar
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.planned import acts_at
@@ -24,8 +22,11 @@ from django_delayq.models import Timeout, TimeoutQuerySet, ending_of
 from django_delayq.operations.policies import check_delay
 from django_delayq.operations.selection import keys_in
 from django_delayq.operations.selection import where as about_where
-from django_delayq.policies import TimeoutPolicy, get_policy
-from django_delayq.spans import Length
+from django_delayq.policy.policies import TimeoutPolicy, get_policy
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
+from django_delayq.times.clock import within_calendar
+from django_delayq.times.spans import Length
 
 LAST: Final = timedelta(days=30)
 """Which rounds count by default: those that the ledger keeps by default."""

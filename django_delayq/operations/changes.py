@@ -21,10 +21,9 @@ from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from django_delayq.arming.holding import Plan, counts_from, retarget
-from django_delayq.clock import database_now, shifted
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import outbox, paging, statements
+from django_delayq.ledger import outbox, paging
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, with_stop
@@ -35,8 +34,11 @@ from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
 from django_delayq.operations.runner import checked_actor
-from django_delayq.paths import read_relations
-from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.sql import statements
+from django_delayq.sql.now import database_now
+from django_delayq.times.clock import shifted
+from django_delayq.times.paths import read_relations
 
 logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Unpack
 
 from django_delayq import signals
 from django_delayq.arming import holding
 from django_delayq.models import Timeout
-from django_delayq.operations.runner import Action, Context, Progress, Refusal, Result, Target, refuse_unless_waiting
+from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target, refuse_unless_waiting
 from django_delayq.scheduling.holding import checked_end
 
 
-def hold_timeout(
-    target: Target,
-    *,
-    by: str,
-    reason: str = "",
-    until: datetime | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+def hold_timeout(target: Target, *, until: datetime | None = None, **how: Unpack[How]) -> Result:
     """Stop the clocks of pending timeouts by hand: nothing fires, and the rest of their time is kept.
 
     Those that are held already get another end. They can be cancelled and postponed meanwhile. The other arguments and
@@ -32,27 +24,19 @@ def hold_timeout(
     Raises:
         InvalidDelay: `until` has passed, is not a datetime, or its awareness does not fit `USE_TZ`.
     """
-    return _hold("hold_timeout", target, until, False, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return _hold("hold_timeout", target, until, False, **how)
 
 
-def pause_timeout(
-    target: Target,
-    *,
-    by: str,
-    reason: str = "",
-    until: datetime | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+def pause_timeout(target: Target, *, until: datetime | None = None, **how: Unpack[How]) -> Result:
     """Let pending timeouts not fire until they are resumed, although their deadlines stay where they are.
 
     Then those are due at once whose deadlines have passed. A clock that is stopped already stays stopped by hand, with
     the rest of its time. The other arguments and errors are those of `cancel`, and `until` that of `hold_timeout`.
     """
-    return _hold("pause_timeout", target, until, True, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return _hold("pause_timeout", target, until, True, **how)
 
 
-def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool, **options: Any) -> Result:
+def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool, **how: Unpack[How]) -> Result:
     end = checked_end(until)
 
     def write(rows: list[Timeout], context: Context) -> None:
@@ -60,12 +44,10 @@ def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool
         event = {"by": context.by, "reason": context.reason}
         holding.hold_by_hand(rows, context.using, context.now, end, keep_deadline=keep_deadline, **event)
 
-    return Action(name, signals.timeout_held, refuse_unless_waiting, write).run(target, **options)
+    return Action(name, signals.timeout_held, refuse_unless_waiting, write).run(target, **how)
 
 
-def resume_timeout(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
+def resume_timeout(target: Target, **how: Unpack[How]) -> Result:
     """End the holds and pauses by hand: a deadline moves by the time of its policy that was stopped.
 
     One that is paused has its former deadline. `Result.due_at_once` counts those that are due then. The clocks of
@@ -83,5 +65,4 @@ def resume_timeout(
     def write(rows: list[Timeout], context: Context) -> list[Timeout]:
         return holding.end_hold_by_hand(rows, context.using, context.now, by=context.by, reason=context.reason)[0]
 
-    action = Action("resume_timeout", signals.timeout_resumed, refuse, write)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return Action("resume_timeout", signals.timeout_resumed, refuse, write).run(target, **how)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
@@ -19,15 +19,13 @@ from django_delayq.ledger.history import empty_copies, iso
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.shares import forget_shares
 from django_delayq.models import StoredAnswer, Timeout
-from django_delayq.operations.runner import Action, Context, Progress, Refusal, Result, Target
+from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target
 from django_delayq.signals import timeouts_erasing
 
 _READ_OTHERWISE = frozenset(("id", "content_type_id", "payload"))
 
 
-def erase(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
+def erase(target: Target, **how: Unpack[How]) -> Result:
     """Empty what settled timeouts have of a person: payload, key, reasons, messages and tracebacks of errors.
 
     Stored answers of REST and messages of webhooks, which show the row, are emptied, too. Receivers of
@@ -52,7 +50,7 @@ def erase(
         writing.erase(rows, context.using, context.event)
 
     action = Action("erase", None, refuse, write)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)
 
 
 def export(target: Target) -> Iterator[dict[str, Any]]:

@@ -11,23 +11,24 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_delayq import clock
 from django_delayq.arming.holding import Plan
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, Count, count, count_each
-from django_delayq.ledger.statements import CHUNK
-from django_delayq.lengths import duration_label, length_label
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import moves_of_hold
 from django_delayq.operations.policies import Mode, new_delay
 from django_delayq.operations.replanning import Plans
 from django_delayq.operations.runner import Refusal, Result
 from django_delayq.operations.selection import names_of
-from django_delayq.policies import TimeoutPolicy, get_policy
-from django_delayq.policy_options import Brake
-from django_delayq.spans import Length
+from django_delayq.policy.options import Brake
+from django_delayq.policy.policies import TimeoutPolicy, get_policy
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import CHUNK
+from django_delayq.times import clock
+from django_delayq.times.lengths import duration_label, length_label
+from django_delayq.times.spans import Length
 
 State, Stop = Timeout.State, PolicyControl.Stop
 
@@ -113,7 +114,7 @@ def preview_resume(policy: str | TimeoutPolicy[Any], *, shift: bool = True) -> P
     """
     found = get_policy(policy)
     using = database_of(found.concrete_model)
-    state, now = policy_state(found, using), clock.database_now(using)
+    state, now = policy_state(found, using), database_now(using)
     due = rows_of(found, using).filter(run_at__lte=now)
     if not state.is_stopped:
         return Preview(notes=(_("{policy} is not stopped.").format(policy=found.label),))

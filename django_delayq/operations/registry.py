@@ -17,7 +17,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import previews
 from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
-from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
+from django_delayq.policy.options import MAX_COUNT, MAX_PERIOD
 
 TIMEOUTS_CHANGE: Final = ngettext_lazy("{n} timeout will change.", "{n} timeouts will change.")
 State, Stop = Timeout.State, PolicyControl.Stop

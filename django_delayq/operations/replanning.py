@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from django.db import Error as DatabaseError
 
@@ -18,10 +18,10 @@ from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.paging import Page
 from django_delayq.models import Timeout
-from django_delayq.operations.runner import Action, Context, Progress, Refusal, Result, Target, refuse_unless_waiting
-from django_delayq.paths import read_relations
-from django_delayq.policies import TimeoutPolicy, registry
-from django_delayq.policy_terms import has_column, terms_of_code, values_in
+from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target, refuse_unless_waiting
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.policy.terms import has_column, terms_of_code, values_in
+from django_delayq.times.paths import read_relations
 
 logger = logging.getLogger("django_delayq.operations")
 
@@ -109,15 +109,7 @@ def write_plans(plans: Iterable[tuple[Timeout, Plan]], using: str, **event: Any)
     return writing.move_rows(moves, using, what="replanned", columns=FOLLOWED, **event)
 
 
-def replan(
-    target: Target,
-    *,
-    by: str,
-    reason: str = "",
-    hand_set: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Result:
     """Compute the deadlines of pending and held timeouts again, from the `since` of their rounds.
 
     With `after` as their policy declares it now, or the delay that an operator has put in force, and the present values
@@ -156,4 +148,4 @@ def replan(
         write_plans(plans, context.using, **context.event)
 
     action = Action("replan", signals.timeout_rescheduled, refuse, write)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)

@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Required, TypeAlias, TypedDict
 
 from django.db import connections
 from django.db.models import Max, Q, QuerySet, TextChoices
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq import clock
-from django_delayq.ledger import statements
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.history import clean, clipped
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
@@ -32,7 +30,9 @@ from django_delayq.ledger.paging import Page, each_page, newest_id, read_page
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import order_matters
 from django_delayq.models import Timeout, UnfinishedRun
-from django_delayq.policies import labels_of, registry
+from django_delayq.policy.policies import labels_of, registry
+from django_delayq.sql import statements
+from django_delayq.sql.now import DatabaseNow, database_now
 
 State = Timeout.State
 logger = logging.getLogger("django_delayq.operations")
@@ -124,6 +124,15 @@ Target: TypeAlias = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 Progress: TypeAlias = Callable[[Result], object]
 
 
+class How(TypedDict, total=False):
+    """Who operates on timeouts and why; with `dry_run` they are counted only; `progress` gets each page's result."""
+
+    by: Required[str]
+    reason: str
+    dry_run: bool
+    progress: Progress | None
+
+
 @dataclass
 class Action:
     """What an operation does with the rows of a page. Each call has its own."""
@@ -149,7 +158,7 @@ class Action:
     """What distinguishes the call from others, if it would change a row a second time. See `_begin_or_continue`."""
 
     def run(
-        self, target: Target, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
+        self, target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
     ) -> Result:
         """Change each row of `target` that is not refused, and return what changed and what did not.
 
@@ -160,7 +169,7 @@ class Action:
         by, reason = checked_actor(by), clipped(reason)
 
         def change(page: Page) -> Result:
-            context, accepted = Context(self, page, by, reason, clock.database_now(page.using)), []
+            context, accepted = Context(self, page, by, reason, database_now(page.using)), []
             missing = set(page.ids) - {row.pk for row in page.rows}
             refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
             for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
@@ -300,7 +309,7 @@ def _begin_or_continue(rows: QuerySet[Timeout], verb: str, arguments: object, by
     using = rows.db
     sql, parameters = rows.order_by().values("pk").query.get_compiler(using).as_sql()
     digest = hashlib.blake2b(repr((verb, arguments, sql, parameters)).encode(), digest_size=32).hexdigest()
-    recent = Q(touched_at__gt=clock.DatabaseNow() - FORGOTTEN_AFTER)
+    recent = Q(touched_at__gt=DatabaseNow() - FORGOTTEN_AFTER)
     found = UnfinishedRun.objects.using(using).filter(recent, digest=digest).first()
     if found is not None:
         return found
@@ -333,7 +342,7 @@ def _each_page_of(rows: QuerySet[Timeout], run: UnfinishedRun, change: Callable[
             is_last = len(page) < statements.CHUNK
             if not is_last:
                 run.cursor, run.changed = page[-1], run.changed + result.changed
-                run.touched_at = clock.database_now(using)
+                run.touched_at = database_now(using)
                 if run.pk is None:  # the first time, those are forgotten that no call has continued
                     runs = UnfinishedRun.objects.using(using)
                     runs.filter(touched_at__lte=run.touched_at - FORGOTTEN_AFTER).delete()

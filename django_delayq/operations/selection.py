@@ -20,15 +20,15 @@ from django.db import DatabaseError, connections, transaction
 from django.db.models import CharField, Model, Q, QuerySet, TextField
 from django.utils.translation import gettext
 
-from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.paths import end_of, field_at, is_reference, stored_type
-from django_delayq.policies import get_policies
-from django_delayq.policy_rules import related_paths
+from django_delayq.policy.policies import get_policies
+from django_delayq.policy.reads import related_paths
+from django_delayq.sql.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.times.paths import end_of, field_at, is_reference, stored_type
 
 MAX_HITS: Final = 1_000
 """A search that finds more is too general to act on, and would load all of their ids."""

@@ -12,11 +12,9 @@ from django.db import Error as DatabaseError
 from django.db.models import Q
 from django.utils.translation import gettext
 
-from django_delayq import clock, signals
+from django_delayq import signals
 from django_delayq.arming import holding
-from django_delayq.clock import check_length, check_moment, database_now, plural, shifted
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.delays import DelayArgs, added, parse_delay
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import clipped, message_of, record, record_death
@@ -29,6 +27,7 @@ from django_delayq.operations.changes import PolicyConflict
 from django_delayq.operations.runner import (
     Action,
     Context,
+    How,
     Progress,
     Refusal,
     Result,
@@ -38,16 +37,18 @@ from django_delayq.operations.runner import (
     refuse_unless_pending,
     refuse_unless_waiting,
 )
-from django_delayq.policies import registry
-from django_delayq.spans import Length
+from django_delayq.policy.policies import registry
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
+from django_delayq.times.clock import check_length, check_moment, plural, shifted
+from django_delayq.times.lengths import DelayArgs, added, parse_delay
+from django_delayq.times.spans import Length
 
 logger = logging.getLogger("django_delayq.operations")
 State = Timeout.State
 
 
-def cancel(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
+def cancel(target: Target, **how: Unpack[How]) -> Result:
     """Cancel pending, held and dead timeouts; those that are firing get no further attempt.
 
     The latter are refused as `NO_RETRY`.
@@ -74,12 +75,10 @@ def cancel(
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)
 
 
-def fire_now(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
+def fire_now(target: Target, **how: Unpack[How]) -> Result:
     """Make pending timeouts due now, so that a worker fires them, if `when` holds.
 
     A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts whose clock is stopped, and
@@ -100,7 +99,7 @@ def fire_now(
         writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
     action = Action("fire_now", signals.timeout_rescheduled, refuse, write)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)
 
 
 def postpone(
@@ -178,14 +177,7 @@ def _moves(
 
 
 def change_deadline(
-    target: Target,
-    *,
-    by: str,
-    reason: str = "",
-    at: datetime | None = None,
-    shift: timedelta | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
+    target: Target, *, at: datetime | None = None, shift: timedelta | None = None, **how: Unpack[How]
 ) -> Result:
     """Move deadlines of pending timeouts, earlier or later: to `at`, or by `shift`; one in the past becomes now.
 
@@ -211,12 +203,10 @@ def change_deadline(
 
     action = _moves("change_deadline", "deadline_changed", moved, Refusal.SAME_DEADLINE, by=shift)
     action.arguments = shift
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)
 
 
-def retry(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
+def retry(target: Target, **how: Unpack[How]) -> Result:
     """Make dead timeouts pending and due now, with all their attempts; a worker fires them.
 
     The round stays the same, with its deadline and `idempotency_key`, so that an earlier attempt's effect outside the
@@ -238,18 +228,10 @@ def retry(
         writing.revive(rows, context.using, context.now)
 
     action = Action("retry", signals.timeout_scheduled, refuse, write, begins_rounds=True)
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)
 
 
-def refire(
-    target: Target,
-    *,
-    by: str,
-    reason: str = "",
-    at: datetime | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+def refire(target: Target, *, at: datetime | None = None, **how: Unpack[How]) -> Result:
     """Repeat settled timeouts: each gets a new round, a new row with the same payload, key and queue.
 
     The settled row stays, and the histories of both name each other. The new one has all its attempts, and its own
@@ -282,7 +264,7 @@ def refire(
         return new
 
     action = Action("refire", signals.timeout_scheduled, refuse, write, begins_rounds=True, arguments=("at", at))
-    return action.run(target, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return action.run(target, **how)
 
 
 def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:

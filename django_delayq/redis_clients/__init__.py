@@ -13,8 +13,8 @@ from django.core.signals import setting_changed
 from django.db import connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_delayq.clock import aware
 from django_delayq.conf import get_settings
+from django_delayq.times.clock import aware
 
 if TYPE_CHECKING:
     from django_delayq.engine.engine import Engine

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db import connections
 from django.db.models import Q, QuerySet
 
-from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.row_state import objects_of_policy, terms_of
-from django_delayq.delays import added, parse_delay
-from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
@@ -19,15 +16,17 @@ from django_delayq.ledger.locking import lock_in_slot_order, locking_rows, read_
 from django_delayq.ledger.outbox import line_of
 from django_delayq.ledger.paging import PENDING, Page, each_page
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.statements import chunks
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
-from django_delayq.lengths import needs_object
 from django_delayq.models import Timeout
-from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.policy_terms import CONSTANT, follows_data, has_column
+from django_delayq.policy.policies import M, TimeoutPolicy, registry, resolve_policy
+from django_delayq.policy.terms import CONSTANT, follows_data, has_column
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
+from django_delayq.sql.key_types import pk_of, root_of_key
+from django_delayq.sql.statements import chunks
+from django_delayq.times import clock
+from django_delayq.times.lengths import added, needs_object, parse_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from django_delayq.delays import Delay, DelayArgs, Duration
     from django_delayq.ledger.paging import Rows
     from django_delayq.scheduling.single import Moved, OnConflict
-    from django_delayq.spans import Length
+    from django_delayq.times.lengths import Delay, DelayArgs, Duration
+    from django_delayq.times.spans import Length
 
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""

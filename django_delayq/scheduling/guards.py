@@ -11,8 +11,7 @@ from django.db.models import Model
 from django_delayq.arming.row_state import condition_holds
 from django_delayq.ledger import writing
 from django_delayq.ledger.locking import begin_write, lock_keys, lock_object, locking_rows
-from django_delayq.ledger.rounds import lock_subject
-from django_delayq.ledger.subjects import subject_of
+from django_delayq.ledger.subjects import lock_subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.errors import DeadlinePassed, DeadlineUndecided, NotWaiting
 from django_delayq.scheduling.single import cancel_locked
@@ -20,7 +19,7 @@ from django_delayq.scheduling.single import cancel_locked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_delayq.policies import M, TimeoutPolicy
+    from django_delayq.policy.policies import M, TimeoutPolicy
 
 
 @contextmanager

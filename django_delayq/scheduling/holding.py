@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 from asgiref.sync import sync_to_async
 from django.utils.translation import gettext
 
-from django_delayq import clock
 from django_delayq.arming import holding
-from django_delayq.clock import check_moment, database_now
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.rounds import lock_newest, lock_subject
-from django_delayq.ledger.subjects import subject_of
+from django_delayq.ledger.subjects import lock_newest, lock_subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_held, timeout_resumed
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
+from django_delayq.times.clock import check_moment
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from django_delayq.policies import M, TimeoutPolicy
+    from django_delayq.policy.policies import M, TimeoutPolicy
 
 
 def hold_timeout(

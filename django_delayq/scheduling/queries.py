@@ -22,7 +22,7 @@ from django_delayq.ledger.subjects import (
     tables_of,
 )
 from django_delayq.models import Timeout
-from django_delayq.policies import M, TimeoutPolicy, get_policy, policies_named, resolve_policy
+from django_delayq.policy.policies import M, TimeoutPolicy, get_policy, policies_named, resolve_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

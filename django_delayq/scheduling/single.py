@@ -15,13 +15,10 @@ from asgiref.sync import sync_to_async
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from django_delayq import clock
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Failures
 from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
-from django_delayq.clock import database_now
-from django_delayq.delays import added, parse_delay
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
@@ -29,15 +26,16 @@ from django_delayq.ledger.history import record_death, shown
 from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.planned import final_at
-from django_delayq.ledger.rounds import lock_newest, lock_subject
-from django_delayq.ledger.statements import chunks
-from django_delayq.ledger.subjects import place_of, subject_at, subject_of
-from django_delayq.lengths import end_of, length_text
+from django_delayq.ledger.subjects import lock_newest, lock_subject, place_of, subject_at, subject_of
 from django_delayq.models import WAITING, Timeout
-from django_delayq.policy_terms import CONSTANT, reads_again
+from django_delayq.policy.terms import CONSTANT, reads_again
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import chunks
+from django_delayq.times import clock
+from django_delayq.times.lengths import added, end_of, length_text, parse_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,10 +44,10 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from django_delayq.delays import Delay, DelayArgs, Duration
     from django_delayq.ledger.subjects import Subject
-    from django_delayq.policies import M, TimeoutPolicy
-    from django_delayq.spans import Length
+    from django_delayq.policy.policies import M, TimeoutPolicy
+    from django_delayq.times.lengths import Delay, DelayArgs, Duration
+    from django_delayq.times.spans import Length
 
 logger = logging.getLogger("django_delayq")
 

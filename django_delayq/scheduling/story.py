@@ -13,22 +13,21 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_delayq import clock
 from django_delayq.arming.changes import Changes, Failures
-from django_delayq.arming.reconcile import diff
+from django_delayq.arming.reconcile import diff, oldest_in_sync
 from django_delayq.arming.row_state import RowState, condition_holds, row_states
-from django_delayq.arming.sync import oldest_in_sync
 from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, DIED, SINCE_CHANGED, message_of, moment
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
-from django_delayq.lengths import UNITS, duration_label
 from django_delayq.models import Timeout
-from django_delayq.policies import M, TimeoutPolicy, registry
-from django_delayq.policy_rules import condition_columns, condition_text
-from django_delayq.policy_terms import values_in
+from django_delayq.policy.policies import M, TimeoutPolicy, registry
+from django_delayq.policy.reads import condition_columns, condition_text
+from django_delayq.policy.terms import values_in
+from django_delayq.times import clock
+from django_delayq.times.lengths import UNIT_LABELS, duration_label
 
 State = Timeout.State
 MAX_ROUNDS = 200
@@ -151,7 +150,7 @@ def reason_label(reason: str) -> str:
     if numbers := _NUMBERS_OF_BRAKE.fullmatch(reason):
         words = _("{count} timeouts fired within {per}; the brake allows {most}.")
         units = re.findall(r"([\d.]+) (d|h|min|s)", numbers["per"])
-        per = " ".join(str(UNITS[unit]).format(n=number) for number, unit in units)
+        per = " ".join(str(UNIT_LABELS[unit]).format(n=number) for number, unit in units)
         return words.format(**{**numbers.groupdict(), "per": per})
     return str(REASON_LABELS.get(reason, reason))
 

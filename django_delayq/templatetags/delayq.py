@@ -9,10 +9,10 @@ from django import template
 from django.db.models import Model
 from django.utils.translation import get_language, gettext
 
-from django_delayq import clock
 from django_delayq.contrib.countdown import Countdown, countdown_of
-from django_delayq.lengths import duration_label
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.times import clock
+from django_delayq.times.lengths import duration_label
 
 register = template.Library()
 

@@ -39,7 +39,7 @@ from django_delayq.ledger.search import MAX_COUNT
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed
 from django_delayq.operations.policies import end_holds
-from django_delayq.policies import declared_queues, registry
+from django_delayq.policy.policies import declared_queues, registry
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn

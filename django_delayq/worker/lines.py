@@ -16,10 +16,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 
 if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 MAX_TAKEN: Final = 1_000
 """How many timeouts a worker reserves in advance at most: more would cost a restart of the worker too much."""

@@ -18,9 +18,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from django_delayq import __version__
-from django_delayq.clock import brief, plural
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
-from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
@@ -33,11 +31,13 @@ from django_delayq.ledger.db_connections import (
 )
 from django_delayq.ledger.declarations import check_names
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies
+from django_delayq.policy.policies import get_policies
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
+from django_delayq.times.clock import brief, plural
 from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
 from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.executors import make_executor
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.servers import DatabaseHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, slot_seconds

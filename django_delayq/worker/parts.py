@@ -16,7 +16,7 @@ from django_delayq.engine.engine import Engine
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.ledger.db_connections import Limit, pool_limit
 from django_delayq.models import Timeout
-from django_delayq.policies import declared_queues
+from django_delayq.policy.policies import declared_queues
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.redis import Sources
 

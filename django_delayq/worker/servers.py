@@ -20,16 +20,16 @@ from typing import Final
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from django_delayq import clock
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.clock import database_now
-from django_delayq.dialects import dialect_of
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import WorkerSeen
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
 
 logger = logging.getLogger("django_delayq.worker")
 

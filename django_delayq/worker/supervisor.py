@@ -27,11 +27,11 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from django_delayq.backoff import Backoff
-from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import NotMigrated, PolicyError, WrongInstallation
 from django_delayq.ledger.db_connections import pool_limit, server_limit
 from django_delayq.logs import Formatter
+from django_delayq.times.clock import duration_text
 from django_delayq.worker.loop import STOP_SIGNALS, Worker, log_summary, signal_handlers
 from django_delayq.worker.watchdog import exit_at_once
 

@@ -38,7 +38,6 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import Engine, understood
 from django_delayq.engine.records import turn_key
@@ -49,10 +48,11 @@ from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
 from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state, known_labels
 from django_delayq.ledger.settling import Old, delete_settled, prunable
-from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
-from django_delayq.policies import declared_queues, get_policies, registry
+from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.signals import entries_restored, timeouts_pruned
+from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import Param, compiled
 from django_delayq.worker.servers import ClockSkew
 
 if TYPE_CHECKING:

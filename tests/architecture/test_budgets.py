@@ -34,27 +34,28 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_335, 9_500),
-    "code lines of the edges": (9_185, 4_900),
-    "modules": (222, 120),
+    "code lines of the core": (17_315, 9_500),
+    "code lines of the edges": (9_160, 4_900),
+    "modules": (221, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (15, 14),
     "numeric constants": (248, 90),
     "numeric constants without a reason": (0, 0),
-    "functions with more than 5 parameters": (31, 8),
+    "functions with more than 5 parameters": (26, 8),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
-    ("root",): (4_595, 2_280),
-    ("scheduling",): (1_100, 740),
-    ("arming",): (1_950, 830),
-    ("ledger",): (3_585, 1_900),
+    ("root",): (1_040, 700),
+    ("models", "policy", "sql", "times"): (3_485, 1_580),
+    ("scheduling",): (1_080, 740),
+    ("arming",): (1_940, 830),
+    ("ledger",): (3_480, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_850, 1_430),
-    ("worker",): (2_050, 1_480),
-    ("operations", "monitoring"): (3_250, 1_470),
+    ("firing",): (2_825, 1_430),
+    ("worker",): (2_235, 1_480),
+    ("operations", "monitoring"): (3_185, 1_470),
     ("admin", "contrib", "management", "templatetags"): (6_000, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis

@@ -17,7 +17,7 @@ DISPLAY = {
     "contrib/rest_framework/outputs.py": "events as JSON",
     "ledger/history.py": "appends events",
     "management/commands/delayq_explain.py": "the story in a terminal",
-    "models.py": "`Timeout.errors`",
+    "models/timeout.py": "`Timeout.errors`",
     "monitoring/doctor.py": "the words of the last failure",
     "scheduling/story.py": "the story",
     "testing.py": "the message of a failed assertion",

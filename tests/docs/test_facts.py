@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import fields
 from itertools import pairwise
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,13 +22,13 @@ from django.dispatch import Signal
 from packaging.version import Version
 
 import django_delayq
-from django_delayq import Retry, checks, conf, relations
+from django_delayq import Retry, checks, conf
 from django_delayq.arming import sync
-from django_delayq.dialects import MySQL
 from django_delayq.engine.records import MAX_DUE_MS
-from django_delayq.ledger import history, subjects
+from django_delayq.ledger import history, relations, subjects
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import OPERATIONS
+from django_delayq.sql.dialects import MySQL
 from tests.docs.pages import ROOT, Page, code, pages, read
 
 DOCS = ROOT / "docs"
@@ -104,7 +105,10 @@ def test_the_reference_contains_every_public_name() -> None:
     listed = set(re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)$", page, re.MULTILINE))
     signals = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)}
     assert ".. automodule:: django_delayq.signals" in page
-    assert set(django_delayq.__all__) - listed - signals == set()
+    modules = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), ModuleType)}
+    assert modules == {"clock"}
+    assert ".. currentmodule:: django_delayq.times.clock" in page
+    assert set(django_delayq.__all__) - listed - signals - modules == set()
 
 
 def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> None:

@@ -12,9 +12,10 @@ from django.dispatch import Signal
 from django.utils import translation
 
 import django_delayq
-from django_delayq import TimeoutPolicy, conf, declaring, signals
+from django_delayq import TimeoutPolicy, conf, signals
 from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS
+from django_delayq.policy import declaring
 from django_delayq.scheduling.story import EVENT_LABELS
 from tests.docs.pages import code, read
 from tests.docs.test_facts import SOURCE_OF_CHECKS

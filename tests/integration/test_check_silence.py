@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_delayq.checks import check_silence
-from django_delayq.dialects import dialect_of
+from django_delayq.sql.dialects import dialect_of
 
 pytestmark = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_delayq import TimeoutPolicy, timeout_policy
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.support.waiting import Steady
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from django_delayq.models import Timeout
-    from django_delayq.outcomes import Outcome
+    from django_delayq.policy.outcomes import Outcome
 
 
 @timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from hypothesis import strategies as st
 
-from django_delayq.calendars import WorkingHours
+from django_delayq.times.calendars import WorkingHours
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

@@ -18,7 +18,7 @@ from benchmarks.profiles import place_of, profiled
 from benchmarks.rivals.base import Meter
 from benchmarks.targets import TARGETS, Part, Target, judged
 from benchmarks.works import WORKS
-from django_delayq.delays import parse_delay
+from django_delayq.times.lengths import parse_delay
 from tests.docs.pages import ROOT, read
 
 
@@ -173,7 +173,7 @@ def test_a_profile_has_modules_of_the_library_and_is_without_its_baseline() -> N
 
     seconds = profiled(work)
     assert max(seconds, key=lambda place: seconds[place]) == "json, datetime"
-    assert abs(seconds["django_delayq.delays"]) < seconds["json, datetime"]
+    assert abs(seconds["django_delayq.times.lengths"]) < seconds["json, datetime"]
     assert Meter.profiles is None
 
 

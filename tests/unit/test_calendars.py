@@ -15,8 +15,8 @@ from dateutil import tz
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_delayq.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of, is_calendar
 from django_delayq.exceptions import InvalidDelay
+from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of, is_calendar
 from tests.support.examples import examples
 from tests.unit.minutes import DAY, MIDDLES, MINUTE, Case, Count, around, cases
 

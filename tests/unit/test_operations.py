@@ -8,6 +8,7 @@ import pytest
 
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from django_delayq.operations.runner import How
 
 each = pytest.mark.parametrize("operation", [pytest.param(each, id=name) for name, each in OPERATIONS.items()])
 
@@ -15,6 +16,7 @@ each = pytest.mark.parametrize("operation", [pytest.param(each, id=name) for nam
 @each
 def test_the_function_of_an_operation_takes_what_its_callers_give(operation: Operation) -> None:
     first, *others = inspect.signature(operation.call).parameters
+    others = [name for other in others for name in (How.__annotations__ if other == "how" else [other])]
     common = {"by", "reason"}
     if operation.name in TIMEOUT_OPERATIONS:
         common |= {"dry_run", "progress"}

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 from django.core.management.base import OutputWrapper
 
-from django_delayq.clock import duration_text, plural
 from django_delayq.ledger.search import Count
 from django_delayq.management import output
 from django_delayq.management.output import Painted, Screen, fold, table
+from django_delayq.times.clock import duration_text, plural
 
 HEAD = ("id", "policy", "object", "reason")
 ROW = (17, "shop.order.cancel_unpaid", "0f9d3c1e-8f6b-4b62-9c3f-0a4a7d2f6b11", "the provider did not answer in time")

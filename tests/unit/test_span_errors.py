@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from dateutil.relativedelta import relativedelta
 
-from django_delayq import lengths, spans
-from django_delayq.calendars import WorkingHours
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.lengths import as_length, end_of
-from django_delayq.spans import Length, Wall, Working
+from django_delayq.times import lengths, spans
+from django_delayq.times.calendars import WorkingHours
+from django_delayq.times.lengths import as_length, end_of
+from django_delayq.times.spans import Length, Wall, Working
 
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
 NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from django_delayq import lengths
-from django_delayq.calendars import WorkingHours, instant_of
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.lengths import OwnTime, as_length, end_of, resized
-from django_delayq.spans import Length, Wall, Working
+from django_delayq.times import lengths
+from django_delayq.times.calendars import WorkingHours, instant_of
+from django_delayq.times.lengths import OwnTime, as_length, end_of, resized
+from django_delayq.times.spans import Length, Wall, Working
 from tests.support.examples import examples
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
 

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq import WorkingHours
-from django_delayq.lengths import OwnTime, wrapped
-from django_delayq.spans import Wall, Working
-from django_delayq.steps import (
+from django_delayq.policy.steps import (
     HANDLER,
     Course,
     HasPlan,
@@ -25,6 +23,8 @@ from django_delayq.steps import (
     step_of,
     with_over,
 )
+from django_delayq.times.lengths import OwnTime, wrapped
+from django_delayq.times.spans import Wall, Working
 from tests.support.examples import examples
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_delayq.calendars import WorkingHours
 from django_delayq.ledger.history import MAX_EVENTS, stops_of, with_stop
-from django_delayq.lengths import OwnTime, end_of
-from django_delayq.spans import Length, Wall, Working
+from django_delayq.times.calendars import WorkingHours
+from django_delayq.times.lengths import OwnTime, end_of
+from django_delayq.times.spans import Length, Wall, Working
 from tests.support.examples import examples
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -21,10 +21,10 @@ from django.utils import translation
 
 from django_delayq import clock
 from django_delayq.ledger.history import BRAKED, SINCE_CHANGED
-from django_delayq.lengths import length_label
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import TIMEOUT_OPERATIONS
 from django_delayq.scheduling.story import ACTOR_LABELS, EVENT_LABELS, REASON_LABELS, reason_label
+from django_delayq.times.lengths import length_label
 from tools.messages import LANGUAGES, PACKAGE, ROOT
 
 Catalogue = dict[tuple[str, ...], tuple[str, ...]]

@@ -24,7 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from django_delayq import signals
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout

@@ -10,9 +10,9 @@ from django.db.models import Manager, Model
 from rest_framework import serializers
 from rest_framework.fields import get_attribute
 
-from django_delayq import clock
 from django_delayq.contrib.countdown import Countdown, pending_countdowns
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.times import clock
 
 
 def shown_time(at: datetime) -> Any:

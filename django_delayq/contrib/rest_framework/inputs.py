@@ -24,11 +24,9 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.validators import ProhibitSurrogateCharactersValidator
 from rest_framework.views import APIView
 
-from django_delayq import clock, delays
 from django_delayq.contrib.rest_framework.fields import SecondsField, shown_time
 from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obstacles_of
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.key_types import HAS_FAILED
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.routing import database_of
@@ -36,7 +34,11 @@ from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
-from django_delayq.policies import labels_of, registry
+from django_delayq.policy.policies import labels_of, registry
+from django_delayq.sql.key_types import HAS_FAILED
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.times import clock
+from django_delayq.times.lengths import UNITS, parse_delay
 
 State = Timeout.State
 UNSETTLED: Final = (*WAITING, State.FIRING)
@@ -218,7 +220,7 @@ class Selection(Query):
         rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
         is_failing = asked.get("failing", False)
         has_failed = HAS_FAILED if is_failing else Q()
-        rows = rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
+        rows = rows.filter(run_at__lte=DatabaseNow()) if asked.get("overdue") else rows
         if not {"object", "key", "search", "related", "where"}.isdisjoint(asked):
             rows = rows.filter(self._about(user, rows.db))
             rows = rows.of_key(asked["key"]) if "key" in asked else rows
@@ -354,9 +356,9 @@ class OperationSerializer(StrictSerializer):
         """Return the keyword arguments of the operation."""
         common = {name: attrs.pop(name) for name in ("reason", "dry_run") if name in attrs}
         settings = [name for name in SETTINGS if attrs.pop(name, False)]
-        units = {name: attrs.pop(name) for name in delays.UNITS if name in attrs}
+        units = {name: attrs.pop(name) for name in UNITS if name in attrs}
         try:
-            if delay := delays.parse_delay(units):
+            if delay := parse_delay(units):
                 attrs["after"] = delay.after
             return common | self.operation.arguments(attrs, settings, name_of)
         except DjangoValidationError as error:
@@ -397,7 +399,7 @@ def fields_of_units() -> dict[str, Any]:
     """Return a field for each unit of a duration, which are summed."""
     examples = {"hours": 1}  # a fraction may have a comma, which browsers do not read as a number
     limits: Any = {"required": False, "min_value": 0, "max_value": MAX_UNITS}
-    units: Any = {unit: examples.get(unit, serializers.empty) for unit in delays.UNITS}
+    units: Any = {unit: examples.get(unit, serializers.empty) for unit in UNITS}
     return {unit: serializers.FloatField(initial=first, **limits) for unit, first in units.items()}
 
 

@@ -20,7 +20,6 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_delayq import delays
 from django_delayq.contrib.rest_framework import inputs, outputs
 from django_delayq.contrib.rest_framework.openapi import IDEMPOTENCY_KEY, describe
 from django_delayq.contrib.rest_framework.views import (
@@ -31,7 +30,6 @@ from django_delayq.contrib.rest_framework.views import (
     refuse_query,
 )
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
-from django_delayq.key_types import pk_of
 from django_delayq.ledger.answers import Answer, InProgress, KeyReused, answered_once, digest_of, stored_answer
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import lock_object, transaction_of
@@ -39,7 +37,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.errors import (
     DeadlinePassed,
     DeadlineUndecided,
@@ -50,6 +48,8 @@ from django_delayq.scheduling.errors import (
 from django_delayq.scheduling.guards import before_deadline
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.scheduling.single import OnConflict, cancel_timeout, check_conflict, schedule_timeout
+from django_delayq.sql.key_types import pk_of
+from django_delayq.times.lengths import UNITS, parse_delay
 
 STATUSES: Final = (401, 403, 404, 422)
 """Of all three requests, for the schema."""
@@ -133,11 +133,11 @@ class ScheduleSerializer(ServiceSerializer):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Return the values, with the parts of the deadline in `delay`. Nothing is mixed."""
         attrs = super().validate(attrs)
-        attrs["delay"] = {name: attrs.pop(name) for name in (*delays.UNITS, "at") if name in attrs}
+        attrs["delay"] = {name: attrs.pop(name) for name in (*UNITS, "at") if name in attrs}
         if "at" in attrs["delay"] and len(attrs["delay"]) > 1:
             raise ValidationError({"delay": [_("Give either a duration or a time.")]})
         try:
-            check_conflict(attrs["on_conflict"], delays.parse_delay(attrs["delay"]), attrs["policy"])
+            check_conflict(attrs["on_conflict"], parse_delay(attrs["delay"]), attrs["policy"])
         except InvalidDelay as error:
             raise ValidationError({"delay": [str(error)]}) from error
         return attrs

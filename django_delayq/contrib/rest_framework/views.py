@@ -27,7 +27,6 @@ from rest_framework.versioning import QueryParameterVersioning
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from django_delayq.clock import to_ms
 from django_delayq.contrib.countdown import countdown_of
 from django_delayq.contrib.rest_framework import inputs, outputs
 from django_delayq.contrib.rest_framework.openapi import ETAG, LABEL, describe
@@ -40,7 +39,8 @@ from django_delayq.monitoring import reports
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
-from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.times.clock import to_ms
 
 NO_COLUMN, NO_DAYS = _("There is no such column."), _("The first day is after the last one, or too far away.")
 NOT_IN_THE_BODY: Final = _("Send the fields of an action in its body, not in its address.")

@@ -27,7 +27,7 @@ from django.core.signals import setting_changed
 
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import suggestion
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 
 EVENTS: Final = ("fired", "dead", "late", "braked")
 PREFIX: Final = "whsec_"

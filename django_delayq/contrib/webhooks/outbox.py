@@ -10,16 +10,16 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from django_delayq import clock
 from django_delayq.contrib.webhooks.endpoints import Endpoint, get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.ledger.history import empty_copies
-from django_delayq.ledger.statements import CHUNK
 from django_delayq.ledger.subjects import about_objects, model_of_kind
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.policies import TimeoutPolicy, labels_of
-from django_delayq.policy_options import Brake
+from django_delayq.policy.options import Brake
+from django_delayq.policy.policies import TimeoutPolicy, labels_of
 from django_delayq.signals import policy_pausing, timeouts_erasing, timeouts_pruned, timeouts_settling
+from django_delayq.sql.statements import CHUNK
+from django_delayq.times import clock
 
 State = Timeout.State
 TIMES: Final = ("due_at", "since_at", "first_due_at", "created_at", "settled_at")

@@ -27,7 +27,7 @@ from django_delayq import __version__
 from django_delayq.backoff import Backoff
 from django_delayq.contrib.webhooks.endpoints import MAX_TIME, Endpoint
 from django_delayq.firing.time_limits import SLOW_SECONDS
-from django_delayq.outcomes import Snooze
+from django_delayq.policy.outcomes import Snooze
 from django_delayq.redis_clients.breaker import call_in_thread
 
 NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")

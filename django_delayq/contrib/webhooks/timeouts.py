@@ -6,12 +6,13 @@ from datetime import timedelta
 
 from django.db.models import Q
 
-from django_delayq import GiveUp, clock, timeout_policy
+from django_delayq import GiveUp, timeout_policy
 from django_delayq.contrib.webhooks import outbox
 from django_delayq.contrib.webhooks.endpoints import get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.contrib.webhooks.sending import DeliveryFailed, Gone, send
 from django_delayq.models import Timeout
+from django_delayq.times import clock
 
 outbox.connect()
 

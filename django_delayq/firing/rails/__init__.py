@@ -11,10 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.firing.rails.brake import BrakeRail
-from django_delayq.firing.rails.late import LateRail
-from django_delayq.firing.rails.quiet import QuietRail
 from django_delayq.firing.rails.rail import Rail
-from django_delayq.firing.rails.shadow import ShadowRail
+from django_delayq.firing.rails.withheld import LateRail, QuietRail, ShadowRail
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
     from django_delayq.models import Timeout
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 RAILS: Final[Sequence[Rail]] = (LateRail(), QuietRail(), ShadowRail(), BrakeRail())
 """In this order: what is too late does not wait for opening hours to be in time, and is not in shadow mode."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from django_delayq.clock import database_now, duration_text, plural, to_ms
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.rails.rail import UNLIMITED, Rail
@@ -25,13 +24,15 @@ from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import BRAKED, message_of, shown
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
-from django_delayq.policy_options import Brake
+from django_delayq.policy.options import Brake
 from django_delayq.redis_clients import get_engine
 from django_delayq.signals import policy_paused, policy_pausing
+from django_delayq.sql.now import database_now
+from django_delayq.times.clock import duration_text, plural, to_ms
 
 if TYPE_CHECKING:
     from django_delayq.firing.report import ReportBuilder
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
 operations_logger = logging.getLogger("django_delayq.operations")

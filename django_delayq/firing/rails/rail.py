@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
     from django_delayq.models import Timeout
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
 
 UNLIMITED: Final = sys.maxsize
 """The room that a rail leaves which is not in force."""

@@ -4,7 +4,6 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
 from django_delayq.ledger.routing import database_of
@@ -13,6 +12,7 @@ from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import ALIVE, workers_alive
 from django_delayq.operations import adopt
+from django_delayq.times.clock import plural
 
 
 class Command(OperatorCommand):

@@ -4,7 +4,6 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_delayq.clock import database_now, duration_text, plural
 from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.routing import database_of
@@ -14,6 +13,8 @@ from django_delayq.management.options import duration, moment
 from django_delayq.management.output import local
 from django_delayq.models import Timeout
 from django_delayq.operations import Passed, advance_clock, reset_clock, set_clock
+from django_delayq.sql.now import database_now
+from django_delayq.times.clock import duration_text, plural
 
 
 class Command(AskingCommand):

@@ -9,13 +9,13 @@ from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Error, Info, 
 from django.core.management.base import CommandParser
 from django.db import Error as DatabaseFailure
 
-from django_delayq.clock import brief
 from django_delayq.ledger.routing import database_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Painted
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import STUCK_SECONDS, examine
 from django_delayq.monitoring.snapshot import workers_alive
+from django_delayq.times.clock import brief
 
 LEVELS = {INFO: "ok", WARNING: "warning", ERROR: "error"}
 

@@ -10,11 +10,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import Min, Model
 from django.utils import timezone
 
-from django_delayq import clock
-from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import EngineError
-from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about_objects, subject_of, tables_of
@@ -24,9 +21,12 @@ from django_delayq.management.output import Painted, local, seconds
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import PEEKED, obstacles
 from django_delayq.operations.selection import about_keys, find_ids, find_named, find_objects, names_of
-from django_delayq.policies import get_policies, registry, resolve_policy
+from django_delayq.policy.policies import get_policies, registry, resolve_policy
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import Story, condition_values, story_of
+from django_delayq.sql.key_types import pk_of
+from django_delayq.sql.now import database_now
+from django_delayq.times import clock
 
 MAX_FOUND = 50
 """Each object that is found is explained with its history: for more, the text to search for is a mistake."""

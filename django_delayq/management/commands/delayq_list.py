@@ -8,7 +8,6 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.management.base import CommandParser
 from django.db import router
 
-from django_delayq import clock
 from django_delayq.ledger.search import labels_in
 from django_delayq.logs import one_line
 from django_delayq.management.operating import ReportCommand
@@ -17,7 +16,8 @@ from django_delayq.management.output import Painted, local
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.operations.selection import is_key_in, names_of
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
+from django_delayq.times import clock
 
 State = Timeout.State
 COLUMNS = (

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.search import NOTHING
-from django_delayq.lengths import length_text
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Paint, Painted, guards_of, rate_text, seconds
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
+from django_delayq.times.clock import duration_text
+from django_delayq.times.lengths import length_text
 
 HEAD = (
     *("policy", "delay", "stop", "pending", "due", "failing", "dead", "fired 24h", "skipped 24h", "next 24h"),

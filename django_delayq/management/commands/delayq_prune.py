@@ -8,12 +8,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import router
 
-from django_delayq.clock import duration_text, plural
 from django_delayq.conf import get_settings
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.management.options import duration, labels_of_policies, wrong_value
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies
+from django_delayq.policy.policies import get_policies
+from django_delayq.times.clock import duration_text, plural
 from django_delayq.worker.sweep import count_old, least_age, prune, retention_of
 
 logger = logging.getLogger("django_delayq.operations")

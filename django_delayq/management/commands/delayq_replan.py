@@ -5,13 +5,13 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils import translation
 
-from django_delayq.clock import plural
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.monitoring.reports import MAX_READ
 from django_delayq.monitoring.whatif import sentences, what_if
 from django_delayq.operations.registry import OPERATIONS
+from django_delayq.times.clock import plural
 
 
 class Command(PolicyCommand):

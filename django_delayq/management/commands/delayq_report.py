@@ -8,13 +8,13 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import router
 
-from django_delayq.clock import database_now
 from django_delayq.ledger.rollups import day_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import duration
 from django_delayq.management.output import local, seconds
 from django_delayq.models import Timeout
 from django_delayq.monitoring.reports import Figures, csv_rows, policy_report
+from django_delayq.sql.now import database_now
 
 HEAD = (
     *("rounds", "in time", "share", "ended late", "fired", "shadow", "skipped", "cancelled", "dead"),

@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, router
 
-from django_delayq.clock import brief, plural
 from django_delayq.conf import get_settings
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Painted, Screen, guards_of, local, rate_text, seconds
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
+from django_delayq.times.clock import brief, plural
 
 WATCH_SECONDS = 2.0
 """More often, watching a big ledger would keep the database busy."""

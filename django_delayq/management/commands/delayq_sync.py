@@ -10,11 +10,11 @@ from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
-from django_delayq.lengths import length_text
 from django_delayq.logs import one_line
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
 from django_delayq.management.options import duration, values_of
-from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.times.lengths import length_text
 
 logger = logging.getLogger("django_delayq.operations")
 

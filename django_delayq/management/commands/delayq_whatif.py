@@ -6,11 +6,11 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils import translation
 
 from django_delayq.exceptions import DelayqError
-from django_delayq.lengths import length_text
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import duration, values_of, wrong_value
 from django_delayq.monitoring.whatif import LAST, sentences, what_if
-from django_delayq.spans import Length
+from django_delayq.times.lengths import length_text
+from django_delayq.times.spans import Length
 
 
 class Command(ReportCommand):

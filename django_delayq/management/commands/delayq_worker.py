@@ -22,16 +22,16 @@ from django.utils import autoreload
 
 from django_delayq import __version__
 from django_delayq.conf import MAX_CONCURRENCY, get_settings
-from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import Limit, how_to_migrate, pool_limit, unapplied_migrations
-from django_delayq.lengths import delay_text, length_text
 from django_delayq.logs import shown
 from django_delayq.management.operating import TextCommand
 from django_delayq.management.options import number, values_of
-from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
+from django_delayq.policy.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.times.lengths import delay_text, length_text
 from django_delayq.worker.loop import Worker, signal_handlers
 from django_delayq.worker.supervisor import NUMBER_VARIABLE, REFUSED, Supervisor, default_count
 from django_delayq.worker.watchdog import exit_at_once

@@ -23,11 +23,11 @@ from django_delayq.firing.works import Work
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.statements import chunks
+from django_delayq.sql.statements import chunks
 from django_delayq.worker.servers import ClockSkew
 
 if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
     from django_delayq.worker.lines import Lines, MayRun
 
 POLL_SECONDS: Final = 1.0

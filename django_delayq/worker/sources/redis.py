@@ -16,20 +16,20 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from django_delayq.clock import plural
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
+from django_delayq.times.clock import plural
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
 
 if TYPE_CHECKING:
     from django_delayq.ledger.claiming import Granted, Slot
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
     from django_delayq.worker.lines import Lines, MayRun
 
 logger = logging.getLogger("django_delayq.worker")

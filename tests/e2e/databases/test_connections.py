@@ -18,9 +18,9 @@ import pytest
 from django.db import connection
 
 import django_delayq as dq
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import forget_engine
+from django_delayq.sql.now import database_now
 from tests.e2e.databases.conftest import OwnDatabase
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order

@@ -13,7 +13,7 @@ import pytest
 
 from django_delayq import schedule_timeout, schedule_timeouts
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.e2e.crashes.test_steps import check
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine

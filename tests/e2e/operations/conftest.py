@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout
+from django_delayq.sql.now import database_now
 from tests.e2e.fairness.conftest import source as source  # noqa: PLC0414
 from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from django_delayq import hold_timeout, schedule_timeout
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout
+from django_delayq.sql.now import database_now
 from tests.e2e.operations.conftest import end
 from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from django.db import connection, transaction
 
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
+from django_delayq.sql.now import database_now
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.shifted import ShiftedClock
 from tests.engine.redis_process import RedisProcess

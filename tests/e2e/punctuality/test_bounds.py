@@ -16,8 +16,8 @@ import pytest
 from django.db import connection
 
 from django_delayq import operations, schedule_timeout, schedule_timeouts
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout
+from django_delayq.sql.now import database_now
 from tests.e2e.outages.wire import Wire
 from tests.support.processes import StartWorker, due_now, effects, settled
 from tests.support.waiting import wait_until

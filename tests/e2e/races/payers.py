@@ -10,7 +10,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from django.utils import timezone
 
-from django_delayq.clock import database_now
+from django_delayq.sql.now import database_now
 from tests.e2e.races.paying import RIGHT_WAYS
 from tests.e2e.races.paying_rows import READS, ROW_WAYS
 from tests.testapp.market import Purchase

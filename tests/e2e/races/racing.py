@@ -13,9 +13,9 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 
 from django_delayq import sync_timeouts
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.sql.now import database_now
 from tests.e2e.races.stage import Actor, all_answer
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming.receivers import ArmingQuerySet
-from django_delayq.ledger.statements import CHUNK
+from django_delayq.sql.statements import CHUNK
 from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.testapp.models import ExpressOrder, Order, Voucher
 

@@ -18,8 +18,8 @@ from django_delayq import operations
 from django_delayq.arming.receivers import arm_saved
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
-from django_delayq.ledger.statements import CHUNK
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.sql.statements import CHUNK
 from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
 from tests.testapp.models import Customer, ExpressOrder, Order

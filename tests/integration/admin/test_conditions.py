@@ -19,7 +19,7 @@ from django.urls import include, path
 from django.utils import translation
 
 from django_delayq.exceptions import PolicyError
-from django_delayq.policy_rules import condition_text
+from django_delayq.policy.reads import condition_text
 from tests.testapp.models import Customer, Order
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]

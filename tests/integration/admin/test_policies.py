@@ -21,9 +21,9 @@ from django_delayq.admin import actions, changelist
 from django_delayq.admin.pages import chart
 from django_delayq.ledger import controls
 from django_delayq.ledger.search import Count
-from django_delayq.lengths import length_label
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
+from django_delayq.times.lengths import length_label
 from tests.integration.admin.conftest import stored
 from tests.testapp.models import Order
 

@@ -16,9 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import ArmingManager, ArmingQuerySet, TimeoutPolicy, get_deadline
-from django_delayq.ledger import statements
 from django_delayq.models import Timeout
-from django_delayq.policies import M
+from django_delayq.policy.policies import M
+from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
 from tests.testapp.models import Customer, Effect, ExpressOrder, ManagedNotHidden, Order, Parcel, Voucher
 

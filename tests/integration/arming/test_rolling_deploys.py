@@ -22,7 +22,7 @@ from django_delayq import clock, testing
 from django_delayq.arming.sync import TableSync
 from django_delayq.ledger.declarations import fingerprint, register
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policy.policies import TimeoutPolicy, registry
 from tests.testapp.models import Item, Order, Task
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -283,7 +283,7 @@ def test_a_fingerprint_is_the_same_in_each_process() -> None:
     code = (
         "import django; django.setup();"
         "from django_delayq.ledger.declarations import fingerprint;"
-        "from django_delayq.policies import TimeoutPolicy;"
+        "from django_delayq.policy.policies import TimeoutPolicy;"
         "from tests.integration.arming.test_rolling_deploys import CONDITIONS, Task;"
         "since = lambda order: order.created_at;"
         "print([fingerprint(TimeoutPolicy(model=Task, handler=print, name='x', when=when, since=since))"

@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from django_delayq import clock, get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
 from django_delayq.arming.sync import TableSync, sync_policy
-from django_delayq.declaring import timeout_policy
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.declaring import timeout_policy
+from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.testapp.models import ExpressOrder, Order, Voucher
 

@@ -19,9 +19,9 @@ import django_delayq as dq
 from django_delayq.arming import scan, sync
 from django_delayq.arming.row_state import pending_rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
-from django_delayq.ledger.statements import CHUNK
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
+from django_delayq.sql.statements import CHUNK
 from tests.testapp.models import Item, Order, Task
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -15,7 +15,7 @@ import django_delayq
 from django_delayq.models import PolicyChange
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations import change_delay, pause
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import BY
 from tests.testapp.models import Order

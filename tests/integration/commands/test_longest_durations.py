@@ -8,9 +8,10 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import schedule_timeout
-from django_delayq.conf import MAX_DURATION, MAX_LEASE
+from django_delayq.conf import MAX_LEASE
 from django_delayq.monitoring.doctor import examine
 from django_delayq.testing import perform
+from django_delayq.times.clock import MAX_DURATION
 from tests.integration.commands.conftest import Do
 from tests.testapp.models import Order
 

@@ -156,7 +156,7 @@ def test_progress_is_erased_and_is_not_an_error() -> None:
 
 
 def test_progress_counts_what_all_pages_have_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     for _ in range(3):
         pending(order := Order.objects.create())
         pending(order, "cancel_unpaid")

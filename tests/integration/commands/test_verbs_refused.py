@@ -20,7 +20,7 @@ from django_delayq.ledger import controls
 from django_delayq.ledger.db_connections import how_to_migrate
 from django_delayq.management.options import moment
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import REMIND
 from tests.integration.operations.conftest import pending

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import django_delayq as dq
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.data.conftest import MINUTE, at
 from tests.support.examples import examples
 from tests.testapp.market import Channel, Label, Merchant, Payment, Purchase, Remark

@@ -12,7 +12,7 @@ import django_delayq as dq
 from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due, only_row
 from tests.testapp.market import Channel, Merchant, Purchase

@@ -12,7 +12,7 @@ import django_delayq as dq
 from django_delayq import clock, operations, pending_timeouts
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, change_delay, preview_delay, replan
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
 from tests.testapp.market import Channel, Purchase
 
@@ -209,7 +209,7 @@ def test_the_commands_replan_a_selection_and_a_policy(declare: Declare, capsys: 
 def test_many_rows_of_several_policies_are_replanned_page_by_page(
     declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     redeclared(declare, "grace")
     declare(Purchase, name="warn", after=10 * MINUTE, **UNPAID)
     objects = [bought(grace=20 * MINUTE) for _ in range(3)]

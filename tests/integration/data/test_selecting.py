@@ -17,7 +17,7 @@ from rest_framework.test import APIClient
 from django_delayq import Wall, operations, pending_timeouts
 from django_delayq.models import Timeout
 from django_delayq.operations import related_timeouts, selection
-from django_delayq.policy_rules import related_paths
+from django_delayq.policy.reads import related_paths
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, bought
 from tests.testapp.market import Channel, Merchant, Purchase
 
@@ -182,7 +182,7 @@ def test_more_objects_than_a_list_may_have_are_selected_by_a_subquery(
 ) -> None:
     """A merchant may have 100,000: neither are some left out, nor is each key a parameter."""
     monkeypatch.setattr("django_delayq.operations.selection.MAX_OBJECTS", 2)
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 3)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 3)
     monkeypatch.setattr("django_delayq.ledger.subjects.MAX_IDS", 2)
     assert market[0].channel is not None and market[0].channel.merchant is not None
     merchant = market[0].channel.merchant

@@ -16,7 +16,7 @@ from rest_framework.test import APIClient
 import django_delayq as dq
 from django_delayq import Working, explain_timeout
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, bought
 from tests.integration.data.test_paths import ALWAYS
 from tests.testapp.market import Channel, Purchase

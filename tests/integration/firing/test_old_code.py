@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
-from django_delayq.clock import database_now
 from django_delayq.firing import Work, run
 from django_delayq.firing.state import MISFIT_MAX_SECONDS, firing_state
 from django_delayq.models import Timeout
+from django_delayq.sql.now import database_now
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 

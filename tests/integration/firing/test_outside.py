@@ -16,6 +16,7 @@ from django_delayq.firing import extend_firing, plan, run, settle_expired
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
+from django_delayq.policy.policies import registry
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import (
     another_session,
@@ -367,7 +368,7 @@ def test_an_expired_row_of_a_policy_that_is_not_declared_is_left_to_others_first
     policy = declare(Order, name="outside", atomic=False)
     row = due(order, policy)
     die_at(row, "committed")
-    dq.policies.registry.remove(policy)
+    registry.remove(policy)
     expire(row)
     assert settle_expired("default").again == {}
     Timeout.objects.update(run_at=timezone.now() - timedelta(seconds=61))

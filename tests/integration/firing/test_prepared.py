@@ -11,8 +11,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq.ledger import statements
 from django_delayq.models import Timeout
+from django_delayq.sql import statements
 from tests.integration.firing.conftest import due, fire, generic_plans, is_direct
 from tests.testapp.models import Effect, Order
 

@@ -14,7 +14,7 @@ from django_delayq.firing.gathering import Gathering
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.ledger.shares import provide_lock
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.worker.test_query_plans import check, many_rows, plans_of
 from tests.testapp.models import Order
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing.rails.shadow import is_in_shadow
+from django_delayq.firing.rails.withheld import is_in_shadow
 from django_delayq.models import Timeout
 from django_delayq.operations import shadow
 from tests.integration.firing.conftest import MODES, due, fire, locking, needs_row_locks, state

@@ -22,6 +22,7 @@ from django_delayq.firing.running import run_each
 from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
+from django_delayq.policy.policies import registry
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
@@ -232,7 +233,7 @@ def test_the_object_is_fresh_and_not_the_one_that_was_planned(order: Order, decl
 def test_a_former_name_of_a_policy_still_fires(order: Order, declare: Declare) -> None:
     old = declare(Order, name="old_name")
     row = due(order, old)
-    dq.policies.registry.remove(old)
+    registry.remove(old)
     ran: list[int] = []
     declare(Order, lambda obj, timeout: ran.append(timeout.pk), name="new_name", aliases=["old_name"])
     assert fire(row).fired == (row.pk,)
@@ -242,7 +243,7 @@ def test_a_former_name_of_a_policy_still_fires(order: Order, declare: Declare) -
 def test_a_policy_that_is_not_declared_waits_and_fires_when_it_is_back(order: Order, declare: Declare) -> None:
     policy = declare(Order, lambda obj, timeout: None, name=f"gone_{uuid.uuid4().hex}")
     row, other = due(order, policy), due(Order.objects.create(), policy)
-    dq.policies.registry.remove(policy)
+    registry.remove(policy)
     for _ in range(2):
         again = fire(row, other).again
         assert set(again) == {row.pk, other.pk}

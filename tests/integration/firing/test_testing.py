@@ -13,6 +13,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.firing import running
 from django_delayq.models import Timeout
+from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.integration.firing.conftest import state
 from tests.testapp.models import Effect, Order
@@ -91,7 +92,7 @@ def test_retries_that_are_due_at_once_are_fired_too_and_nothing_goes_on_for_ever
     with clock.set_to(NOON):
         for policy in policies:
             dq.schedule_timeout(order, policy, seconds=0)
-        dq.policies.registry.remove(policies[2])
+        registry.remove(policies[2])
         assert fire_due(raises=False) == 0
     assert calls.count("fails") == 3
     assert calls.count("snoozes") == 1

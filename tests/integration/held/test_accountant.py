@@ -19,7 +19,7 @@ from django_delayq import clock, operations
 from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.support.examples import examples
 from tests.testapp.models import Order
 

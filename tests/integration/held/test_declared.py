@@ -12,7 +12,7 @@ from django.db.models import Exists, OuterRef, Q
 import django_delayq as dq
 from django_delayq import checks
 from django_delayq.ledger.declarations import fingerprint
-from django_delayq.policy_rules import columns_read, reads_other_rows
+from django_delayq.policy.reads import columns_read, reads_other_rows
 from tests.testapp.models import Customer, Order
 
 HOUR = timedelta(hours=1)

@@ -15,8 +15,8 @@ from django.db import connection, connections
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout
+from django_delayq.sql.now import database_now
 from tests.integration.held.times import HOUR, Declare
 from tests.sampling import drawn
 from tests.support.waiting import wait_until

@@ -227,7 +227,7 @@ def test_the_details_of_a_change_decide_nothing(
     def die(rows: int) -> None:
         raise TimeIsUp
 
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 1)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
     order, row = unpaid()
     Order.objects.create(status="unpaid", created_at=order.created_at)
     if how == "hold":

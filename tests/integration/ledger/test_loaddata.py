@@ -10,8 +10,8 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.key_types import NO_KIND
 from django_delayq.models import Timeout
+from django_delayq.sql.key_types import NO_KIND
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_kinds")]

@@ -12,11 +12,12 @@ from django.db.models import F, Value
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock, schedule_timeout
-from django_delayq.clock import DatabaseNow
-from django_delayq.ledger import statements
+from django_delayq.ledger.columns import param, params
 from django_delayq.ledger.locking import for_update
-from django_delayq.ledger.statements import compiled, param, params, update
 from django_delayq.models import Timeout
+from django_delayq.sql import statements
+from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import compiled, update
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

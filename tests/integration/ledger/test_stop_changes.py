@@ -10,9 +10,9 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import get_policy, operations
-from django_delayq.clock import database_now
 from django_delayq.ledger.controls import StopCache, StopChanges, stop_cache
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.sql.now import database_now
 from tests.support.workers import due_orders
 
 pytestmark = pytest.mark.django_db

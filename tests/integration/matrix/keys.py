@@ -14,8 +14,8 @@ from django.db.models import Model, Q
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy
-from django_delayq.key_types import root_of_key
 from django_delayq.models import Timeout
+from django_delayq.sql.key_types import root_of_key
 from tests.testapp import keys
 
 

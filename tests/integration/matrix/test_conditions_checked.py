@@ -16,8 +16,8 @@ from django.db.models.lookups import Exact, GreaterThan
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import clock
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
+from django_delayq.sql.now import DatabaseNow
 from tests.testapp.market import Purchase
 from tests.testapp.models import Task
 
@@ -72,7 +72,7 @@ TIMES: dict[str, tuple[Q, bool | None]] = {
     "now": (Q(begun_at__lt=Now()), False),
     "an hour ago": (~Q(begun_at__lt=Now() - HOUR), False),
     "of the transaction": (Q(begun_at__lt=TransactionNow()), False),
-    "of the ledger": (Q(begun_at__lt=clock.DatabaseNow()), False),
+    "of the ledger": (Q(begun_at__lt=DatabaseNow()), False),
     "none": (Q(begun_at__lt=F("resumed_at") + HOUR, status="2026-11-28", amount=2026), None),
 }
 

@@ -22,8 +22,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
-from django_delayq.policy_rules import columns_read
+from django_delayq.policy.policies import registry
+from django_delayq.policy.reads import columns_read
 from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.conditions import NotHidden
 from tests.testapp.models import (

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order, Voucher
 

@@ -107,7 +107,7 @@ def test_heartbeats_and_claims_of_the_copied_workers_are_removed() -> None:
 def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(
     option: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 4)
     for _ in range(10):
         pending(Order.objects.create())
     before = keys()

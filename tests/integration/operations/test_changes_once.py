@@ -130,7 +130,7 @@ def test_rows_of_a_transaction_that_was_open_during_a_change_are_moved_once(mode
 
 
 def test_rows_that_a_change_missed_are_moved_in_pages_by_one_worker_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     orders = [unpaid() for _ in range(5)]
     operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")
     for order in orders:

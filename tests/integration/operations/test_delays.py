@@ -223,7 +223,7 @@ def test_an_object_for_which_after_raises_keeps_its_deadline_and_the_change_ends
 
 
 def test_a_shift_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     orders = [unpaid() for _ in range(5)]
     real, calls = changes._move_rows, []
 

@@ -12,12 +12,13 @@ from django.utils import timezone
 
 from django_delayq import InvalidDelay, explain_timeout
 from django_delayq.firing import plan
-from django_delayq.ledger import controls, statements
+from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import PolicyConflict, hold, pause, resume
 from django_delayq.operations import changes as policy_changes
 from django_delayq.operations.changes import continue_moves
 from django_delayq.operations.policies import end_holds, outlasts
+from django_delayq.sql import statements
 from django_delayq.worker import Worker
 from tests.integration.operations.conftest import BY, pending, said
 from tests.integration.operations.test_stops import HOUR, REMIND, changes, state, stops

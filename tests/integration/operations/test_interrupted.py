@@ -12,9 +12,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import schedule_timeouts
-from django_delayq.clock import database_now
 from django_delayq.models import Timeout, UnfinishedRun
 from django_delayq.operations import change_deadline, postpone, refire, runner
+from django_delayq.sql.now import database_now
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

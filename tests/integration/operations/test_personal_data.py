@@ -300,7 +300,7 @@ def test_waiting_timeouts_alone_are_related_unless_settled_ones_are_wanted(
 def test_an_export_of_many_reads_page_by_page(
     django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_delayq.ledger import statements
+    from django_delayq.sql import statements
 
     monkeypatch.setattr(statements, "CHUNK", 10)
     for _ in range(25):

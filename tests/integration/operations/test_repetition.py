@@ -15,7 +15,7 @@ from django_delayq import InvalidDelay, TimeoutPolicy, explain_timeout, schedule
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result, pause, refire, retry
-from django_delayq.policies import get_policy
+from django_delayq.policy.policies import get_policy
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
 from tests.testapp.models import Effect, Order, OrderProxy
@@ -152,7 +152,7 @@ def test_the_newest_round_is_repeated_and_no_older_one_although_they_are_on_diff
     monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     """A worker fires what a page has begun before the next page is read."""
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     older, newer, rows = on_two_pages(given)
     dry = refire(rows, by=BY, dry_run=True)
     result = refire(rows, by=BY, progress=lambda page: fire_due())
@@ -165,7 +165,7 @@ def test_the_newest_round_is_repeated_and_no_older_one_although_they_are_on_diff
 def test_a_round_is_not_repeated_after_a_newer_one_that_was_scheduled_and_fired_meanwhile(
     order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 1)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
     row, other = fired(order), fired(Order.objects.create())
 
     def schedule_and_fire(page: Result) -> None:
@@ -179,7 +179,7 @@ def test_a_round_is_not_repeated_after_a_newer_one_that_was_scheduled_and_fired_
 
 
 def test_what_a_worker_fires_meanwhile_is_not_repeated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     rows = [fired(Order.objects.create()) for _ in range(4)]
     result = refire(Timeout.objects.filter(state="fired"), by=BY, progress=lambda page: fire_due())
     assert result.changed == 4 == Effect.objects.count()

@@ -51,7 +51,7 @@ def test_the_undeclared_policies_are_named_if_no_timeout_has_the_label(order: Or
 
 
 def test_it_is_audited_once_with_its_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 4)
     forgotten(10)
     assert retire(LABEL, by=BY, reason="gone").changed == 10
     change = PolicyChange.objects.get()
@@ -62,7 +62,7 @@ def test_it_is_audited_once_with_its_count(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_call_that_dies_is_audited_as_far_as_it_came_and_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 4)
     forgotten(10)
 
     def die(page: Result) -> None:

@@ -21,7 +21,7 @@ import django_delayq as dq
 from django_delayq import checks
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policy_rules import unindexed
+from django_delayq.policy.reads import unindexed
 from tests.testapp import keys
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Task
 

@@ -255,7 +255,7 @@ def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
 @pytest.mark.parametrize("pages", [0, 1, 2])
 @pytest.mark.parametrize("who", ["the operator", "a worker", "a worker after the clock was set back"])
 def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch, pages: int, who: str) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     rows = [pending(Order.objects.create()) for _ in range(6)]
     Timeout.objects.update(created_at=timezone.now() - 5 * HOUR)
     hold(REMIND, by=BY)
@@ -283,7 +283,7 @@ def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Mon
 def test_a_row_that_is_settled_or_scheduled_during_a_release_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, order: Order
 ) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 1)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
     for _ in range(2):
         pending(Order.objects.create())
     last = pending(order)

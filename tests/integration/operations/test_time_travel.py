@@ -18,7 +18,6 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import DelayqError, InvalidDelay, Late, operations
-from django_delayq.clock import database_now
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import policy_state
 from django_delayq.models import ClockAdvance, Installation, Timeout
@@ -26,6 +25,7 @@ from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import advance_clock, time_travel
 from django_delayq.redis_clients import get_engine
+from django_delayq.sql.now import database_now
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, pending
 from tests.support.waiting import wait_until

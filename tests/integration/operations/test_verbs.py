@@ -238,7 +238,7 @@ def test_a_dry_run_reads_no_objects_unless_what_it_refuses_depends_on_them(order
 
 
 def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 4)
     for _ in range(10):
         pending(Order.objects.create())
     pages: list[Result] = []
@@ -250,7 +250,7 @@ def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.
 
 def test_of_several_dead_rounds_on_several_pages_only_the_newest_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker fires what a page has retried before the next page is read."""
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     order = Order.objects.create()
     older, first, last, newer = dead(order), dead(Order.objects.create()), dead(Order.objects.create()), dead(order)
     rows = Timeout.objects.filter(state="dead")
@@ -265,7 +265,7 @@ def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(
     declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a policy whose handler schedules the next round would fire for as long as workers keep up."""
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
 
     def remind_daily(order: Order, timeout: Timeout) -> None:
         pending(order, "daily", hours=24)
@@ -284,7 +284,7 @@ def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(
 
 
 def test_a_page_that_fails_leaves_the_pages_before_it_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 4)
     for _ in range(8):
         pending(Order.objects.create())
 

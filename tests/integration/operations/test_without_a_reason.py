@@ -12,7 +12,7 @@ import pytest
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.outcomes import Outcome
+from django_delayq.policy.outcomes import Outcome
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.testapp.models import Order

@@ -105,7 +105,7 @@ Declare = Callable[[Any], TimeoutPolicy[Any]]
 @pytest.fixture
 def shop(declare: Callable[..., TimeoutPolicy[Any]]) -> Declare:
     """`shop(after)`: the policy with this delay."""
-    from django_delayq.policies import registry
+    from django_delayq.policy.policies import registry
 
     def make(after: Any) -> TimeoutPolicy[Any]:
         if (former := registry.get(LABEL)) is not None:

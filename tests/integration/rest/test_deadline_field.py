@@ -144,7 +144,7 @@ def test_objects_behind_a_relation_take_one_query_for_all(orders: list[Order]) -
 def test_a_page_longer_than_one_statement_holds_is_looked_up_in_few(
     orders: list[Order], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     shown, asked = queries(lambda: OrderSerializer(orders, many=True).data)
     assert due(shown) == expected(orders)
     assert asked == 3

@@ -8,9 +8,9 @@ import pytest
 from rest_framework.test import APIClient
 
 from django_delayq import operations
-from django_delayq.ledger import statements
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations import changes
+from django_delayq.sql import statements
 
 REMIND = "testapp.order.remind"
 

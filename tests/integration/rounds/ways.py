@@ -17,7 +17,7 @@ from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.firing.failures import settle_expired
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.integration.rounds.stage import AUTO, BARE, BY, DATA, MINUTE, SINCE, Stage, at
 
 Act = Callable[[Stage], object]

@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 import django_delayq as dq
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.policy_options import Brake
+from django_delayq.policy.options import Brake
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until

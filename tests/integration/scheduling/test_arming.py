@@ -296,7 +296,7 @@ def test_what_a_rolled_back_save_armed_does_not_exist(now: datetime) -> None:
 def test_an_old_name_is_seen_through_its_alias(order: Order, declare: Any, now: datetime) -> None:
     renamed = declare(Order, name="renamed", since="paid_at", after=HALF_HOUR, when=Q(), aliases=["former"])
     older = declare(Order, name="placeholder", since="paid_at", after=HALF_HOUR)
-    from django_delayq.policies import registry
+    from django_delayq.policy.policies import registry
 
     order.paid_at = now
     Order.objects.filter(pk=order.pk).update(paid_at=now)

@@ -18,13 +18,14 @@ from django_delayq import clock
 from django_delayq.conf import get_settings
 from django_delayq.firing import extend_firing
 from django_delayq.models import Timeout
+from django_delayq.sql.now import DatabaseNow, database_now
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_the_databases_moment_is_utc_and_about_now() -> None:
-    moment = clock.database_now("default")
+    moment = database_now("default")
     assert moment.utcoffset() == timedelta(0)
     assert abs(moment - datetime.now(UTC)) < timedelta(seconds=30)
 
@@ -79,7 +80,7 @@ def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> N
         dq.schedule_timeout(order, "remind", seconds=0, key="now")
         Timeout.objects.filter(key="now").update(run_at=timezone.now() - timedelta(seconds=1))
         assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
-        read = Timeout.objects.annotate(moment=clock.DatabaseNow()).values_list("moment", flat=True)[0]
+        read = Timeout.objects.annotate(moment=DatabaseNow()).values_list("moment", flat=True)[0]
         assert abs(read - timezone.now()) < timedelta(seconds=30)
 
 
@@ -105,7 +106,7 @@ def test_a_moment_put_in_place_holds_for_both_clocks_and_ends_with_the_block() -
     then = datetime(2017, 5, 1, 12, 30, 15, 123456, tzinfo=UTC)
     order = Order.objects.create()
     with clock.set_to(then):
-        assert clock.now() == clock.database_now("default") == then
+        assert clock.now() == database_now("default") == then
         row = dq.schedule_timeout(order, "remind", seconds=1)
         assert not Timeout.objects.due().exists()
         with clock.set_to(row.run_at):
@@ -143,7 +144,7 @@ def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
     with timezone.override(active):
         row = dq.schedule_timeout(naive_order, "remind", minutes=5)
         assert abs(clock.to_ms(row.due_at) / 1000 - time.time() - 300) < 60
-        assert abs(clock.database_now("default") - clock.now()) < timedelta(minutes=1)
+        assert abs(database_now("default") - clock.now()) < timedelta(minutes=1)
         with dq.before_deadline(naive_order, "remind", strict=True) as cancelled:
             assert cancelled == row
 
@@ -159,7 +160,7 @@ def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(nai
 def test_without_time_zones_everything_is_local_and_nothing_is_early(naive_order: Order) -> None:
     dq.schedule_timeout(naive_order, "remind", hours=7, key="later")
     dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
-    due = Timeout.objects.filter(run_at__lte=clock.database_now("default") + timedelta(seconds=5))
+    due = Timeout.objects.filter(run_at__lte=database_now("default") + timedelta(seconds=5))
     assert set(due.values_list("key", flat=True)) == {"now"}
     assert not Timeout.objects.due().filter(key="later").exists()
     with pytest.raises(dq.InvalidDelay, match="aware"):

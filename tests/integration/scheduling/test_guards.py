@@ -16,9 +16,9 @@ import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.arming import applying
 from django_delayq.backoff import LogInterval
-from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_rearmed
+from django_delayq.sql.dialects import dialect_of
 from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

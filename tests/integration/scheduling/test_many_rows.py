@@ -175,7 +175,7 @@ def test_a_pending_row_under_a_former_name_is_kept_or_adopted(declare: Any) -> N
     orders = [Order.objects.create(status="new") for _ in range(3)]
     former = declare(Order, name="former")
     kept = dq.schedule_timeout(orders[0], former, hours=1)
-    from django_delayq.policies import registry
+    from django_delayq.policy.policies import registry
 
     registry.remove(former)
     renamed = declare(Order, name="renamed", aliases=("former",))

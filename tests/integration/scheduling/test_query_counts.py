@@ -22,8 +22,8 @@ from django_delayq import (
     operations,
     schedule_timeout,
 )
-from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout, slot_of
+from django_delayq.sql.dialects import dialect_of
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import django_delayq as dq
 from django_delayq.arming.sync import sync_policy
 from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -155,7 +155,7 @@ def test_a_row_that_is_named_often_is_moved_once(
     given: str, joined: QuerySet[Timeout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its repetitions may be on two pages."""
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     order = Order.objects.create(status="new")
     row = dq.schedule_timeout(order, "remind", hours=1)
     for key in "abc":
@@ -169,7 +169,7 @@ def test_a_row_that_is_named_often_is_moved_once(
 def test_an_action_counts_a_row_that_a_join_repeats_once(
     inside: bool, joined: QuerySet[Timeout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.ledger.statements.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     order = Order.objects.create(status="new")
     for key in "abcde":
         dq.schedule_timeout(order, "remind", hours=2, key=key)

@@ -19,9 +19,9 @@ from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
-from django_delayq.paths import value_at
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
+from django_delayq.times.paths import value_at
 from tests.integration.spans.conftest import OFFICE, Declare, at, only_row, opened
 from tests.testapp.desk import Team, Ticket
 

@@ -20,7 +20,7 @@ from django_delayq import TimeoutPolicy, clock, operations, schedule_timeouts
 from django_delayq.ledger import controls
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background

@@ -15,12 +15,13 @@ from django.db import OperationalError, connections
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from django_delayq import clock, redis_clients
+from django_delayq import redis_clients
 from django_delayq.contrib.remote import fire
 from django_delayq.exceptions import WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.redis_clients import forget_engine, get_worker_engine
+from django_delayq.sql.now import database_now
 from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, states
@@ -112,7 +113,7 @@ def test_a_first_worker_that_comes_second_is_refused(
 ) -> None:
     """Between its read and its insert, another one has inserted its own name."""
     called("staging")
-    real = clock.database_now
+    real = database_now
 
     def another_is_faster(using: str) -> Any:
         named("production")

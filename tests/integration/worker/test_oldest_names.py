@@ -16,7 +16,7 @@ import django_delayq as dq
 from django_delayq.arming.sync import TableSync
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.doctor import examine
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.worker import Worker
 from tests.testapp.models import Order
 

@@ -12,13 +12,13 @@ from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection, transaction
 
 from django_delayq import clock, schedule_timeout, schedule_timeouts
-from django_delayq.clock import database_now
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.firing import plan
 from django_delayq.ledger import installation, outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.sql.now import database_now
 from django_delayq.worker import Worker, sweep
 from django_delayq.worker.sources.redis import Sources
 from tests.engine.redis_process import RedisProcess

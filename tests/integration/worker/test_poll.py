@@ -16,7 +16,7 @@ from django_delayq import Limits, Rate, TimeoutPolicy, clock, operations, resche
 from django_delayq.firing.planning import plan
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew

@@ -19,11 +19,11 @@ from django.db.models import Count
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock
-from django_delayq.clock import database_now
 from django_delayq.ledger import claiming, rollups, settling
 from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
 from django_delayq.monitoring import rounds
+from django_delayq.sql.now import database_now
 from django_delayq.worker.background import forgotten
 from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
 

@@ -11,7 +11,6 @@ import pytest
 from django.db import OperationalError
 
 from django_delayq import Limits, Rate, clock, operations
-from django_delayq.clock import database_now
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
@@ -19,6 +18,7 @@ from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
+from django_delayq.sql.now import database_now
 from django_delayq.worker import sweep
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep, Swept, try_claim_turn
@@ -138,7 +138,7 @@ def test_lost_heads_are_restored_although_no_entry_is_missing(engine: Engine, fo
 
 @pytest.mark.parametrize("label", [REMIND, "shop.Removed.policy"])
 def test_a_line_that_has_ended_loses_its_head_in_a_full_sweep(engine: Engine, label: str) -> None:
-    """Whether its policy is declared, or nobody knows it."""
+    """Whether its policy is declared, or unknown."""
     queue = engine.queue("default", 0)
     queue.ensure(label, [(1, 0)])
     engine.client.delete(queue.keys.line(label))

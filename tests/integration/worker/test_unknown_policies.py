@@ -16,7 +16,7 @@ from django_delayq.firing.log_lines import UNKNOWN_PAUSE
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Work
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background

@@ -19,10 +19,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from django.conf import settings
 from django.utils import timezone
 
-from django_delayq import clock
-from django_delayq.calendars import Calendar, instant_of, is_calendar, parse_zone
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.paths import Source, found_at, value_at
+from django_delayq.times import clock
+from django_delayq.times.calendars import Calendar, instant_of, is_calendar, parse_zone
+from django_delayq.times.paths import Source, found_at, value_at
 
 _UNITS = ("years", "months", "weeks", "days", "hours", "minutes")
 _DAY, _HOUR, _MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)

@@ -24,7 +24,7 @@ from django_delayq.ledger.db_connections import check_connections, open_connecti
 from django_delayq.ledger.history import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.logs import DELAY_SECONDS
-from django_delayq.policies import registry
+from django_delayq.policy.policies import registry
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, ca
 from django.conf import settings
 from django.db.models import DateField, DateTimeField, Model, Q
 
-from django_delayq.calendars import Calendar, is_calendar
-from django_delayq.clock import aware, check_awareness, fitting, shifted, within_calendar
 from django_delayq.exceptions import InvalidDelay, PolicyError, UnknownPolicy
-from django_delayq.lengths import (
+from django_delayq.policy.options import Brake, Confirmation, Late, Limits, Rate, Retry
+from django_delayq.policy.steps import HasPlan, Step
+from django_delayq.times.calendars import Calendar, is_calendar
+from django_delayq.times.clock import aware, check_awareness, fitting, shifted, within_calendar
+from django_delayq.times.lengths import (
     OwnTime,
     as_length,
     end_of,
@@ -29,14 +31,12 @@ from django_delayq.lengths import (
     resized,
     wrapped,
 )
-from django_delayq.paths import field_at, found_at, relations_on, stored_type
-from django_delayq.policy_options import Brake, Confirmation, Late, Limits, Rate, Retry
-from django_delayq.spans import Length, resolved
-from django_delayq.steps import HasPlan, Step
+from django_delayq.times.paths import field_at, found_at, relations_on, stored_type
+from django_delayq.times.spans import Length, resolved
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
-    from django_delayq.outcomes import Outcome
+    from django_delayq.policy.outcomes import Outcome
 
 M = TypeVar("M", bound=Model)
 Ask: TypeAlias = "Callable[[M, Timeout], Outcome | Awaitable[Outcome | None] | None]"

@@ -19,8 +19,7 @@ from django.db.models import Field, Q
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq import clock
-from django_delayq.key_types import (
+from django_delayq.sql.key_types import (
     HAS_END_OF_HOLD,
     HAS_FAILED,
     HAS_KEY,
@@ -30,15 +29,7 @@ from django_delayq.key_types import (
     KindField,
     PartialIndex,
 )
-from django_delayq.policy_models import ClockAdvance as ClockAdvance
-from django_delayq.policy_models import PolicyChange as PolicyChange
-from django_delayq.policy_models import PolicyControl as PolicyControl
-from django_delayq.policy_models import PolicyDay as PolicyDay
-from django_delayq.policy_models import PolicyMeter as PolicyMeter
-from django_delayq.policy_models import PolicySync as PolicySync
-from django_delayq.policy_models import RateShare as RateShare
-from django_delayq.policy_models import StoredAnswer as StoredAnswer
-from django_delayq.policy_models import UnfinishedRun as UnfinishedRun
+from django_delayq.sql.now import DatabaseNow
 
 SLOT_BYTES = 16
 """With fewer, two slots could be made alike: see `slot_of`."""
@@ -83,7 +74,7 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
 
     def due(self) -> TimeoutQuerySet:
         """Return pending rows whose next attempt is due by the database's clock."""
-        return self.pending().filter(run_at__lte=clock.DatabaseNow())
+        return self.pending().filter(run_at__lte=DatabaseNow())
 
     def of_labels(self, labels: Iterable[str]) -> TimeoutQuerySet:
         return self.filter(policy__in=tuple(labels))
@@ -416,50 +407,3 @@ def ending_of(row: Any) -> str:
         has_stopped_clock = row.remaining is not None and not row.keeps_deadline
         return "in_time" if has_stopped_clock or row.settled_at <= row.due_at else "ended_late"
     return "shadow" if row.cause == Timeout.Cause.SHADOW else str(row.state)
-
-
-class Installation(models.Model):
-    """The name of the installation that this ledger belongs to: the setting `INSTALLATION` of the first worker.
-
-    At most one row. A copy of the database has the same name, so workers of another installation refuse it.
-    """
-
-    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    name = models.CharField(max_length=100)
-    since_at = models.DateTimeField()
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class WorkerSeen(models.Model):
-    """The heartbeat of a worker, written every few seconds and deleted when the worker stops.
-
-    In the database and not in Redis, so that it is available while Redis is not.
-    """
-
-    id = models.CharField(primary_key=True, max_length=32)
-    host = models.CharField(_("host"), max_length=100)
-    pid = models.PositiveIntegerField(_("process"))
-    queues = models.JSONField(_("queues"), null=True, blank=True, default=None)
-    """None: all of them."""
-    concurrency = models.PositiveSmallIntegerField(_("threads"))
-    version = models.CharField(_("version"), max_length=30)
-    uses_redis = models.BooleanField(_("uses Redis"))
-    held = models.PositiveIntegerField(_("timeouts under way"), default=0)
-    stuck_threads = models.PositiveSmallIntegerField(_("stuck threads"), default=0)
-    """Threads that still run a handler after its time limit."""
-    started_at = models.DateTimeField(_("started at"))
-    seen_at = models.DateTimeField(_("seen at"), db_index=True)
-    passed_at = models.DateTimeField(_("last look for due timeouts"))
-
-    class Meta:
-        verbose_name = _("worker")
-        verbose_name_plural = _("workers")
-        default_permissions = ("view",)
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.pid}"

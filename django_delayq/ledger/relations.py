@@ -22,7 +22,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import AND, OR, WhereNode
 from django.utils.functional import cached_property
 
-from django_delayq.key_types import object_id_of, refusal, root_of_key
+from django_delayq.sql.key_types import object_id_of, refusal, root_of_key
 
 if TYPE_CHECKING:
     from django_delayq.models import RelatedTimeoutQuerySet, Timeout

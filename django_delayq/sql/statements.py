@@ -32,10 +32,10 @@ from django.db import Error, connections, transaction
 from django.db.models import BooleanField, CharField, Expression, F, Func, Q, QuerySet
 from django.db.models.sql import Query, UpdateQuery
 
-from django_delayq import clock
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import HexField, array_of, key_type
-from django_delayq.models import Timeout
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.key_types import HexField, array_of, key_type
+from django_delayq.sql.now import evaluated_at_execution
+from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -80,17 +80,6 @@ class Param(Expression):
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Compile to a placeholder; the parameter is this object itself."""
         return "%s", (self,)
-
-
-def param(name: str) -> Param:
-    """Return the parameter for a column of the ledger."""
-    return Param(cast("Any", Timeout._meta.get_field(name)))
-
-
-def params(name: str, count: int) -> list[Any]:
-    """Return parameters for a sequence of so many values of one column of the ledger."""
-    field: Any = Timeout._meta.get_field(name)
-    return [Param(field, name, index) for index in range(count)]
 
 
 def padded(values: Collection[T]) -> list[T]:
@@ -170,7 +159,7 @@ Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw | tuple[str, Sequence
 
 def sql_of(built: QuerySet[Any, Any] | UpdateQuery, using: str) -> tuple[str, tuple[Any, ...]]:
     """Return SQL and parameters of a part of a `Raw`."""
-    with clock.evaluated_at_execution():
+    with evaluated_at_execution():
         query: Any = built.query if isinstance(built, QuerySet) else built
         return cast("tuple[str, tuple[Any, ...]]", query.get_compiler(using).as_sql())
 
@@ -252,7 +241,7 @@ class Statement:
             # `elide_empty`: Django would raise for a query that no row can match, as by a condition with an empty list.
             query: Any = built.query if isinstance(built, QuerySet) else built
             compiler = query.get_compiler(using, elide_empty=False)
-            with clock.evaluated_at_execution():
+            with evaluated_at_execution():
                 self.sql, parameters = compiler.as_sql()
             if self.is_read:
                 expressions = [column[0] for column in compiler.select[: compiler.col_count]]

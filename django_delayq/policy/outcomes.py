@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from django_delayq.delays import DelayArgs, parse_delay
 from django_delayq.exceptions import InvalidDelay
+from django_delayq.times.lengths import DelayArgs, parse_delay
 
 
 class Outcome(Exception):

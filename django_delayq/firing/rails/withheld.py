@@ -1,26 +1,28 @@
-"""Settle timeouts that would begin too late, and log how many these were."""
+"""Settle timeouts that would begin too late, or are in shadow mode; let them wait for opening hours."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.clock import plural
 from django_delayq.firing import steps
 from django_delayq.firing.rails.rail import Rail
 from django_delayq.ledger import settling
-from django_delayq.lengths import end_of, length_text
 from django_delayq.models import Timeout
-from django_delayq.steps import LATE
+from django_delayq.policy.steps import LATE, SHADOWED
+from django_delayq.times.clock import plural
+from django_delayq.times.lengths import end_of, length_text
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
     from django_delayq.firing.report import ReportBuilder
     from django_delayq.firing.works import Candidate
     from django_delayq.ledger.controls import Guards
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policy.policies import TimeoutPolicy
+
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
@@ -76,3 +78,61 @@ class LateRail(Rail):
                 *(words, late[0].state, late[0].pk, late[0].reason),
                 extra={"event": "timeouts_late", "policy": label, "count": len(late)},
             )
+
+
+class QuietRail(Rail):
+    """Moves the next attempt into the opening hours of `within=`, unless an operator has asked to fire it.
+
+    Also of a retry, and of what an outage has delayed: no customer gets an SMS at night. No attempt is counted.
+    """
+
+    def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
+        return [] if guards.quiet else candidates
+
+    def withholds(self, member: Member, guards: Guards, now: datetime) -> bool:
+        """Return whether `within=` is closed at `now`."""
+        return bool(guards.quiet and not member.row.is_requested and guards.quiet.opening(now, member.obj) > now)
+
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+        waiting = [each for each in members if self.withholds(each, guards, now)]
+        for each in members:
+            if guards.quiet is not None and not each.row.is_requested:
+                # lateness counts from the opening after the deadline, also if no worker has stored it before
+                opens_at = guards.quiet.opening(now if each in waiting else each.row.run_at, each.obj)
+                if opens_at > each.row.run_at:
+                    settling.defer(each.row, opens_at, using)
+        return [each.row for each in waiting]
+
+
+class ShadowRail(Rail):
+    """Settles the timeouts of objects in shadow mode as skipped: `guards.shadow` percent of all, 0: none.
+
+    A step in shadow mode is noted and not called, and the timeout continues.
+    """
+
+    def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
+        if not guards.shadow:
+            return candidates
+        return [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
+
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+        shadowed = [each for each in members if guards.shadow and is_in_shadow(each.row.object_id, guards.shadow)]
+        withheld = list[Timeout]()
+        for member in shadowed:
+            if member.row.step:
+                steps.end(member, SHADOWED, now, using)
+            else:
+                withheld.append(member.row)
+        if withheld:
+            settling.mark_settled(withheld, Timeout.Cause.SHADOW, now, using)
+        return [each.row for each in shadowed]
+
+
+def is_in_shadow(object_id: str, percent: int) -> bool:
+    """Return whether an object is among the `percent` of all objects that are in shadow mode.
+
+    By a hash of its key, so that each worker, process and database gives the same answer, and a larger share contains
+    a smaller one.
+    """
+    digest = hashlib.blake2b(object_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) % 100 < percent

@@ -18,12 +18,12 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from django_delayq import lengths
 from django_delayq.exceptions import PolicyError
-from django_delayq.functions import misfit
-from django_delayq.lengths import OwnTime, length_text
-from django_delayq.paths import column_at
-from django_delayq.spans import Length
+from django_delayq.policy.options import misfit
+from django_delayq.times import lengths
+from django_delayq.times.lengths import OwnTime, length_text
+from django_delayq.times.paths import column_at
+from django_delayq.times.spans import Length
 
 Handler = TypeVar("Handler", bound=Callable[..., object])
 HANDLER: Final = ""

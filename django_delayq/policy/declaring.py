@@ -15,19 +15,24 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.expressions import BaseExpression
 from django.db.models.sql import Query
 
-from django_delayq.calendars import Calendar, is_calendar
-from django_delayq.clock import LATEST_YEAR, LONGEST
-from django_delayq.conf import MAX_DURATION
-from django_delayq.delays import UNITS
 from django_delayq.exceptions import PolicyError, suggestion
-from django_delayq.functions import misfit
-from django_delayq.key_types import refusal
-from django_delayq.lengths import amount_paths_of, has_wall_time, is_negative, is_span, length_text, paths_of
-from django_delayq.paths import field_at, is_reference, leads_to_attribute, stored_type
-from django_delayq.policies import M, TimeoutPolicy, registry
-from django_delayq.policy_options import MAX_STORED, Brake, Late, Limits, Retry
-from django_delayq.policy_rules import resolved
-from django_delayq.spans import Length
+from django_delayq.policy.options import MAX_STORED, Brake, Late, Limits, Retry, misfit
+from django_delayq.policy.policies import M, TimeoutPolicy, registry
+from django_delayq.policy.reads import resolved
+from django_delayq.sql.key_types import refusal
+from django_delayq.times.calendars import Calendar, is_calendar
+from django_delayq.times.clock import LATEST_YEAR, LONGEST, MAX_DURATION
+from django_delayq.times.lengths import (
+    UNITS,
+    amount_paths_of,
+    has_wall_time,
+    is_negative,
+    is_span,
+    length_text,
+    paths_of,
+)
+from django_delayq.times.paths import field_at, is_reference, leads_to_attribute, stored_type
+from django_delayq.times.spans import Length
 
 if TYPE_CHECKING:
     from dateutil.relativedelta import relativedelta

@@ -24,9 +24,9 @@ from django.db.models.fields.related_descriptors import ForwardManyToOneDescript
 from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_delayq.dialects import dialect_of
 from django_delayq.engine.records import MAX_ID
 from django_delayq.exceptions import PolicyError
+from django_delayq.sql.dialects import dialect_of
 
 LONGEST = 255
 """The column of the ledger for the keys of objects holds no longer text."""

@@ -1,12 +1,7 @@
-"""The two clocks, for arming and for firing.
+"""This process's clock, which is only used to compute deadlines, and how datetimes and durations are checked and shown.
 
-`now()` is this process's clock and is only used to compute deadlines. `DatabaseNow()` is the database server's clock in
-UTC. It alone decides whether a row is due, so a worker whose clock is fast fires nothing early. `set_to()` replaces
-both, for tests and for the replay of recorded orders. While freezegun or time-machine has replaced the process's clock,
-the database's clock is not asked either.
-
-Django's own `Now()` is not used: on MySQL and MariaDB it is the session's local time, so with the server at +08:00
-a row that is due in seven hours would be due now.
+The clock of the database decides whether a row is due: see `sql.now`. `set_to()` replaces both, for tests and for the
+replay of recorded orders.
 """
 
 from __future__ import annotations
@@ -15,28 +10,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, DateTimeField, Expression, F, Q, When
-from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import InvalidDelay
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 _lock = threading.Lock()
 _moments: tuple[datetime, ...] = ()
 """The datetimes of the present blocks of `set_to`, the innermost last. Other threads read it: replace it as a whole."""
-
-
-_is_compiling: ContextVar[bool] = ContextVar("is_compiling", default=False)
 
 
 def now() -> datetime:
@@ -82,59 +68,12 @@ def is_set() -> bool:
     )
 
 
-@contextmanager
-def evaluated_at_execution() -> Iterator[None]:
-    """Let `DatabaseNow` compile to a function of the connection, where its parameter would be the present time.
-
-    For statements that are compiled once and executed later.
-    """
-    token = _is_compiling.set(True)
-    try:
-        with in_own_zone():
-            yield
-    finally:
-        _is_compiling.reset(token)
-
-
 def in_own_zone() -> AbstractContextManager[Any]:
     """Let a query of the block read days and hours in `TIME_ZONE`, whatever zone a request or a handler has activated.
 
     Otherwise a condition on the day of the week would be another one for each customer.
     """
     return timezone.override(timezone.get_default_timezone())
-
-
-class DatabaseNow(Expression):
-    """The database's current time, evaluated once per statement, comparable with `DateTimeField`s.
-
-    SQLite has no server: its clock is that of this process.
-    """
-
-    output_field = DateTimeField()
-
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        dialect = dialect_of(connection)
-        if dialect.server_time and not is_set():
-            return dialect.now(connection)
-        value = self._adapted if _is_compiling.get() else self._adapted(connection)
-        return dialect.datetime_literal("%s"), (value,)
-
-    def _adapted(self, connection: BaseDatabaseWrapper) -> Any:
-        return self.output_field.get_db_prep_value(now(), connection)
-
-
-def database_now(using: str) -> datetime:
-    """Return the time by the clock of database `using`, in one query (none on SQLite, or if the clock is set)."""
-    connection = connections[using]
-    dialect = dialect_of(connection)
-    if not dialect.server_time or is_set():
-        return now()
-    # Without USE_TZ, Django sets the session of PostgreSQL to TIME_ZONE, so that its answer is naive and local, too.
-    sql, parameters = (dialect.server_time, ()) if settings.USE_TZ else dialect.now(connection)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {sql}", parameters)
-        at: datetime = cursor.fetchone()[0]
-    return at.astimezone(UTC) if timezone.is_aware(at) else at.replace(tzinfo=UTC if settings.USE_TZ else None)
 
 
 def aware(moment: datetime) -> datetime:
@@ -172,6 +111,8 @@ def to_ms(moment: datetime) -> int:
     return -((_EPOCH - aware(moment)) // _MILLISECOND)
 
 
+MAX_DURATION = timedelta(days=36_500)
+"""Of settings and options: with longer ones, datetimes would overflow inside a caller's `save()`."""
 LATEST_YEAR = 2108
 """Redis scores represent datetimes to the millisecond until 2109."""
 _END = datetime(LATEST_YEAR + 1, 1, 1, tzinfo=UTC)
@@ -198,11 +139,6 @@ def latest_start(by: timedelta = timedelta(0)) -> datetime:
     `by` is not negative, and at most `LONGEST`.
     """
     return fitting(_END) - by
-
-
-def column_within_calendar(name: str) -> Case:
-    """Return the column of datetimes `name`, and NULL where `within_calendar` returns None."""
-    return Case(When(Q((f"{name}__lt", latest_start())), then=F(name)), output_field=DateTimeField())
 
 
 def shifted(start: datetime, by: timedelta) -> datetime:

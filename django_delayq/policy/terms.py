@@ -24,11 +24,11 @@ from django.db.models.fields import BigIntegerField
 from django.db.models.functions import Cast, Coalesce, Concat, Left
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_delayq.clock import in_utc
-from django_delayq.dialects import dialect_of
-from django_delayq.lengths import paths_of, reads_unnamed
-from django_delayq.paths import Values, column_at
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.sql.dialects import dialect_of
+from django_delayq.times.clock import in_utc
+from django_delayq.times.lengths import paths_of, reads_unnamed
+from django_delayq.times.paths import Values, column_at
 
 MAX_TERMS = 200
 """The column of the ledger holds no more: of longer values, only the beginning is compared."""

@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import Field
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq.clock import duration_text
+from django_delayq.times.clock import duration_text
 
 
 class PolicyControl(models.Model):
@@ -293,3 +293,50 @@ class ClockAdvance(models.Model):
 
     def __str__(self) -> str:
         return f"{duration_text(self.length)} by {self.by}"
+
+
+class Installation(models.Model):
+    """The name of the installation that this ledger belongs to: the setting `INSTALLATION` of the first worker.
+
+    At most one row. A copy of the database has the same name, so workers of another installation refuse it.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    name = models.CharField(max_length=100)
+    since_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class WorkerSeen(models.Model):
+    """The heartbeat of a worker, written every few seconds and deleted when the worker stops.
+
+    In the database and not in Redis, so that it is available while Redis is not.
+    """
+
+    id = models.CharField(primary_key=True, max_length=32)
+    host = models.CharField(_("host"), max_length=100)
+    pid = models.PositiveIntegerField(_("process"))
+    queues = models.JSONField(_("queues"), null=True, blank=True, default=None)
+    """None: all of them."""
+    concurrency = models.PositiveSmallIntegerField(_("threads"))
+    version = models.CharField(_("version"), max_length=30)
+    uses_redis = models.BooleanField(_("uses Redis"))
+    held = models.PositiveIntegerField(_("timeouts under way"), default=0)
+    stuck_threads = models.PositiveSmallIntegerField(_("stuck threads"), default=0)
+    """Threads that still run a handler after its time limit."""
+    started_at = models.DateTimeField(_("started at"))
+    seen_at = models.DateTimeField(_("seen at"), db_index=True)
+    passed_at = models.DateTimeField(_("last look for due timeouts"))
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"

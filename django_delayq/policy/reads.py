@@ -27,9 +27,9 @@ from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 
-from django_delayq.paths import field_at, is_reference, named_in
-from django_delayq.policies import TimeoutPolicy, get_policies, registry
-from django_delayq.policy_terms import OfDialect, follows_data, has_column, named_paths
+from django_delayq.policy.policies import TimeoutPolicy, get_policies, registry
+from django_delayq.policy.terms import OfDialect, follows_data, has_column, named_paths
+from django_delayq.times.paths import field_at, is_reference, named_in
 
 OPERATORS = {"exact": "=", "lt": "<", "lte": "<=", "gt": ">", "gte": ">=", "in": "in"}
 

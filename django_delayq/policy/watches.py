@@ -15,9 +15,9 @@ from django.core.exceptions import FieldError
 from django.db.models import Model, Q
 from django.db.models.sql import Query
 
-from django_delayq.paths import named_in
-from django_delayq.policies import TimeoutPolicy, get_policies, registry
-from django_delayq.policy_terms import named_paths
+from django_delayq.policy.policies import TimeoutPolicy, get_policies, registry
+from django_delayq.policy.terms import named_paths
+from django_delayq.times.paths import named_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What a policy is: its options, their checks, and what it reads."""
