@@ -120,7 +120,7 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
             holding.follow(row, plan)
             row.asked_due_at = None if plan.due_at == plan.computed else plan.computed
             moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at)))
-    return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save", columns=holding.FOLLOWED)
+    return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save")
 
 
 def _new_row(each: Round, using: str) -> Timeout:
@@ -160,7 +160,7 @@ def _set_clocks(changes: Changes, ran: Sequence[Timeout], using: str) -> tuple[l
     if noted := [row for row in locked if row.held_by_hand]:
         for row in noted:
             row.held_when = row.pk in changes.hold
-        update_each(noted, ("held_when",), using, (State.HELD,))
+        update_each(noted, using, (State.HELD,))
     running = [*ran, *(row for row in locked if row.pk in changes.hold and row.state == State.PENDING)]
     stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]
     resumed = [*ended, *holding.resume(stopped, using, now, by="save")]

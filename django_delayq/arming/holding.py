@@ -132,7 +132,7 @@ def stop(row: Timeout, at: datetime, using: str) -> timedelta:
         row.due_at = time.after_stop(row.due_at, stopped, ended)
         row.ready_at = row.ready_at and time.after_stop(row.ready_at, stopped, ended)
         row.stops, stopped = with_stop(row.stops, stopped, ended), at
-        update_each([row], ("stops",), using)
+        update_each([row], using)
     row.held_at = stopped
     return _rest(row, time, row.due_at)
 
@@ -362,10 +362,6 @@ def plan_of(row: Timeout, computed: datetime, terms: str, time: OwnTime) -> Plan
     due_at = time.after_stops(computed, stops_of(row.stops))
     rest = _rest(row, time, due_at) if row.has_stopped_clock else row.remaining
     return Plan(due_at, rest, computed, terms)
-
-
-FOLLOWED = ("first_due_at",)
-"""The column that `follow` writes beside those of every move."""
 
 
 def follow(row: Timeout, plan: Plan) -> None:

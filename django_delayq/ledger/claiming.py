@@ -455,7 +455,7 @@ def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[
             for row in rows:
                 row.claims -= 1
                 row.claimed_until = None if row.run_at >= again[row.pk] else again[row.pk]
-            update_each(rows, ("claims", "claimed_until"), using, tuple(Timeout.State))
+            update_each(rows, using, tuple(Timeout.State))
         if len(rows) < len(ids):
             locked += claimed.exclude(pk__in=[row.pk for row in rows]).values_list("pk", flat=True)
     return locked

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-_WRITTEN = (*RUNNING_CLOCK, *LEASE, "run_at", "history", "step", "steps_over", "due_at", "ready_at", "asked_due_at")
-_RESUMED = (*_WRITTEN, "restarted_at", "stops")
-
 
 def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
     """Stop the clocks of rows, pending or held, each with the rest of its time; return the rows.
@@ -43,7 +40,7 @@ def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: dat
         row.state, row.run_at, row.remaining, row.held_at = Timeout.State.HELD.value, far(), rest, row.held_at or at
         vars(row).update(LEASE)
         rows.append(row)
-    update_each(rows, _WRITTEN, using, WAITING)
+    update_each(rows, using, WAITING)
     push_rows(rows, using)  # which removes their entries
     return rows
 
@@ -58,13 +55,13 @@ def resume_rows(
 
     The other arguments are those of `hold_rows`.
     """
-    rows, reset = list[Timeout](), tuple[str, ...]()
+    rows = list[Timeout]()
     for row, counts_from, due_at in deadlines:
         record(row, "resumed", at, **{"from": row.due_at, "to": due_at, **event})
         if not row.keeps_deadline:
             row.stops = with_stop(row.stops, row.held_at or counts_from, counts_from)
         planned_at, changed = set_next(row, due_at)
-        run_at, reset = planned_at, reset or changed
+        run_at = planned_at
         if row.keeps_deadline:
             run_at = max(planned_at + (row.remaining or timedelta(0)), counts_from)
         else:
@@ -76,7 +73,7 @@ def resume_rows(
         row.ready_at = counts_from
         vars(row).update(LEASE)
         rows.append(row)
-    update_each(rows, tuple(dict.fromkeys((*_RESUMED, *reset))), using, WAITING)
+    update_each(rows, using, WAITING)
     push_rows(rows, using)
     return rows
 
@@ -85,5 +82,4 @@ def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: A
     """Write by what the held, locked `rows` are held, which the caller has changed."""
     for row in rows:
         record(row, reason=clipped(reason), **event)
-    columns = (*RUNNING_CLOCK, "due_at", "ready_at", "asked_due_at", "stops", "history")
-    update_each(rows, columns, using, (Timeout.State.HELD,))
+    update_each(rows, using, (Timeout.State.HELD,))

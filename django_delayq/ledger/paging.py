@@ -332,21 +332,31 @@ def insert_statement(
 
 
 def update_each(
-    rows: Sequence[Timeout],
-    names: Sequence[str],
-    using: str,
-    states: Sequence[Timeout.State] = (Timeout.State.PENDING,),
+    rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State] = (Timeout.State.PENDING,)
 ) -> None:
-    """Write the columns `names` of each of `rows`, as the instance has them, if the row is still in one of `states`.
+    """Write what was changed in `rows`, instances from the ledger, if the row is still in one of `states`.
+
+    Each gets the columns that were changed in one of them. So no event needs a list of what it may change, which could
+    lack a column; and what another transaction has written meanwhile into other columns remains.
 
     PostgreSQL gets one JSON parameter; the others one statement, sent for all rows. Not `bulk_update`: for 500 rows it
     builds thousands of expressions, and takes more time in Python than the database takes to write them.
     """
+    pairs = [(vars(row), vars(row)["stored"]) for row in rows]
+    names = tuple([name for name in DEFAULTS if any(_differs(name, has, stored) for has, stored in pairs)])
     each = [{name: getattr(row, name) for name in ("id", *names)} for row in rows]
+    if not names:
+        return
     if len(rows) > 1 and dialect_of(connections[using]).updates_from_rows:
-        _updated.execute(using, tuple(names), tuple(states), rows=json.dumps(each, default=str))
-    elif rows:
-        _written.execute_many(using, tuple(names), tuple(states), each=each)
+        _updated.execute(using, names, tuple(states), rows=json.dumps(each, default=str))
+    else:
+        _written.execute_many(using, names, tuple(states), each=each)
+    for row in rows:
+        row.note_stored()
+
+
+def _differs(name: str, has: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    return name in has and (name not in stored or has[name] != stored[name])
 
 
 @compiled

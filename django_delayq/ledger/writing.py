@@ -16,7 +16,6 @@ from django_delayq.ledger.columns import (
     ATTEMPTS,
     DEFAULTS,
     LEASE,
-    MOVED_FIELDS,
     ROUND_FIELDS,
     RUNNING_CLOCK,
     TIMES,
@@ -116,6 +115,7 @@ def replace_at_once(new: Timeout, subject: Subject) -> Timeout | None:
     rows: list[Timeout] = _replaced.objects(subject.using, policy.model, **{**vars(new), "pk": subject.pk})
     for row in rows:
         vars(row).update(RUNNING_CLOCK)
+        row.note_stored()
     push_rows(rows, subject.using)
     return rows[0] if rows else None
 
@@ -143,6 +143,7 @@ def insert_if_free(row: Timeout, using: str, policy: TimeoutPolicy[Any] | None =
         return False
     row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using
+    row.note_stored()
     push_rows([row], using, earlier_only=True)
     return True
 
@@ -183,6 +184,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
         ids = dict(taken.values_list("slot", "id"))
         for row in chunk:
             row.pk = ids.get(row.slot)
+            row.note_stored()
     push_rows(rows, using, earlier_only=True)
 
 
@@ -199,11 +201,8 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     if row is None:
         insert([new], using)
         return new
-    # The columns of the clock only where they differ: nearly always neither is held.
-    names = (*ROUND_FIELDS, *RUNNING_CLOCK) if State.HELD in {row.state, new.state} else ROUND_FIELDS
-    for name in names:
-        setattr(row, name, getattr(new, name))
-    update_each([row], names, using, WAITING)
+    vars(row).update({name: vars(new)[name] for name in (*ROUND_FIELDS, *RUNNING_CLOCK)})
+    update_each([row], using, WAITING)
     push_rows([row], using)
     return row
 
@@ -213,7 +212,6 @@ def move_rows(
     using: str,
     *,
     extended: bool = False,
-    columns: Sequence[str] = (),
     **event: Any,
 ) -> list[Timeout]:
     """Move waiting, locked rows to other deadlines, in one statement; return the rows.
@@ -225,11 +223,10 @@ def move_rows(
             `within=` may let it run later.
         using: the database.
         extended: count the move as one of `max_extensions`.
-        columns: further columns that the caller has changed.
         **event: `what`, `at`, `by` and others, see `history.record`. `to` is by default the new `due_at`. `fixed`: the
             new deadline was given as a datetime, and does not count from the former one.
     """
-    rows, reset = list[Timeout](), tuple[str, ...]()
+    rows = list[Timeout]()
     for row, due_at, given in moves:
         record(row, **{"from": row.due_at, "to": due_at, **event})
         _note_move(row, **event)
@@ -238,7 +235,6 @@ def move_rows(
         else:
             planned_at, changed = set_next(row, due_at)
             run_at = planned_at if changed else max(given or planned_at, planned_at)
-        reset = reset or changed
         policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
         row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
         if row.state == State.HELD:
@@ -248,10 +244,7 @@ def move_rows(
         if row.state != State.HELD or given is None:  # else a retry or a snooze waits until `ready_at`
             row.ready_at = event["at"]
         rows.append(row)
-    if any(row.state == State.HELD for row in rows):
-        columns = (*columns, "remaining", "held_at", "stops")
-    names = dict.fromkeys((*MOVED_FIELDS, *columns, *reset))
-    update_each(rows, tuple(names), using, WAITING)
+    update_each(rows, using, WAITING)
     push_rows(rows, using)
     return rows
 
@@ -289,26 +282,19 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
 
     The caller has set their `terms`. Their clocks run, also of those that were held.
     """
-    moves, was_held, has_new_trace, trace = [], False, False, current_trace()
+    moves, trace = [], current_trace()
     for row, since_at, due_at in rounds:
-        if row.state == State.HELD:
-            vars(row).update(RUNNING_CLOCK)
-            was_held = True
+        vars(row).update(RUNNING_CLOCK)
         row.since_at, row.first_due_at, row.extensions, row.steps_over = since_at, due_at, 0, ""
         vars(row).update(ATTEMPTS, stops=None, hold_ended_at=None)
         row.idempotency_key = new_idempotency_key()
-        has_new_trace = has_new_trace or row.trace != trace
         row.trace = trace
         row.computed_due_at = None if row.terms is None else due_at
         if policy := planning_policy(row):
             begin(row, policy, due_at, clock.now())
         moves.append((row, due_at, None))
-    columns: tuple[str, ...] = ("since_at", "first_due_at", "idempotency_key", *ATTEMPTS, "stops")
-    columns += tuple(RUNNING_CLOCK) if was_held else ()
-    columns += ("share",) if set_shares([row for row, *_ in moves], using) else ()
-    columns += ("trace",) if has_new_trace else ()
-    at = clock.now()
-    return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
+    set_shares([row for row, *_ in moves], using)
+    return move_rows(moves, using, what="rescheduled", at=clock.now(), by="save", reason=SINCE_CHANGED)
 
 
 def cancel_ids(entries: Mapping[int, Line], using: str, cause: Timeout.Cause, reason: str = "") -> int:
@@ -410,7 +396,7 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
     """Give the locked `rows`, which may be attempted again, new idempotency keys, and write their histories."""
     for row in rows:
         row.idempotency_key = new_idempotency_key()
-    update_each(rows, ("idempotency_key", "history"), using, (*WAITING, State.FIRING, State.DEAD))
+    update_each(rows, using, (*WAITING, State.FIRING, State.DEAD))
 
 
 def erase(rows: Sequence[Timeout], using: str, event: Mapping[str, Any]) -> None:
@@ -420,7 +406,7 @@ def erase(rows: Sequence[Timeout], using: str, event: Mapping[str, Any]) -> None
         row.history = without_data(row)
         record(row, "erased", **event)
         vars(row).update(values, key=row.key and ERASED_KEY)
-    update_each(rows, (*values, "key", "history"), using, [state for state in State if state.is_settled])
+    update_each(rows, using, [state for state in State if state.is_settled])
 
 
 def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datetime, by: str = "hand") -> None:
@@ -435,12 +421,11 @@ def note_condition(rows: Sequence[Timeout], using: str) -> None:
     """Count rounds that a guard has cancelled as cancelled by their condition, so that they may be armed again."""
     for row in rows:
         row.cause, row.is_guarded = Cause.CONDITION, True
-    # Only these columns: others may have changed since the rows were read.
-    update_each(rows, ("cause", "is_guarded"), using, (State.CANCELLED,))
+    update_each(rows, using, (State.CANCELLED,))
 
 
 def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:
     """Write these values, and the histories, of those of the locked `rows` that are in one of `states`."""
     for row in rows:
         vars(row).update(values)
-    update_each(rows, (*values, "history"), using, states)
+    update_each(rows, using, states)

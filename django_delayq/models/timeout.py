@@ -10,7 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
@@ -314,6 +314,19 @@ class Timeout(models.Model):
         about = f"{self.object_id}{f' ({self.key})' if self.key else ''}"
         words = gettext("{policy} of {object}: {state}")
         return words.format(policy=self.policy, object=about, state=self.get_state_display())
+
+    @classmethod
+    def from_db(cls, *values: Any, **options: Any) -> Self:
+        row = super().from_db(*values, **options)
+        row.note_stored()
+        return row
+
+    def note_stored(self) -> None:
+        """Remember the columns of the row as those that the ledger has."""
+        stored = dict(vars(self))
+        stored.pop("stored", None)
+        del stored["_state"]
+        vars(self)["stored"] = stored
 
     def refresh_from_db(
         self, using: str | None = None, fields: Iterable[str] | None = None, from_queryset: Any = None

@@ -234,8 +234,8 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     if change.held_from is not None:
         moved = list(moves_of_hold(page, change, policy))
         unmoved = [row for row in page.rows if row.hold_ended_at == change.touched_at]
-        paging.update_each(unmoved, ("stops", "hold_ended_at"), page.using, WAITING)
-        return len(move_rows(moved, page.using, what="hold_ended", columns=("stops",), **event))
+        paging.update_each(unmoved, page.using, WAITING)
+        return len(move_rows(moved, page.using, what="hold_ended", **event))
     if change.shift is not None:
         moves = list(_shifted(page.rows, change.shift, page.using))
         return len(move_rows(moves, page.using, what="replanned", **event))

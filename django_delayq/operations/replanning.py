@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from django.db import Error as DatabaseError
 
 from django_delayq import signals
-from django_delayq.arming.holding import FOLLOWED, Plan, follow, plan_of
+from django_delayq.arming.holding import Plan, follow, plan_of
 from django_delayq.arming.row_state import terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
@@ -106,7 +106,7 @@ def write_plans(plans: Iterable[tuple[Timeout, Plan]], using: str, **event: Any)
     for row, plan in plans:
         follow(row, plan)
         moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at)))
-    return writing.move_rows(moves, using, what="replanned", columns=FOLLOWED, **event)
+    return writing.move_rows(moves, using, what="replanned", **event)
 
 
 def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Result:

@@ -15,7 +15,6 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.ledger.columns import ROUND_FIELDS
 from django_delayq.ledger.paging import update_each
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
@@ -86,7 +85,6 @@ def test_replacing_in_bulk_begins_a_new_round_as_for_one(now: datetime) -> None:
 
 
 def test_rows_written_together_are_as_those_written_alone(now: datetime) -> None:
-    names = (*ROUND_FIELDS, "first_due_at", "extensions", "final_attempt", "cause", "state", "settled_at", "slot_taken")
     values: dict[str, Any] = {
         "queue": "ü\"'\\ {x}", "due_at": now, "run_at": now - timedelta(days=1), "since_at": None, "attempts": 7,
         "payload": {"n": [1, None, "ü\"'\\n", {}]}, "history": [{"what": "x", "at": now.isoformat()}], "reason": "%s",
@@ -99,14 +97,27 @@ def test_rows_written_together_are_as_those_written_alone(now: datetime) -> None
         vars(row).update(values)
     rows[2].payload = rows[0].payload = None
     Timeout.objects.filter(pk=fired.pk).update(state="fired", cause="due", settled_at=now, slot_taken=None)
-    update_each(rows[:1], names, "default")
-    update_each(rows[1:2], names, "default")
-    update_each([*rows[2:], fired], names, "default")
+    update_each(rows[:1], "default")
+    update_each(rows[1:2], "default")
+    update_each([*rows[2:], fired], "default")
     same = [{**row, "object_id": "", "slot": ""} for row in columns()]
     assert same[:2] == same[2:4]
     assert all(same[1][name] == value for name, value in values.items() if name not in DIFFERENT)
     fired.refresh_from_db()
     assert (fired.state, fired.attempts) == ("fired", 0), "it was settled meanwhile"
+
+
+def test_only_what_was_changed_in_one_of_the_rows_is_written() -> None:
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(3)], "remind", hours=1)
+    rows = list(Timeout.objects.order_by("pk"))
+    Timeout.objects.update(reason="by another transaction")
+    rows[1].extensions = 2
+    with CaptureQueriesContext(connection) as captured:
+        update_each(rows, "default")
+        update_each(rows, "default")  # nothing has changed since
+    assert all("reason" not in each["sql"] for each in captured)
+    found = Timeout.objects.order_by("pk").values_list("extensions", "reason")
+    assert list(found) == [(number, "by another transaction") for number in (0, 2, 0)]
 
 
 def test_an_object_made_with_a_string_key_is_the_same_object() -> None:
