@@ -14,7 +14,7 @@ from typing import Any
 from django_delayq.exceptions import Abandoned
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call
-from django_delayq.ledger.history import shown
+from django_delayq.ledger.errors import shown
 from django_delayq.ledger.traces import Around, get_around
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy

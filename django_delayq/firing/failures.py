@@ -22,15 +22,17 @@ from django_delayq.firing.members import Member
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Report
-from django_delayq.ledger import columns, settling
+from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.history import DIED, clipped, error_details, message_of, with_event
+from django_delayq.ledger.errors import error_details, message_of
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.planned import following
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import DEAD, RAN, SKIPPED, Ended
+from django_delayq.rounds import columns
+from django_delayq.rounds.memory import DIED, clipped, with_event
 from django_delayq.times import clock
 from django_delayq.times.clock import plural
 

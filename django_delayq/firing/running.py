@@ -44,14 +44,15 @@ from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.works import AHEAD_SECONDS, Call, Candidate, Report, RunningWork, Work
-from django_delayq.ledger import columns, settling
+from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.history import clipped
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.rounds import columns
+from django_delayq.rounds.memory import clipped
 from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause

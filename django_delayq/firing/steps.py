@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.ledger import columns, settling
-from django_delayq.ledger.history import with_event
+from django_delayq.ledger import settling
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, newest_due, step_of, with_over
+from django_delayq.rounds import columns
+from django_delayq.rounds.memory import with_event
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member

@@ -50,7 +50,7 @@ ROOMS = {
     ("models", "policy", "sql", "times"): (3_485, 1_580),
     ("scheduling",): (1_080, 740),
     ("arming",): (1_940, 830),
-    ("ledger",): (3_480, 1_900),
+    ("ledger", "rounds"): (3_480, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_825, 1_430),
