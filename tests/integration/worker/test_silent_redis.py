@@ -134,8 +134,8 @@ def test_a_line_of_the_log_names_a_policy_that_is_silent_in_redis(
 ) -> None:
     monkeypatch.setattr(firing_state, "_log_interval", LogInterval(60))
     rows = due_orders("remind", 5)
-    leases(with_redis, queue, 0)
-    attacker = Attacker(lambda: leases(with_redis, queue, 0))
+    leases(with_redis, queue, rows)
+    attacker = Attacker(lambda: leases(with_redis, queue, rows))
     attacker.start()
     start_worker()
     wait_until(all_are("fired"), "they have fired")
@@ -161,8 +161,8 @@ def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(
     [row, other] = due_orders("remind", 2)
     of_another_release = queue.keys.line("of.another.release")
     Timeout.objects.filter(pk=other.pk).update(policy="of.another.release")
-    lines(with_redis, queue, 2_500)
-    junk_heads(with_redis, queue, 10)
+    lines(with_redis, queue, [])
+    junk_heads(with_redis, queue, [])
     engine = get_worker_engine("default")
     assert engine is not None
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
