@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import transaction
 
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Changes, Round
+from django_delayq.arming.holding import Facts
 from django_delayq.backoff import LogInterval
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.locking import lock_in_slot_order
@@ -29,13 +30,12 @@ from django_delayq.signals import (
     timeout_resumed,
     timeout_scheduled,
 )
-from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import chunks
 from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
-    from django_delayq.policy.policies import TimeoutPolicy
+    from django_delayq.models import TimeoutQuerySet
 
 logger = logging.getLogger("django_delayq.arming")
 State = Timeout.State
@@ -53,7 +53,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         restarted = [(row, changes.move[row.pk]) for row in moved]
         for row, each in restarted:
             row.terms = each.terms
-        writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], using)
+        writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], Facts(moved, using))
         stopped = [(row, each.rest) for row, each in restarted if each.rest is not None]
         for row, _ in stopped:
             row.held_at = changes.move[row.pk].held_at
@@ -85,13 +85,11 @@ def _insert(rounds: Sequence[Round], using: str, *, alone: bool) -> tuple[list[T
             announce(timeout_rearmed, row, using)
             transaction.on_commit(partial(_warn_of_rearmed, row), using=using, robust=True)
     plain = [] if alone else [each for each in rounds if not each.kept and each.rest is None]
-    by_terms: dict[tuple[TimeoutPolicy[Any], str], dict[Any, Round]] = {}  # few: the same values, the same terms
-    for each in plain:
-        by_terms.setdefault((each.state.policy, each.terms), {})[each.state.pk] = each
-    for (policy, terms), found in by_terms.items():
+    for policy in dict.fromkeys(each.state.policy for each in plain):
+        found = {each.state.pk: each for each in plain if each.state.policy is policy}
         slots = slots_of(policy, found, "", using)
-        given = [(slot, text, found[pk].since_at, found[pk].due_at) for pk, text, slot in slots]
-        paging.insert_rounds(policy, given, using, terms=terms)
+        given = [(slot, text, found[pk].since_at, found[pk].due_at, found[pk].terms) for pk, text, slot in slots]
+        paging.insert_rounds(policy, given, using)
     return rows, [row for row, each in zip(rows, single, strict=True) if each.state.on_hold and each.rest is None]
 
 
@@ -111,16 +109,21 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
 
     What has stopped their clocks in this round moves the new deadlines, too.
     """
-    rows, moves = Timeout.objects.using(using), []
-    for ids in chunks(list(rounds)):
-        for row in lock_in_slot_order(rows.filter(pk__in=ids, slot_taken=1, terms__isnull=False), using):
-            each = rounds[row.pk]
-            time = each.state.policy.own_time(each.data, each.state.after)
-            plan = holding.plan_of(row, each.due_at, each.terms, time)
-            holding.follow(row, plan)
-            row.asked_due_at = None if plan.due_at == plan.computed else plan.computed
-            moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at)))
-    return writing.move_rows(moves, using, what="recomputed", at=clock.now(), by="save")
+    rows, moves = Timeout.objects.using(using).filter(slot_taken=1, terms__isnull=False), []
+    facts = Facts(_locked(rows, list(rounds), using), using)
+    for row in facts.rows:
+        each = rounds[row.pk]
+        time = each.state.policy.own_time(each.data, each.state.after)
+        plan = holding.plan_of(row, each.due_at, each.terms, time, facts)
+        holding.follow(row, plan)
+        row.asked_due_at = None if plan.due_at == plan.computed else plan.computed
+        moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at, facts)))
+    return writing.move_rows(moves, facts, what="recomputed", at=clock.now(), by="save")
+
+
+def _locked(rows: TimeoutQuerySet, ids: Sequence[int], using: str) -> list[Timeout]:
+    """Lock those of `rows` that have these ids, and return them."""
+    return [row for chunk in chunks(ids) for row in lock_in_slot_order(rows.filter(pk__in=chunk), using)]
 
 
 def _new_row(each: Round, using: str) -> Timeout:
@@ -129,7 +132,7 @@ def _new_row(each: Round, using: str) -> Timeout:
     values = {} if each.rest is None else {"state": State.HELD.value}
     if each.kept is not None:
         values |= {"steps_over": each.kept.steps_over, "stops": each.kept.stops}
-    row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms, **values)
+    row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms, obj=each.obj, **values)
     if each.kept is not None:
         if each.kept.due_at is not None:
             row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
@@ -152,19 +155,17 @@ def _set_clocks(changes: Changes, ran: Sequence[Timeout], using: str) -> tuple[l
     """
     if not (changes.hold or changes.resume or ran):
         return [], []
-    ids, rows = [*changes.hold, *changes.resume], Timeout.objects.using(using)
-    locked = [
-        row for chunk in chunks(ids) for row in lock_in_slot_order(rows.filter(pk__in=chunk, slot_taken=1), using)
-    ]
-    now, ended = database_now(using), holding.end_passed(locked, using)
+    locked = _locked(Timeout.objects.using(using).filter(slot_taken=1), [*changes.hold, *changes.resume], using)
+    facts = Facts([*locked, *ran], using)
+    ended = holding.end_passed(locked, facts)
     if noted := [row for row in locked if row.held_by_hand]:
         for row in noted:
             row.held_when = row.pk in changes.hold
         update_each(noted, using, (State.HELD,))
     running = [*ran, *(row for row in locked if row.pk in changes.hold and row.state == State.PENDING)]
     stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]
-    resumed = [*ended, *holding.resume(stopped, using, now, by="save")]
-    return holding.hold(running, using, now, by="save"), resumed
+    resumed = [*ended, *holding.resume([(row, facts.now) for row in stopped], facts, by="save")]
+    return holding.hold(running, facts, by="save"), resumed
 
 
 def _cancel(cancel: dict[int, tuple[RowState, Timeout.Cause]], using: str) -> None:

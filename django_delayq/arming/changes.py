@@ -93,6 +93,8 @@ class Round(NamedTuple):
     """The rest of its time, if its clock is stopped; None: it runs, or it has been running until now."""
     data: Any
     """What its deadline was computed of: values or the object; None: of `since_at` and constants."""
+    obj: Any = None
+    """Its object, if its plan needs it and it is to be inserted."""
 
     @property
     def terms(self) -> str:

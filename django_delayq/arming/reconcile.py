@@ -60,6 +60,7 @@ from django_delayq.policy.terms import changed, has_column, has_since_path, read
 from django_delayq.rounds.memory import stops_of, with_stop
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
+from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -292,11 +293,13 @@ class _Comparison:
         if model not in read:
             pks = {each.pk for each in self.states if each.holds and each.policy.model is model}
             try:
-                read[model] = objects_of_policy(state.policy, pks, self.using)
+                found = objects_of_policy(state.policy, pks, self.using)
+                read_relations(list(found.values()), {name for each in self.states for name in each.policy.followed})
             except Exception as error:
                 if not is_of_one_object(error):
                     raise
                 return objects_of_policy(state.policy, [state.pk], self.using).get(state.pk)
+            read[model] = found
         return read[model].get(state.pk)
 
     def _diff_round(self, state: RowState, since_at: datetime | None, *, is_closed: bool) -> None:
@@ -327,7 +330,8 @@ class _Comparison:
             if is_too_old:
                 changes.too_old += 1
             else:
-                changes.insert.append(Round(state, since_at, due_at, kept, rest, obj))
+                planned = self._object_of(state) if policy.plan_needs_object else None
+                changes.insert.append(Round(state, since_at, due_at, kept, rest, obj, planned))
         elif is_closed:
             changes.cancel[pending_id] = (state, Cause.SUPERSEDED)
         elif is_too_old:

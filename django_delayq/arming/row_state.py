@@ -367,18 +367,13 @@ def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
-    return bool(_read(_condition, [policy], pk, using, "when"))
+    return bool(_read(_condition, [policy], pk, using))
 
 
-def _condition(using: str, policies: tuple[TimeoutPolicy[Any]], option: str) -> QuerySet[Any, Any]:
-    model, condition = policies[0].model, getattr(policies[0], option) or Q()
+def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:
+    model, condition = policies[0].model, policies[0].when or Q()
     rows = model._base_manager.using(using).filter(condition, pk=Param(cast("Any", model._meta.pk), "pk"))
     return read_committed(rows, using).values_list("pk")[:1]
-
-
-def is_on_hold(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
-    """Return whether `hold_when` holds on the row `pk` as this transaction sees it; False if the policy has none."""
-    return policy.hold_when is not None and bool(_read(_condition, [policy], pk, using, "hold_when"))
 
 
 def on_hold_among(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> list[Any]:
@@ -387,7 +382,8 @@ def on_hold_among(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) 
         return []
     rows = policy.model._base_manager.using(using).filter(policy.hold_when, pk__in=pks)
     with in_own_zone():
-        return list(dict.fromkeys(read_committed(rows, using).values_list("pk", flat=True)))
+        keys, to_python = read_committed(rows, using).values_list("pk", flat=True), root_of_key(policy.model).to_python
+        return list(dict.fromkeys(map(to_python, keys)))
 
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def _with_wrong_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[A
         for _, object_id_, state in page:
             with suppress(ValueError):
                 held.setdefault(pk_of(model, object_id_), set()).add(state == Timeout.State.HELD)
-        on_hold = set(map(root_of_key(model).to_python, on_hold_among(policy, list(held), using)))
+        on_hold = set(on_hold_among(policy, list(held), using))
         if wrong := [pk for pk, seen in held.items() if seen != {pk in on_hold}]:
             yield wrong
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
-from django_delayq.arming.holding import stop
+from django_delayq.arming.holding import Facts, stop
 from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
@@ -145,8 +145,8 @@ def _require_all(case: Case, locked_elsewhere: Collection[int], *, are_rows_lock
 def _hold(case: Case, rows: list[Timeout], now: datetime, report: ReportBuilder) -> None:
     """Stop the clocks of rows on whose objects `hold_when` holds. Only of a step the deadline may be ahead."""
     if rows:
-        has_plan = case.policy.has_plan
-        rests = [(row, stop(row, now, case.using) if has_plan else timedelta(0)) for row in rows]
+        has_plan, facts = case.policy.has_plan, Facts(rows, case.using)
+        rests = [(row, stop(row, now, facts) if has_plan else timedelta(0)) for row in rows]
         settling.mark_held(rests, now, case.using)
         report.add_outcomes(rows)
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from django.db import connections
@@ -70,19 +70,6 @@ class Page:
     locked: dict[type[Model], dict[Any, Model]] | None
     """The existing objects of `rows` by model and key, if they are locked and the caller asked for them."""
 
-    def object_of(self, row: Timeout) -> Any:
-        """Return the object of `row`; None: it does not exist."""
-        model, pk = model_and_pk_of(row, self.using)
-        return None if model is None else self._objects.get(model, {}).get(pk)
-
-    @cached_property
-    def _objects(self) -> dict[type[Model], dict[Any, Model]]:
-        """Return `locked`; in a dry run, which rarely needs the objects, read them now."""
-        if self.locked is not None:
-            return self.locked
-        places = objects_of(self.rows, self.using)
-        return {model: model._base_manager.using(self.using).in_bulk(pks) for model, pks in places}
-
 
 def each_page(
     rows: Rows,
@@ -127,13 +114,11 @@ def read_page(
     rows: Any = with_keys(Timeout.objects.using(using).filter(only), ids)
     if not lock:
         return Page(using, ids, list(rows.defer("payload").order_by("slot", "id")), None)
-    objects: dict[type[Model], dict[Any, Model]] = {}
-    for model, pks in objects_of(rows.values_list(*OBJECT_COLUMNS, named=True), using):
-        if columns:
-            lock_keys(model, pks, using)
-        else:
-            objects[model] = lock_objects(model, pks, using)
-    return Page(using, ids, lock_in_slot_order(rows.only(*columns) if columns else rows, using), objects)
+    locking: Any = lock_keys if columns else lock_objects
+    places = objects_of(rows.values_list(*OBJECT_COLUMNS, named=True), using)
+    found = {model: locking(model, pks, using) for model, pks in places}
+    read = lock_in_slot_order(rows.only(*columns) if columns else rows, using)
+    return Page(using, ids, read, None if columns else found)
 
 
 def newest_id(using: str) -> int:
@@ -190,8 +175,11 @@ def _listed(rows: Any) -> list[Timeout]:
     return listed
 
 
-Round: TypeAlias = "tuple[str, str, datetime | None, datetime]"
-"""A round that begins: `slot`, `object_id`, `since_at` and `due_at`. A plain tuple, which takes a third of the time."""
+Round: TypeAlias = "tuple[str, str, datetime | None, datetime, str | None]"
+"""A round that begins: `slot`, `object_id`, `since_at`, `due_at`, and with what values its policy has computed it.
+
+None: it was set by hand, as all of one call. A plain tuple, which takes a third of the time.
+"""
 
 
 def insert_rounds(
@@ -203,20 +191,17 @@ def insert_rounds(
     payload: Any = None,
     reason: str = "",
     replace: bool = False,
-    terms: str | None = None,
 ) -> int:
     """Insert a pending row for each of `rounds`, one statement a page; return how many. The objects are locked.
-
-    `terms`: with what values the policy has computed their deadlines; None: they were set by hand.
 
     A slot that is taken keeps its row as it is, or with `replace` begins a new round with the new values.
     """
     common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
     common |= {"queue": policy.queue, "payload": payload, "reason": clipped(reason), "created_at": clock.now()}
-    common |= {"terms": terms, "trace": current_trace()}
+    common["trace"] = current_trace()
     inserts_first = not replace or connections[using].features.supports_update_conflicts_with_target  # not MySQL
     count = 0
-    for page in chunks(sorted(rounds)):
+    for page in chunks(sorted(rounds, key=itemgetter(0))):
         written: list[tuple[int, datetime]] = []
         for replaces in [False] * inserts_first + [True] * replace:
             if len(written) < len(page):
@@ -237,8 +222,11 @@ def _write(
     connection = connections[using]
     digits = os.urandom(16 * len(page)).hex()  # one call of the system for all
     keys = [digits[start : start + 32] for start in range(0, len(digits), 32)]
-    slots, object_ids, since, due = zip(*page, strict=True)
+    slots, object_ids, since, due, terms = zip(*page, strict=True)
     given: dict[str, Sequence[Any]] = {"slot": slots, "object_id": object_ids, "idempotency_key": keys}
+    common = {**common, "terms": terms[0]}
+    if len({*terms}) > 1:
+        given["terms"] = terms
     if shares := shares_of(policy, object_ids, using):
         given["share"] = [shares.get(object_id, "") for object_id in object_ids]
     shared = len({*since}) == len({*due}) == 1 and not policy.has_plan

@@ -6,7 +6,7 @@ Rows of policies without steps and without grace have no plan: their handler run
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_delayq.conf import get_settings
 from django_delayq.ledger.locking import read_committed, rows_of
@@ -15,11 +15,12 @@ from django_delayq.policy.policies import registry
 from django_delayq.policy.steps import HANDLER, Course, Planned, passed_before, with_over
 from django_delayq.rounds.memory import stops_of
 from django_delayq.sql.key_types import pk_of
-from django_delayq.times.clock import shifted
+from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from django_delayq.ledger.subjects import Objects
     from django_delayq.policy.policies import TimeoutPolicy
 
 
@@ -29,21 +30,20 @@ def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:
     return policy if policy is not None and policy.has_plan else None
 
 
-def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None, **given: Any) -> Iterator[Planned]:
+def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any) -> Iterator[Planned]:
     """Yield the plan of `row`, without what is over. The arguments are those of `course_of`."""
     return policy.plan(course_of(row, policy, obj, **given))
 
 
-def course_of(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None, **given: Any) -> Course:
-    """Return the course of the round of `row`. `obj`: its object, if it was read. `given`: see `Course`."""
+def course_of(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any) -> Course:
+    """Return the course of the round of `row`. `obj`: its object, if the plan needs it. `given`: see `Course`."""
     course = _course(policy, given.pop("due_at", row.due_at), row.since_at, row.created_at)
-    given = {"obj": _needed(row, policy, obj), "over": row.steps_over, "stops": stops_of(row.stops), **given}
-    return course._replace(**given)
+    return course._replace(**{"obj": obj, "over": row.steps_over, "stops": stops_of(row.stops), **given})
 
 
-def _needed(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> Any:
-    """Return `obj`, or read the object of `row` if the plan needs it."""
-    return _object_of(row, policy) if policy.plan_is_unknown(obj) else obj
+def needed_of(row: Timeout, policy: TimeoutPolicy[Any], objects: Objects) -> Any:
+    """Return the object of `row` if the plan of its policy needs it, else None."""
+    return objects.of(row, policy.followed) if policy.plan_needs_object else None
 
 
 def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime) -> Course:
@@ -52,26 +52,32 @@ def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | N
     return Course(due_at, since if since is not None and since < due_at else created or created_at)
 
 
-def next_at(row: Timeout, due_at: datetime | None = None, **given: Any) -> Planned:
+def next_at(row: Timeout, objects: Objects, due_at: datetime | None = None, **given: Any) -> Planned:
     """Return what is next of a waiting row if its deadline is `due_at`, by default its own. `given`: see `Course`."""
     policy = registry.get(row.policy)
     if policy is None or not policy.has_plan:
         return Planned(due_at or row.due_at, row.step if policy is None else HANDLER)
-    return next(plan_of_row(row, policy, due_at=due_at or row.due_at, **given))
+    return next(plan_of_row(row, policy, needed_of(row, policy, objects), due_at=due_at or row.due_at, **given))
 
 
-def waits_longer(row: Timeout) -> bool:
+def waits_longer(row: Timeout, objects: Objects) -> bool:
     """Return whether `row`, which is pending, waits for a retry or a snooze beyond when its next step is planned."""
-    return bool(row.attempts or row.snoozes) and row.run_at > next_at(row).at
+    return bool(row.attempts or row.snoozes) and row.run_at > next_at(row, objects).at
 
 
-def opening(row: Timeout, at: datetime) -> datetime:
-    """Return when the policy of `row` may act: at `at`, or at its next opening."""
-    policy = registry.get(row.policy)
-    return policy.opening(at) if policy else at
+class Plans(NamedTuple):
+    """What events ask about rows: see `rounds.events.Facts`."""
+
+    objects: Objects
+
+    def next_at(self, row: Timeout, due_at: datetime) -> Planned:
+        return next_at(row, self.objects, due_at)
+
+    def opening(self, row: Timeout, at: datetime) -> datetime:
+        return policy.opening(at) if (policy := registry.get(row.policy)) else at
 
 
-def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datetime, obj: Any = None) -> datetime:
+def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datetime, obj: Any) -> datetime:
     """Set what is first of the round of `row` that begins now, without steps whose time has passed; return when.
 
     Steps that are over in `row` stay so: it continues a former round.
@@ -98,6 +104,7 @@ def begin_each(
     if policy.plan_needs_object:
         rows = rows_of(policy.model, using).filter(pk__in=[pk for pk, *_ in rounds])
         objects = {obj.pk: obj for obj in read_committed(rows, using)}
+        read_relations(list(objects.values()), policy.followed)
     found = []
     for pk, since_at, due_at in rounds:
         first, over = _begun(policy, _course(policy, due_at, since_at, now)._replace(obj=objects.get(pk)), now)
@@ -106,16 +113,20 @@ def begin_each(
 
 
 def following(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> tuple[Planned, str]:
-    """Return what follows the step of `row`, and what is over then."""
+    """Return what follows the step of `row`, and what is over then. `obj`: its object, if it was read."""
     over = with_over(row.steps_over, [row.step])
+    if policy.plan_is_unknown(obj):
+        rows = rows_of(policy.model, row._state.db or "default").filter(pk=pk_of(policy.concrete_model, row.object_id))
+        obj = read_committed(rows, rows.db).first()
     return next(plan_of_row(row, policy, obj, over=over)), over
 
 
-def final_at(row: Timeout, policy: TimeoutPolicy[Any] | None) -> datetime:
+def final_at(row: Timeout, objects: Objects) -> datetime:
     """Return when the handler of `row` acts: at its deadline, or at the end of its grace."""
+    policy = registry.get(row.policy)
     if policy is None or policy.grace is None:
         return row.due_at
-    return policy.acts_at(row.due_at, _needed(row, policy))
+    return policy.acts_at(row.due_at, needed_of(row, policy, objects))
 
 
 def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
@@ -125,18 +136,3 @@ def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:
     """
     grace_ends_at = policy.acts_at(due_at, obj)
     return due_at if grace_ends_at == due_at else min(grace_ends_at, due_at + get_settings().retention / 2)
-
-
-def deadline_for(row: Timeout, run_at: datetime) -> datetime:
-    """Return with which deadline the handler of `row` would act at `run_at`, where a retry has moved it."""
-    return shifted(run_at, row.due_at - final_at(row, registry.get(row.policy)))
-
-
-def _object_of(row: Timeout, policy: TimeoutPolicy[Any]) -> Any:
-    """Read the object of `row`; None: it does not exist any more."""
-    using = row._state.db or "default"
-    try:
-        pk = pk_of(policy.concrete_model, row.object_id)
-    except ValueError:
-        return None
-    return read_committed(rows_of(policy.model, using).filter(pk=pk), using).first()

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 
-from django_delayq.ledger import planned
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
 from django_delayq.ledger.paging import insert_statement, update_each
-from django_delayq.ledger.planned import begin, next_at, planning_policy, waits_longer
+from django_delayq.ledger.planned import Plans, begin, needed_of, next_at, planning_policy, waits_longer
 from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.subjects import lock_newest
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.db.models.sql import UpdateQuery
 
-    from django_delayq.ledger.subjects import Subject
+    from django_delayq.ledger.subjects import Objects, Subject
     from django_delayq.policy.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -56,9 +55,12 @@ _READ_BACK: Final = tuple(each.name for each in Timeout._meta.concrete_fields if
 
 
 def new_row(
-    subject: Subject, due_at: datetime, since_at: datetime | None, *, reason: str = "", **columns: Any
+    subject: Subject, due_at: datetime, since_at: datetime | None, *, reason: str = "", obj: Any = None, **columns: Any
 ) -> Timeout:
-    """Return an unsaved pending row for `subject`; `columns` are those that differ from other new rows."""
+    """Return an unsaved pending row for `subject`; `columns` are those that differ from other new rows.
+
+    `obj`: its object, which may be None unless the plan of its policy needs it.
+    """
     given: dict[str, Any] = {
         "policy": subject.labels[0],
         "content_type_id": subject.content_type_id,
@@ -80,8 +82,7 @@ def new_row(
     row = Timeout(*values)  # by position, which takes a third of the time
     policy = subject.policy if row.state == State.PENDING and not row.is_requested else None
     if policy and policy.has_plan:
-        row._state.db = subject.using  # where its object is read, if its plan needs it
-        row.run_at = begin(row, policy, due_at, row.created_at)
+        row.run_at = begin(row, policy, due_at, row.created_at, obj)
     if policy and policy.within is not None:
         row.run_at = policy.opening(row.run_at)
     return row
@@ -198,7 +199,9 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     return _waiting([row], using)[0]
 
 
-def move_rows(moves: Iterable[tuple[Timeout, datetime, datetime | None]], using: str, **event: Any) -> list[Timeout]:
+def move_rows(
+    moves: Sequence[tuple[Timeout, datetime, datetime | None]], objects: Objects, **event: Any
+) -> list[Timeout]:
     """Move waiting, locked rows to other deadlines, in one statement; return the rows.
 
     A held row keeps its `run_at`. The caller has set its clock: see `arming.holding.retarget`.
@@ -206,18 +209,16 @@ def move_rows(moves: Iterable[tuple[Timeout, datetime, datetime | None]], using:
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`. None: when what is next of it is planned.
             `within=` may let it run later.
-        using: the database.
+        objects: of the rows.
         **event: `what`, `at`, `by` and others, see `memory.record`. `to` is by default the new `due_at`. `fixed`: the
             new deadline was given as a datetime, and does not count from the former one.
     """
-    rows = []
     for row, due_at, attempt_at in moves:
-        events.move(row, due_at, attempt_at, planned, **event)
-        rows.append(row)
-    return _waiting(rows, using)
+        events.move(row, due_at, attempt_at, Plans(objects), **event)
+    return _waiting([row for row, *_ in moves], objects.using)
 
 
-def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
+def hold_rows(rests: Sequence[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
     """Stop the clocks of rows, pending or held, each with the rest of its time; return the rows.
 
     A held row keeps its slot, so that every statement that finds a row by its slot finds it. Its `run_at` is `far()`,
@@ -229,25 +230,21 @@ def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: dat
         at: now.
         **event: `by` and `reason`, see `memory.record`.
     """
-    rows = []
     for row, rest in rests:
         events.hold(row, rest, at, **event)
-        rows.append(row)
-    return _waiting(rows, using)
+    return _waiting([row for row, _ in rests], using)
 
 
 def resume_rows(
-    deadlines: Iterable[tuple[Timeout, datetime, datetime]], using: str, *, at: datetime, **event: Any
+    deadlines: Sequence[tuple[Timeout, datetime, datetime]], objects: Objects, *, at: datetime, **event: Any
 ) -> list[Timeout]:
     """Let the clocks of held, locked rows run: each since when it counts, with its deadline; return the rows.
 
     The other arguments are those of `hold_rows`.
     """
-    rows = []
     for row, counts_from, due_at in deadlines:
-        events.resume(row, counts_from, due_at, planned, at=at, **event)
-        rows.append(row)
-    return _waiting(rows, using)
+        events.resume(row, counts_from, due_at, Plans(objects), at=at, **event)
+    return _waiting([row for row, *_ in deadlines], objects.using)
 
 
 def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: Any) -> None:
@@ -264,18 +261,18 @@ def _waiting(rows: list[Timeout], using: str) -> list[Timeout]:
     return rows
 
 
-def run_at_of(row: Timeout, due_at: datetime) -> datetime:
+def run_at_of(row: Timeout, due_at: datetime, objects: Objects) -> datetime:
     """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait.
 
     Also one whose clock is stopped: it is not due. One that an operator wants fired has no step before its handler.
     """
     if planning_policy(row) is None or row.is_requested:
         return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
-    following = next_at(row, due_at)
-    return max(row.run_at, following.at) if following.name == row.step and waits_longer(row) else following.at
+    coming = next_at(row, objects, due_at)
+    return max(row.run_at, coming.at) if coming.name == row.step and waits_longer(row, objects) else coming.at
 
 
-def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: str) -> list[Timeout]:
+def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], objects: Objects) -> list[Timeout]:
     """Begin new rounds in waiting, locked rows: each with the `since_at` and `due_at` of its round; return the rows.
 
     The caller has set their `terms`. Their clocks run, also of those that were held.
@@ -284,10 +281,10 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
     for row, since_at, due_at in rounds:
         events.restart(row, since_at, due_at, trace)
         if policy := planning_policy(row):
-            begin(row, policy, due_at, clock.now())
+            begin(row, policy, due_at, clock.now(), needed_of(row, policy, objects))
         moves.append((row, due_at, None))
-    set_shares([row for row, *_ in moves], using)
-    return move_rows(moves, using, what="rescheduled", at=clock.now(), by="save", reason=SINCE_CHANGED)
+    set_shares([row for row, *_ in moves], objects.using)
+    return move_rows(moves, objects, what="rescheduled", at=clock.now(), by="save", reason=SINCE_CHANGED)
 
 
 def cancel_ids(entries: Mapping[int, Line], using: str, cause: Timeout.Cause, reason: str = "") -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,11 +20,11 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_delayq.arming.holding import Plan, counts_from, retarget
+from django_delayq.arming.holding import Facts, Plan, counts_from, retarget
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import outbox, paging
-from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
+from django_delayq.ledger.controls import lock_control, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.planned import waits_longer
@@ -38,7 +38,6 @@ from django_delayq.rounds.memory import clipped, with_stop
 from django_delayq.sql import statements
 from django_delayq.sql.now import database_now
 from django_delayq.times.clock import shifted
-from django_delayq.times.paths import read_relations
 
 logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What
@@ -231,36 +230,33 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     """
     reason = clipped("; ".join(filter(None, (change.details.get("held_reason"), change.reason))))
     event: dict[str, Any] = {"at": change.touched_at, "by": change.by, "reason": reason}
+    facts = Facts.of_page(page)
     if change.held_from is not None:
-        moved = list(moves_of_hold(page, change, policy))
+        moved = list(moves_of_hold(facts, change, policy))
         unmoved = [row for row in page.rows if row.hold_ended_at == change.touched_at]
         paging.update_each(unmoved, page.using, WAITING)
-        return len(move_rows(moved, page.using, what="hold_ended", **event))
+        return len(move_rows(moved, facts, what="hold_ended", **event))
     if change.shift is not None:
-        moves = list(_shifted(page.rows, change.shift, page.using))
-        return len(move_rows(moves, page.using, what="replanned", **event))
+        return len(move_rows(list(_shifted(facts, change.shift)), facts, what="replanned", **event))
     rows = [row for row in page.rows if change.hand_set or row.is_computed]
-    plans = Plans(page, rows)
+    plans = Plans(facts, rows)
     found = [(row, plan) for row in rows if isinstance(plan := plans.of(row), Plan) and not plan.is_of(row)]
-    return len(write_plans(found, page.using, **event))
+    return len(write_plans(found, facts, **event))
 
 
 Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]
 """Rows with their new `due_at` and `run_at`."""
 
 
-def moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
-    """Yield the rows of `page` that the end of a hold moves. Note it in others: in another calendar they might move."""
-    in_force, failed = read_delay(policy, page.using), list[str]()
-    if policy.relations:
-        read_relations([page.object_of(row) for row in page.rows], policy.relations)
-    for row in [each for each in page.rows if not each.has_stopped_clock]:
-        obj = page.object_of(row)
-        begin = max(change.held_from, counts_from(row, policy, in_force, partial(page.object_of, row)))
+def moves_of_hold(facts: Facts, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
+    """Yield the rows of a page that the end of a hold moves. Note it in others: in another calendar they might move."""
+    in_force, failed = facts.states[policy].after, list[str]()
+    for row in [each for each in facts.rows if not each.has_stopped_clock]:
+        begin = max(change.held_from, counts_from(row, policy, facts))
         try:
-            time = policy.own_time(obj, in_force)
+            time = policy.own_time(facts.of(row, policy.followed) if policy.needs_object else None, in_force)
             due_at = time.after_stop(row.due_at, begin, change.held_until)
-            if not row.is_paused and (waits_longer(row) or row.is_requested):  # an attempt waits as much longer
+            if not row.is_paused and (waits_longer(row, facts) or row.is_requested):  # an attempt waits as much longer
                 row.run_at = time.after_stop(row.run_at, begin, change.held_until)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
@@ -271,21 +267,21 @@ def moves_of_hold(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy
             continue
         row.stops = with_stop(row.stops, begin, change.held_until)
         if due_at != row.due_at:
-            yield row, due_at, row.run_at if row.is_requested else run_at_of(row, due_at)
+            yield row, due_at, row.run_at if row.is_requested else run_at_of(row, due_at, facts)
         elif row.stops:
             row.hold_ended_at = change.touched_at
     log_failures(policy.label, failed)
 
 
-def _shifted(rows: Iterable[Timeout], by: timedelta, using: str) -> Moves:
-    for row in rows:
+def _shifted(facts: Facts, by: timedelta) -> Moves:
+    for row in facts.rows:
         with suppress(InvalidDelay):  # too far in the future: it stays where it is
             due_at = shifted(row.due_at, by)
             computed = row.computed_due_at and shifted(row.computed_due_at, by)
-            retarget(row, due_at, using, by)
+            retarget(row, due_at, facts, by)
             row.computed_due_at = computed
             if by:
-                yield row, due_at, run_at_of(row, due_at)
+                yield row, due_at, run_at_of(row, due_at, facts)
 
 
 def wake_for(policy: TimeoutPolicy[Any], using: str) -> None:

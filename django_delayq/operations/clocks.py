@@ -40,9 +40,9 @@ def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool
     end = checked_end(until)
 
     def write(rows: list[Timeout], context: Context) -> None:
-        holding.end_passed(rows, context.using)
+        holding.end_passed(rows, context.facts)
         event = {"by": context.by, "reason": context.reason}
-        holding.hold_by_hand(rows, context.using, context.now, end, keep_deadline=keep_deadline, **event)
+        holding.hold_by_hand(rows, context.facts, end, keep_deadline=keep_deadline, **event)
 
     return Action(name, signals.timeout_held, refuse_unless_waiting, write).run(target, **how)
 
@@ -58,11 +58,11 @@ def resume_timeout(target: Target, **how: Unpack[How]) -> Result:
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if why := refuse_unless_waiting(row, context) or (None if row.held_by_hand else Refusal.NOT_HELD):
             return why
-        is_held = holding.is_held_by_condition(row, context.using)
-        context.fires(row, not is_held and holding.attempt_if_resumed(row, context.using, context.now) <= context.now)
+        facts = context.facts
+        context.fires(row, not facts.is_on_hold(row) and holding.attempt_if_resumed(row, facts) <= facts.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> list[Timeout]:
-        return holding.end_hold_by_hand(rows, context.using, context.now, by=context.by, reason=context.reason)[0]
+        return holding.end_hold_by_hand(rows, context.facts, by=context.by, reason=context.reason)
 
     return Action("resume_timeout", signals.timeout_resumed, refuse, write).run(target, **how)

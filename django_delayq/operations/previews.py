@@ -11,7 +11,7 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_delayq.arming.holding import Plan
+from django_delayq.arming.holding import Facts, Plan
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.routing import database_of
@@ -138,7 +138,7 @@ def _after_hold(policy: TimeoutPolicy[Any], state: PolicyState, using: str, chan
     moved, examined, due = 0, 0, list[tuple[datetime, int]]()
 
     def examine(page: Page) -> int:
-        moves = {row.pk: run_at for row, _due_at, run_at in moves_of_hold(page, change, policy)}
+        moves = {row.pk: run_at for row, _due_at, run_at in moves_of_hold(Facts.of_page(page), change, policy)}
         at = {row.pk: moves.get(row.pk, row.run_at) for row in page.rows if row.state == State.PENDING}
         due.extend((run_at, pk) for pk, run_at in at.items() if run_at <= change.held_until)
         return len(moves)
@@ -269,6 +269,6 @@ def _is_overdue(delay: timedelta, now: datetime) -> Q:
 
 def _count_overdue(page: Page, policy: TimeoutPolicy[Any], after: timedelta | None, now: datetime) -> int:
     """Return how many of the rows of `page` would be due by now if their deadlines were computed again."""
-    plans = Plans(page, page.rows, {policy: after})
+    plans = Plans(Facts.of_page(page), page.rows, {policy: after})
     found = [plan for row in page.rows if isinstance(plan := plans.of(row), Plan)]
     return sum(plan.due_at <= now for plan in found)

@@ -10,13 +10,11 @@ from typing import Any, Unpack
 from django.db import Error as DatabaseError
 
 from django_delayq import signals
-from django_delayq.arming.holding import Plan, follow, plan_of
+from django_delayq.arming.holding import Facts, Plan, follow, plan_of
 from django_delayq.arming.row_state import terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.errors import message_of
-from django_delayq.ledger.paging import Page
 from django_delayq.models import Timeout
 from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target, refuse_unless_waiting
 from django_delayq.policy.policies import TimeoutPolicy, registry
@@ -27,19 +25,19 @@ logger = logging.getLogger("django_delayq.operations")
 
 
 class Plans:
-    """What the policies of the rows of a page compute now. `delays`: with others than those in force."""
+    """What the policies of `rows` of a page compute now. `delays`: with others than those in force."""
 
     def __init__(
-        self, page: Page, rows: Iterable[Timeout], delays: Mapping[TimeoutPolicy[Any], timedelta | None] | None = None
+        self, facts: Facts, rows: Iterable[Timeout], delays: Mapping[TimeoutPolicy[Any], timedelta | None] | None = None
     ) -> None:
-        self.page = page
+        self._facts = facts
         self._by_id: dict[int, Plan | Refusal] = {}
         by_policy: dict[TimeoutPolicy[Any] | None, list[Timeout]] = {}
         for row in rows:
             by_policy.setdefault(registry.get(row.policy), []).append(row)
         for policy, of_policy in by_policy.items():
             if policy is not None:
-                in_force = delays[policy] if delays else read_delay(policy, page.using)
+                in_force = delays[policy] if delays else facts.states[policy].after
                 self._add(policy, of_policy, in_force)
 
     def of(self, row: Timeout) -> Plan | Refusal:
@@ -48,10 +46,10 @@ class Plans:
 
     def _add(self, policy: TimeoutPolicy[Any], rows: list[Timeout], in_force: timedelta | None) -> None:
         failed = list[str]()
-        objects = {row.pk: self.page.object_of(row) if policy.needs_object else None for row in rows}
+        objects = {row.pk: self._facts.of(row) if policy.needs_object else None for row in rows}
         known = {policy.pk_of(obj): (None, obj) for obj in objects.values() if obj is not None}
         # Before the related objects: a value that changes in between moves the deadline again, as terms differ then.
-        terms = terms_of(policy, known, self.page.using) if has_column(policy) else {}
+        terms = terms_of(policy, known, self._facts.using) if has_column(policy) else {}
         read_relations([obj for _, obj in known.values()], policy.relations)
         for row in rows:
             obj = objects[row.pk]
@@ -82,7 +80,7 @@ class Plans:
             return Refusal.NO_DEADLINE
         if policy.is_automatic and policy.needs_object and not has_column(policy):
             terms = terms_of_code(policy, obj, begun)
-        return plan_of(row, computed, terms, policy.own_time(data, in_force))
+        return plan_of(row, computed, terms, policy.own_time(data, in_force), self._facts)
 
 
 def failure(row: Timeout, error: Exception) -> str:
@@ -100,13 +98,13 @@ def log_failures(label: str, failed: Sequence[str]) -> None:
         )
 
 
-def write_plans(plans: Iterable[tuple[Timeout, Plan]], using: str, **event: Any) -> list[Timeout]:
+def write_plans(plans: Iterable[tuple[Timeout, Plan]], facts: Facts, **event: Any) -> list[Timeout]:
     """Move locked rows to their planned deadlines; return them. `event`: see `writing.move_rows`."""
     moves = []
     for row, plan in plans:
         follow(row, plan)
-        moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at)))
-    return writing.move_rows(moves, using, what="replanned", **event)
+        moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at, facts)))
+    return writing.move_rows(moves, facts, what="replanned", **event)
 
 
 def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Result:
@@ -125,8 +123,8 @@ def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Res
 
     def plans_of(context: Context) -> Plans:
         if not last or last[0][0] is not context:
-            rows = [row for row in context.page.rows if row.is_waiting and (hand_set or row.is_computed)]
-            last[:] = [(context, Plans(context.page, rows))]
+            rows = [row for row in context.facts.rows if row.is_waiting and (hand_set or row.is_computed)]
+            last[:] = [(context, Plans(context.facts, rows))]
         return last[0][1]
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
@@ -139,13 +137,13 @@ def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Res
             return plan
         if plan.is_of(row):
             return Refusal.SAME_DEADLINE
-        context.fires(row, writing.run_at_of(row, plan.due_at) <= context.now)
+        context.fires(row, writing.run_at_of(row, plan.due_at, context.facts) <= context.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> None:
         planned = ((row, plans_of(context).of(row)) for row in rows)
         plans = [(row, plan) for row, plan in planned if isinstance(plan, Plan)]
-        write_plans(plans, context.using, **context.event)
+        write_plans(plans, context.facts, **context.event)
 
     action = Action("replan", signals.timeout_rescheduled, refuse, write)
     return action.run(target, **how)

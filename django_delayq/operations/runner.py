@@ -22,6 +22,7 @@ from django.db.models import Max, Q, QuerySet, TextChoices
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
+from django_delayq.arming.holding import Facts
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
@@ -169,7 +170,7 @@ class Action:
         by, reason = checked_actor(by), clipped(reason)
 
         def change(page: Page) -> Result:
-            context, accepted = Context(self, page, by, reason, database_now(page.using)), []
+            context, accepted = Context(self, Facts.of_page(page), by, reason), []
             missing = set(page.ids) - {row.pk for row in page.rows}
             refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
             for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
@@ -217,11 +218,10 @@ class Context:
     """What an operation knows about the page whose rows it changes."""
 
     action: Action
-    page: Page
+    facts: Facts
+    """Of the page."""
     by: str
     reason: str
-    now: datetime
-    """The time of the database."""
     refused: list[Timeout] = field(default_factory=list)
     """The rows of the page that stay unchanged."""
 
@@ -231,7 +231,12 @@ class Context:
 
     @property
     def using(self) -> str:
-        return self.page.using
+        return self.facts.using
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of the database."""
+        return self.facts.now
 
     @cached_property
     def stopped(self) -> Stopped:
@@ -240,7 +245,7 @@ class Context:
     @cached_property
     def rounds(self) -> dict[str, dict[str, Any]]:
         """Return for each slot of the page's rows the `newest` id, and whether it is `taken`."""
-        slots = {row.slot for row in self.page.rows}
+        slots = {row.slot for row in self.facts.rows}
         rows = Timeout.objects.using(self.using).filter(slot__in=slots).exclude(cause=Timeout.Cause.SUPERSEDED)
         by_slot: Any = read_committed(rows.order_by("slot"), self.using).values("slot")
         found = by_slot.annotate(newest=Max("pk"), taken=Max("slot_taken"))
@@ -261,7 +266,7 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
         return Refusal.ERASED
     if registry.get(row.policy) is None:
         return Refusal.POLICY_UNKNOWN
-    if context.page.object_of(row) is None:
+    if context.facts.of(row) is None:
         return Refusal.OBJECT_GONE
     action, found = context.action, context.rounds.get(row.slot)
     if action.newest is None:

@@ -42,7 +42,7 @@ from django_delayq.rounds.memory import clipped, record, record_death
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import check_length, check_moment, plural, shifted
-from django_delayq.times.lengths import DelayArgs, added, parse_delay
+from django_delayq.times.lengths import DelayArgs, added, parse_delay, relations_of
 from django_delayq.times.spans import Length
 
 logger = logging.getLogger("django_delayq.operations")
@@ -97,7 +97,7 @@ def fire_now(target: Target, **how: Unpack[How]) -> Result:
 
     def write(rows: list[Timeout], context: Context) -> None:
         moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
-        writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
+        writing.move_rows(moves, context.facts, what="fire_requested", to=context.now, **context.event)
 
     action = Action("fire_now", signals.timeout_rescheduled, refuse, write)
     return action.run(target, **how)
@@ -131,8 +131,10 @@ def postpone(
         words = gettext("{moment} is in the past. To fire it now, use another operation: fire.")
         raise InvalidDelay(words.format(moment=clock.local(given.at)))
 
+    relations = relations_of(given.after) if given.after else ()
+
     def later(row: Timeout, context: Context) -> datetime:
-        obj = context.page.object_of(row) if given.needs_object else None
+        obj = context.facts.of(row, relations) if given.needs_object else None
         start = holding.extended_from(row) if row.has_stopped_clock else max(row.due_at, context.now)
         return given.at or added(given.after or timedelta(0), start, obj)
 
@@ -160,19 +162,19 @@ def _moves(
         except InvalidDelay:
             return Refusal.TOO_FAR
         is_stopped = row.has_stopped_clock and by is None
-        before = holding.deadline_if_resumed(row, context.using, context.now) if is_stopped else row.due_at
+        before = holding.deadline_if_resumed(row, context.facts) if is_stopped else row.due_at
         if due_at == before or (due_at < before and unless is Refusal.NOT_LATER):
             return unless
-        context.fires(row, writing.run_at_of(row, due_at) <= context.now)
+        context.fires(row, writing.run_at_of(row, due_at, context.facts) <= context.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> None:
-        holding.end_passed(rows, context.using)
+        holding.end_passed(rows, context.facts)
         deadlines = [(row, new(row, context)) for row in rows]
         for row, due_at in deadlines:
-            holding.retarget(row, due_at, context.using, by)
-        moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        writing.move_rows(moves, context.using, what=what, fixed=by is None, **context.event)
+            holding.retarget(row, due_at, context.facts, by)
+        moves = [(row, due_at, writing.run_at_of(row, due_at, context.facts)) for row, due_at in deadlines]
+        writing.move_rows(moves, context.facts, what=what, fixed=by is None, **context.event)
 
     return Action(name, signals.timeout_rescheduled, refuse, write)
 
@@ -272,7 +274,7 @@ def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
     round has closed it, and would move or cancel one with another value.
     """
     policy: Any = registry.get(row.policy)
-    obj = context.page.object_of(row)
+    obj = context.facts.of(row, policy.relations)
     subject = subject_at(policy, obj.pk, row.key, context.using)
     try:
         since_at = policy.since_of(obj)

@@ -251,10 +251,16 @@ class TimeoutPolicy(HasPlan, Generic[M]):
     @functools.cached_property
     def relations(self) -> tuple[str, ...]:
         """Return what `select_related` takes, so that computing a deadline needs no query for the object."""
-        named = [path for path in (self.since, self.after) if isinstance(path, str)]
-        found = tuple(relation for path in named for relation in relations_on(path))
-        found += () if self.fixed_length is None else relations_of(self.fixed_length)
-        return tuple(dict.fromkeys(found))
+        return _relations_on((self.since, self.after))
+
+    @functools.cached_property
+    def followed(self) -> tuple[str, ...]:
+        """Return what `read_relations` takes, so that plan and limits need no queries either.
+
+        Not for `select_related`: the paths of grace and steps may lead over attributes that are no foreign keys.
+        """
+        lengths = [each for step in self.steps for each in (step.offset, step.every)]
+        return _relations_on((self.since, self.after, self.grace, self.total, *lengths))
 
     def length_of(self, obj: M | None, in_force: timedelta | None = None) -> Length | None:
         """Return the delay of an object, a timedelta or a span; None: it is exempt, or `after` is missing.
@@ -334,6 +340,11 @@ class TimeoutPolicy(HasPlan, Generic[M]):
     def pk_of(self, obj: Model) -> Any:
         """Return the key of `obj` in this policy's table; a multi-table child may have a different key of its own."""
         return getattr(obj, cast("Any", self.concrete_model._meta.pk).attname)
+
+
+def _relations_on(given: Iterable[Any]) -> tuple[str, ...]:
+    found = [relations_on(each) if isinstance(each, str) else relations_of(each) for each in given]
+    return tuple(dict.fromkeys(relation for relations in found for relation in relations))
 
 
 class _Registry:

@@ -13,12 +13,11 @@ from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import lock_in_slot_order, locking_rows, read_committed, transaction_of
 from django_delayq.ledger.outbox import line_of
-from django_delayq.ledger.paging import PENDING, Page, each_page
+from django_delayq.ledger.paging import OBJECT_COLUMNS, PENDING, Page, each_page
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.policy.terms import CONSTANT, follows_data, has_column
 from django_delayq.rounds.columns import MOVED_FIELDS
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
@@ -26,7 +25,7 @@ from django_delayq.scheduling.payloads import check_payload
 from django_delayq.sql.key_types import pk_of, root_of_key
 from django_delayq.sql.statements import chunks
 from django_delayq.times import clock
-from django_delayq.times.lengths import added, needs_object, parse_delay
+from django_delayq.times.lengths import added, needs_object, parse_delay, relations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
-COLUMNS = (*MOVED_FIELDS, "policy", "queue", "state", "first_due_at", "remaining", "held_until")
-COLUMNS += ("keeps_deadline", "since_at", "created_at", "attempts", "snoozes", "held_at", "stops")
+COLUMNS = (*MOVED_FIELDS, *OBJECT_COLUMNS, "queue", "state", "first_due_at", "remaining", "held_until")
+COLUMNS += ("held_when", "keeps_deadline", "since_at", "created_at", "attempts", "snoozes", "held_at", "stops")
 """What moving a row reads and writes."""
 
 
@@ -92,8 +91,7 @@ def schedule_timeouts(
             if is_limited:
                 _check_totals(resolved, rounds, taken, key, using)
         options: dict[str, Any] = {"key": key, "payload": body, "reason": reason, "replace": replace}
-        by_terms = _by_terms(resolved, rounds, given, using).items()
-        count = sum(paging.insert_rounds(resolved, same, using, terms=terms, **options) for terms, same in by_terms)
+        count = paging.insert_rounds(resolved, rounds, using, **options)
         if resolved.hold_when is not None:
             kept = [] if replace else [row.pk for row in taken]
             holding.hold_scheduled(resolved, pks, key, using, is_computed=given is None, kept=kept)
@@ -141,6 +139,7 @@ def _lock_and_plan(
             }
         else:
             read = dict.fromkeys(map(to_python, rows.values_list("pk", flat=True)), (None, None))
+        terms: dict[Any, Any] = {} if given is not None else terms_of(policy, read, using)
         for pk, object_id, slot in slots_of(policy, chunk, key, using):
             if pk not in read:
                 raise ValueError(f"{subject_at(policy, pk, key, using)}: the object is not in the database (any more).")
@@ -149,30 +148,13 @@ def _lock_and_plan(
             due = due or policy.due_of(obj, now if policy.since is None else since_at, in_force)
             if due is None:
                 raise single.no_deadline(subject_at(policy, pk, key, using))
-            rounds.append((slot, object_id, since_at, due))
+            rounds.append((slot, object_id, since_at, due, terms.get(pk)))
     return rounds
-
-
-def _by_terms(
-    policy: TimeoutPolicy[Any], rounds: list[paging.Round], given: Delay | None, using: str
-) -> dict[str | None, list[paging.Round]]:
-    """Return `rounds` by the terms of their deadlines; None: the caller has given them."""
-    if given is not None or not follows_data(policy):
-        return {None if given is not None else CONSTANT: rounds} if rounds else {}
-    keys, found = {each[1]: pk_of(policy.concrete_model, each[1]) for each in rounds}, dict[str | None, Any]()
-    objects = {} if has_column(policy) else objects_of_policy(policy, set(keys.values()), using)
-    since = {keys[object_id]: (since_at, objects.get(keys[object_id])) for _, object_id, since_at, _ in rounds}
-    terms = dict[Any, str]()
-    for chunk in chunks(list(since)):
-        terms |= terms_of(policy, {pk: since[pk] for pk in chunk}, using)
-    for each in rounds:
-        found.setdefault(terms[keys[each[1]]], []).append(each)
-    return found
 
 
 def _without_fired(rounds: list[paging.Round], using: str, reason: str, *, is_by_since: bool) -> list[paging.Round]:
     """Return those of `rounds` that have not fired: see `fired_rows`; cancel the pending rows of the others."""
-    times = {slot: since_at if is_by_since else due_at for slot, _, since_at, due_at in rounds}
+    times = {slot: since_at if is_by_since else due_at for slot, _, since_at, due_at, _ in rounds}
     fired = {row.slot for row in single.fired_rows(times, using, is_by_since=is_by_since)}
     for chunk in chunks(sorted(fired)):
         pending = lock_in_slot_order(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1), using)
@@ -197,7 +179,7 @@ def _check_totals(
     policy: TimeoutPolicy[Any], rounds: list[paging.Round], taken: list[Any], key: str, using: str
 ) -> None:
     """Raise ExtensionLimit if one of `rounds` would move a row of `taken` too far."""
-    due = {object_id: due_at for _, object_id, _, due_at in rounds}
+    due = {object_id: due_at for _, object_id, _, due_at, _ in rounds}
     pks = [pk_of(policy.concrete_model, row.object_id) for row in taken]
     is_read = policy.total is not None and needs_object(policy.total)
     objects = objects_of_policy(policy, pks, using) if is_read else {}
@@ -231,7 +213,7 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
     """
     given = single.parse_target(dict(delay))
     if given.needs_object:
-        return _move(rows, "rescheduled", reason, lambda _, obj: given.due_from(clock.now(), obj), by_object=True)
+        return _move(rows, "rescheduled", reason, lambda _, obj: given.due_from(clock.now(), obj), reads=given.after)
     due_at = given.due_from(clock.now())
     return _move(rows, "rescheduled", reason, lambda *_: due_at)
 
@@ -247,7 +229,7 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Duration]) -
         may_extend = single.may_extend(row, registry.get(row.policy))
         return added(by, holding.extended_from(row), obj) if may_extend else None
 
-    return _move(rows, "extended", reason, later, by_object=needs_object(by), by=by)
+    return _move(rows, "extended", reason, later, reads=by, by=by)
 
 
 def _move(
@@ -256,23 +238,25 @@ def _move(
     reason: str,
     deadline_of: Callable[[Timeout, Any], datetime | None],
     *,
-    by_object: bool = False,
+    reads: Length | None = None,
     by: Length | None = None,
 ) -> int:
     """Move those of `rows` that are pending and have a `deadline_of`, by row and object; return how many.
 
-    Objects are read only if `by_object`, or if a limit of a policy needs them: half of the work is to make instances.
+    Objects are read only if `reads`, or a limit of a policy, needs them: half of the work is to make instances.
     """
-    by_object = by_object or any(policy.total and needs_object(policy.total) for policy in registry)
+    by_object = any(length and needs_object(length) for length in (reads, *(policy.total for policy in registry)))
+    own = relations_of(reads) if reads else ()
 
     def change(page: Page) -> int:
-        holding.end_passed(page.rows, page.using)
-        found = ((row, page.object_of(row) if by_object else None) for row in page.rows)
-        deadlines = []
-        for row, obj in found:
+        facts, deadlines = holding.Facts.of_page(page), []
+        holding.end_passed(page.rows, facts)
+        for row in page.rows:
+            policy = registry.get(row.policy)
+            obj = facts.of(row, own + (policy.followed if policy else ())) if by_object else None
             due_at = deadline_of(row, obj)
-            if due_at is not None and not single.is_beyond_total(row, due_at, registry.get(row.policy), obj):
+            if due_at is not None and not single.is_beyond_total(row, due_at, policy, obj):
                 deadlines.append((row, due_at))
-        return len(single.move_by_hand(deadlines, page.using, what, reason, by))
+        return len(single.move_by_hand(deadlines, facts, what, reason, by))
 
     return sum(each_page(rows, change, columns=() if by_object else COLUMNS))

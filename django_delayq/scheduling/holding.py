@@ -14,7 +14,6 @@ from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.subjects import lock_newest, lock_subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_held, timeout_resumed
-from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import check_moment
 
@@ -54,14 +53,13 @@ def hold_timeout(
     end = checked_end(until)
     subject = subject_of(obj, policy, key)
     with transaction_of(subject.using):
-        lock_subject(subject)
+        locked = lock_subject(subject)
         row = lock_newest(subject, pending=True)
         if row is None:
             return None
-        holding.end_passed([row], subject.using)
-        now = database_now(subject.using)
-        event = {"by": "hand", "reason": reason}
-        holding.hold_by_hand([row], subject.using, now, end, keep_deadline=keep_deadline, **event)
+        facts = holding.Facts([row], subject.using, {subject.model: {subject.pk: locked}})
+        holding.end_passed([row], facts)
+        holding.hold_by_hand([row], facts, end, keep_deadline=keep_deadline, by="hand", reason=reason)
         announce(timeout_held, row, subject.using)
         return row
 
@@ -80,12 +78,12 @@ def resume_timeout(
     """
     subject = subject_of(obj, policy, key)
     with transaction_of(subject.using):
-        lock_subject(subject)
+        locked = lock_subject(subject)
         row = lock_newest(subject, pending=True)
         if row is None or not row.held_by_hand:
             return None
-        now = database_now(subject.using)
-        for resumed in holding.end_hold_by_hand([row], subject.using, now, by="hand", reason=reason)[0]:
+        facts = holding.Facts([row], subject.using, {subject.model: {subject.pk: locked}})
+        for resumed in holding.end_hold_by_hand([row], facts, by="hand", reason=reason):
             announce(timeout_resumed, resumed, subject.using)
         return row
 

@@ -17,11 +17,12 @@ from django.utils.translation import gettext as _
 
 from django_delayq.arming import holding
 from django_delayq.arming.changes import Failures
+from django_delayq.arming.holding import Facts
 from django_delayq.arming.reconcile import arm_outdated
-from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold, objects_of_policy, terms_of
+from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy, terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.controls import Stop, policy_state, read_delay
+from django_delayq.ledger.controls import Stop, read_delay
 from django_delayq.ledger.errors import shown
 from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
@@ -33,7 +34,6 @@ from django_delayq.rounds.memory import record_death
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
-from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import chunks
 from django_delayq.times import clock
 from django_delayq.times.lengths import added, end_of, length_text, parse_delay
@@ -140,10 +140,11 @@ def _put_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict
         if policy.total is not None:
             check_total(lock_newest(subject, pending=True), due_at, subject, fresh)
         terms = None if given else terms_of(policy, {subject.pk: (since_at, fresh)}, subject.using)[subject.pk]
-        new = writing.new_row(subject, due_at, since_at, terms=terms, **values)
+        new = writing.new_row(subject, due_at, since_at, terms=terms, obj=fresh, **values)
         row = writing.upsert(new, subject)
-        if is_on_hold(policy, subject.pk, subject.using):
-            holding.hold_new([row], subject.using, database_now(subject.using), is_computed=given is None, by="hand")
+        facts = Facts([row], subject.using, {subject.model: {subject.pk: fresh}})
+        if facts.is_on_hold(row):
+            holding.hold_new(facts, is_computed=given is None, by="hand")
         return _announced(row, new, subject.using)
 
 
@@ -254,7 +255,7 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
         logger.error(words, subject, exc_info=shown(failures.first[1]), extra={"event": "close_failed", **ids})
     elif due_at is not None:
         first_due_at = due_at if ended is None else ended.first_due_at
-        row = writing.new_row(subject, due_at, since_at, first_due_at=first_due_at)
+        row = writing.new_row(subject, due_at, since_at, first_due_at=first_due_at, obj=obj)
         writing.insert([row], using)
         writing.cancel_rows([row], using, reason, clock.now())
 
@@ -314,16 +315,13 @@ def _is_late(subject: Subject, row: Timeout) -> bool:
 
     Not if its clock is stopped, also by a hold of its policy.
     """
-    acts_at = final_at(row, subject.policy)
-    if row.has_stopped_clock or acts_at > database_now(subject.using):
+    facts = Facts([row], subject.using)
+    acts_at = final_at(row, facts)
+    if row.has_stopped_clock or acts_at > facts.now:
         return False
-    if (
-        subject.policy is not None
-        and row.state == State.PENDING
-        and is_on_hold(subject.policy, subject.pk, subject.using)
-    ):
+    if row.state == State.PENDING and facts.is_on_hold(row):
         return False  # not noticed yet
-    state = policy_state(subject.policy, subject.using) if subject.policy else None
+    state = facts.states[subject.policy] if subject.policy else None
     if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
         return True
     return acts_at <= state.stopped_at
@@ -395,16 +393,17 @@ def _move(
         row = lock_newest(subject, pending=True)
         if row is None:
             return None
-        holding.end_passed([row], subject.using)
+        facts = Facts([row], subject.using, {subject.model: {subject.pk: obj}})
+        holding.end_passed([row], facts)
         due_at = deadline_of(row, obj)
         check_total(row, due_at, subject, obj)
-        move_by_hand([(row, due_at)], subject.using, what, reason, by)
+        move_by_hand([(row, due_at)], facts, what, reason, by)
         announce(timeout_rescheduled, row, subject.using)
         return row
 
 
 def move_by_hand(
-    deadlines: Iterable[tuple[Timeout, datetime]], using: str, what: Moved, reason: str, by: Length | None = None
+    deadlines: Iterable[tuple[Timeout, datetime]], facts: Facts, what: Moved, reason: str, by: Length | None = None
 ) -> list[Timeout]:
     """Move waiting, locked rows to these deadlines; return the rows. A row that is extended waits for its retry.
 
@@ -412,9 +411,9 @@ def move_by_hand(
     """
     moves = []
     for row, due_at in deadlines:
-        holding.retarget(row, due_at, using, by)
-        moves.append((row, due_at, writing.run_at_of(row, due_at) if what == "extended" else None))
-    return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason)
+        holding.retarget(row, due_at, facts, by)
+        moves.append((row, due_at, writing.run_at_of(row, due_at, facts) if what == "extended" else None))
+    return writing.move_rows(moves, facts, what=what, at=clock.now(), by="hand", reason=reason)
 
 
 def parse_target(delay: dict[str, Any]) -> Delay:

@@ -11,7 +11,7 @@ from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import Working, WorkingHours, clock, operations
-from django_delayq.arming.holding import attempt_if_resumed
+from django_delayq.arming.holding import Facts, attempt_if_resumed
 from django_delayq.testing import fire_due
 from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, note, planned, row_of, sent
 from tests.testapp.models import Order
@@ -143,4 +143,6 @@ def test_the_outlook_of_a_stopped_clock_is_what_follows(declare: Declare) -> Non
         dq.schedule_timeout(order, policy)
     with at(1):
         dq.hold_timeout(order, policy)
-    assert days(attempt_if_resumed(row_of(order), "default", T0 + 5 * DAY)) == 6
+    row = row_of(order)
+    with at(5):
+        assert days(attempt_if_resumed(row, Facts([row], "default"))) == 6
