@@ -255,10 +255,7 @@ class TimeoutPolicy(HasPlan, Generic[M]):
 
     @functools.cached_property
     def followed(self) -> tuple[str, ...]:
-        """Return what `read_relations` takes, so that plan and limits need no queries either.
-
-        Not for `select_related`: the paths of grace and steps may lead over attributes that are no foreign keys.
-        """
+        """Return the same for `read_relations`, also those on paths of grace, steps and limits, of any attributes."""
         lengths = [each for step in self.steps for each in (step.offset, step.every)]
         return _relations_on((self.since, self.after, self.grace, self.total, *lengths))
 
