@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -15,7 +14,6 @@ from django.db import connection, models
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.urls import include, path, reverse
-from rest_framework.test import APIClient
 
 import django_delayq as dq
 from django_delayq import checks
@@ -112,23 +110,6 @@ def test_a_search_takes_a_bounded_number_of_statements(monkeypatch: pytest.Monke
         assert len(found("same")) == 3 and set(found("same")) <= set(rows)
     assert len(captured) <= 2 * 12
     assert all("LIMIT" in query["sql"] for query in captured if "testapp_order" in query["sql"])
-
-
-def test_admin_rest_and_commands_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted, _other = row("N-4"), row("N-5")
-    boss = User.objects.create_superuser("boss")
-    client, api = Client(), APIClient()
-    client.force_login(boss)
-    api.force_authenticate(boss)
-    assert listed(client, q="N-4") == [wanted.pk]
-    assert listed(client, q="N-4", state__exact="dead") == []
-    for query, ids in (({"search": "N-4"}, [wanted.pk]), ({"search": "N-4", "state": "dead"}, [])):
-        answer = api.get(reverse("django_delayq:timeout-list"), query).json()
-        assert [each["id"] for each in answer["results"]] == ids
-    call_command("delayq_list", search="N-4", json=True)
-    assert [each["id"] for each in json.loads(capsys.readouterr().out)] == [wanted.pk]
-    call_command("delayq_cancel", search="N-4")
-    assert set(Timeout.objects.filter(state="cancelled")) == {wanted}
 
 
 def test_a_command_refuses_a_search_that_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
