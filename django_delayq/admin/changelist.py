@@ -21,6 +21,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList, ChangeListSearchForm
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Paginator
+from django.db import transaction
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -126,6 +127,13 @@ class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows from the writer, since a replica may be behind."""
         return super().get_queryset(request).using(database_of(Timeout))
+
+    def operating(self, page: type[Any]) -> Any:
+        """Return the view of a page of operations.
+
+        Each page of rows is a transaction of its own, with its log, so there must be none around the request.
+        """
+        return transaction.non_atomic_requests(self.admin_site.admin_view(page.as_view(site=self.admin_site)))
 
 
 class OwnFiltersChangeList(ChangeList):
@@ -269,7 +277,7 @@ def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], 
         if not hasattr(row, "delayq_name"):
             named([row], request.user)
         name = row.delayq_name  # type: ignore[attr-defined]
-        shown = format_html("<bdi>{}</bdi>", selection.titled(kind.name, row.object_id, name))
+        shown = format_html("<bdi>{}</bdi>", render.titled(kind.name, row.object_id, name))
         if is_visible:
             with suppress(NoReverseMatch):
                 page = f"{site.name}:{kind.app_label}_{kind.model}_change"

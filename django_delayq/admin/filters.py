@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,13 +14,14 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from django_delayq.admin import render
 from django_delayq.conf import ConfigError
 from django_delayq.ledger import search
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
+from django_delayq.operations.selection import CONDITIONS
 from django_delayq.policy.policies import declared_queues, get_policies, labels_of
-from django_delayq.sql.key_types import HAS_FAILED
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.times import clock
 
@@ -48,26 +48,15 @@ def due_condition(choice: str) -> Q:
     """Return the condition for a choice of `DueFilter` or `mixins.TimeoutsFilter`."""
     if choice not in DUE_STATES:
         return Q()
-    now = DatabaseNow()
-    more = {
-        "hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
-        "overdue": Q(run_at__lte=now),
-        "failing": HAS_FAILED,
-    }
-    return Q(state=DUE_STATES[choice]) & more.get(choice, Q())
+    more = CONDITIONS[choice](True) if choice in CONDITIONS else Q()
+    soon = Q(run_at__gt=DatabaseNow(), run_at__lte=clock.now() + timedelta(hours=1))
+    return Q(state=DUE_STATES[choice]) & (soon if choice == "hour" else more)
 
 
-def object_condition(value: str) -> Q:
-    """Return the condition for the rows about the object `app.model:id`, also as an object of its parent models."""
-    with suppress(LookupError, ValueError):
-        return selection.about_reference(value, database_of(Timeout))
-    return Q(pk__in=[])
-
-
-def related_condition(value: str) -> Q:
-    """Return the condition for the rows about `app.model:id`, and about all objects whose policies lead to it."""
+def condition(name: str, value: Any) -> Q:
+    """Return the condition on rows of a filter. What names no object has no rows."""
     with suppress(ConfigError, LookupError, ValueError):
-        return selection.about_related(value, database_of(Timeout))
+        return due_condition(value) if name == DUE else CONDITIONS[name](value)
     return Q(pk__in=[])
 
 
@@ -77,17 +66,15 @@ def object_label(value: str, user: Any) -> str:
     if model is None:
         return f"{label} {object_id}"
     name = selection.name_of(model, object_id, database_of(model), user)
-    return selection.titled(str(model._meta.verbose_name), object_id, name)
+    return render.titled(str(model._meta.verbose_name), object_id, name)
 
 
 class ConditionFilter(admin.SimpleListFilter):
-    """A filter whose choices are conditions."""
-
-    condition: Callable[[str], Q]
+    """A filter by a condition."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
-        return queryset if value is None else queryset.filter(self.condition(value))
+        return queryset if value is None else queryset.filter(condition(str(self.parameter_name), value))
 
 
 class PolicyFilter(ConditionFilter):
@@ -95,7 +82,6 @@ class PolicyFilter(ConditionFilter):
 
     title = _("policy")
     parameter_name = POLICY
-    condition = staticmethod(lambda label: Q(policy__in=labels_of(label)))
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         declared = sorted(policy.label for policy in get_policies())
@@ -109,7 +95,6 @@ class QueueFilter(ConditionFilter):
 
     title = _("queue")
     parameter_name = "queue"
-    condition = staticmethod(lambda queue: Q(queue=queue))
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         queues = dict.fromkeys([*declared_queues(), request.GET.get(self.parameter_name)])
@@ -121,7 +106,6 @@ class DueFilter(ConditionFilter):
 
     title = _("urgency")
     parameter_name = DUE
-    condition = staticmethod(due_condition)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(choice, DUE_LABELS[choice]) for choice in ("waiting", "hour", "overdue", "failing", "dead")]
@@ -132,7 +116,6 @@ class SetByFilter(ConditionFilter):
 
     title = _("deadline set by")
     parameter_name = "set_by"
-    condition = staticmethod(lambda who: Q(terms__isnull=who == "hand"))
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return list(SET_BY.items())
@@ -162,7 +145,6 @@ class ObjectFilter(ConditionFilter):
 
     title = _("object")
     parameter_name = OBJECT
-    condition = staticmethod(object_condition)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         asked = request.GET.get(self.parameter_name)
@@ -174,7 +156,6 @@ class RelatedFilter(ObjectFilter):
 
     title = _("related object")
     parameter_name = RELATED
-    condition = staticmethod(related_condition)
 
 
 TIMEOUT_FILTERS: Final = (
@@ -200,9 +181,9 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     found, due, policy = list[Scan](), params.get(DUE, ""), params.get(POLICY)
     state = DUE_STATES.get(due) or params.get(STATE, "")
     of_policy = rows.of_labels(labels_of(policy)) if policy else rows
-    for name, condition in ((OBJECT, object_condition), (RELATED, related_condition)):
+    for name in (OBJECT, RELATED):
         if params.get(name):
-            found.append(Scan(rows.filter(condition(params[name])).order_by(*search.NEWEST.fields)))
+            found.append(Scan(rows.filter(condition(name, params[name])).order_by(*search.NEWEST.fields)))
     if state in {State.PENDING, State.HELD, State.FIRING}:
         period = due_condition(due) if due in {"hour", "overdue"} else Q()
         if due == "failing":  # few of many: an index has them policy by policy

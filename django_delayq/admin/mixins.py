@@ -293,7 +293,7 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     @admin.display(description=_("object"))
     def object_shown(self, row: Timeout) -> str:
         kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
-        return selection.titled(kind.name, row.object_id, getattr(row, "delayq_name", ""))
+        return render.titled(kind.name, row.object_id, getattr(row, "delayq_name", ""))
 
     @admin.display(description=_("policy"))
     def policy_name(self, row: Timeout) -> str:

@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -120,9 +119,7 @@ class TimeoutAdmin(LedgerAdmin):
     failures = column(_("failures"), render.failures)
 
     def get_urls(self) -> list[Any]:
-        # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
-        page = operate.TimeoutOperationView.as_view(site=self.admin_site)
-        view = transaction.non_atomic_requests(self.admin_site.admin_view(page))
+        view = self.operating(operate.TimeoutOperationView)
         return [path("operate/<slug:operation>/", view, name="django_delayq_timeout_operate"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
@@ -143,7 +140,7 @@ class TimeoutAdmin(LedgerAdmin):
             context["delayq_banners"] = operate.banners(request, self.admin_site, found)
             (row,) = named([row], request.user)
             if row.delayq_name:  # type: ignore[attr-defined]
-                about = selection.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
+                about = render.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
                 text = gettext("{policy} of {object}: {state}")
                 context["subtitle"] = text.format(policy=row.policy, object=about, state=render.state_label(row))
         return super().render_change_form(request, context, *args, **kwargs)
@@ -159,18 +156,14 @@ class PolicyControlAdmin(LedgerAdmin):
     """One page with all policies, and a page for each operation on one of them."""
 
     def get_urls(self) -> list[Any]:
-        # Moving rows commits page by page, so it must not run in a transaction around the request.
-        page = operate.PolicyOperationView.as_view(site=self.admin_site)
-        view = transaction.non_atomic_requests(self.admin_site.admin_view(page))
-        selected = operate.PoliciesOperationView.as_view(site=self.admin_site)
-        view_selected = transaction.non_atomic_requests(self.admin_site.admin_view(selected))
+        one, several = map(self.operating, (operate.PolicyOperationView, operate.PoliciesOperationView))
         policies = self.admin_site.admin_view(self.changelist_view)
         report = self.admin_site.admin_view(partial(report_view, site=self.admin_site))
         return [
             path("", policies, name="django_delayq_policycontrol_changelist"),
-            path("selected/<slug:operation>/", view_selected, name="django_delayq_policycontrol_operate_selected"),
+            path("selected/<slug:operation>/", several, name="django_delayq_policycontrol_operate_selected"),
             path("<str:label>/report/", report, name="django_delayq_policycontrol_report"),
-            path("<str:label>/<slug:operation>/", view, name="django_delayq_policycontrol_operate"),
+            path("<str:label>/<slug:operation>/", one, name="django_delayq_policycontrol_operate"),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

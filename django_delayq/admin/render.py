@@ -119,6 +119,13 @@ def next_attempt(row: Timeout) -> SafeString | str:
     return format_html("{}: {}", row.step, shown) if row.step else shown
 
 
+def titled(kind: str, object_id: str, name: str = "") -> str:
+    """Return how pages name an object of the model `kind`: `order A-2026-0050`; without a name `order 19`."""
+    if not name:
+        return f"{kind} {object_id}"
+    return name if kind.casefold() in name.casefold() else f"{kind} {name}"
+
+
 def policy_tag(label: str) -> SafeString:
     """Render the policy's name, and below it the rest of its label."""
     of, _dot, name = label.rpartition(".")

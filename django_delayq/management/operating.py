@@ -27,6 +27,7 @@ from django_delayq.management import output
 from django_delayq.management.options import (
     Selection,
     add_parameters,
+    add_repeated,
     add_selection,
     arguments_of,
     values_of,
@@ -169,17 +170,17 @@ class AskingCommand(DelayqCommand):
             raise CommandError("Nothing was changed.")
 
     @contextmanager
-    def progress(self, options: dict[str, Any]) -> Iterator[Callable[[int], None]]:
-        """Yield a function that adds rows, page by page, and shows how many there were.
+    def progress(self, options: dict[str, Any]) -> Iterator[Callable[[int | Result], None]]:
+        """Yield a function that adds the rows of a page, or those of its result, and shows how many there were.
 
         On a terminal in a line that the next output overwrites. Elsewhere in a line each minute, so that the log of a
         long run shows that it has not stopped.
         """
         total, shown_at, is_quiet = 0, time.monotonic(), options["verbosity"] == 0
 
-        def add(rows: int) -> None:
+        def add(page: int | Result) -> None:
             nonlocal total, shown_at
-            total += rows
+            total += page if isinstance(page, int) else page.changed + page.unchanged
             if self.stderr.isatty() and not is_quiet:
                 self.stderr.write(f"  {total} examined", style_func=str, ending="\r")
             elif not is_quiet and time.monotonic() - shown_at >= PROGRESS_SECONDS:
@@ -218,9 +219,7 @@ class OperatorCommand(AskingCommand):
         more |= self.parameters(options)
         operation = OPERATIONS[self.name]
         with self.progress(options) as add:
-            if self.name in TIMEOUT_OPERATIONS:
-                more["progress"] = lambda page: add(page.changed + page.unchanged)
-            elif operation.moves_rows:
+            if self.name in TIMEOUT_OPERATIONS or operation.moves_rows:
                 more["progress"] = add
             return operation.call(target, by=actor(), reason=options["reason"], **more)
 
@@ -276,8 +275,7 @@ class PolicyCommand(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", nargs=self.labels, metavar="LABEL", help="these policies")
         if self.labels is not None:
-            words = "the same as a LABEL; may be repeated"
-            parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
+            add_repeated(parser, "--policy", "LABEL", "the same as a LABEL; may be repeated")
         if self.all_help is not None:
             parser.add_argument("--all", action="store_true", help=self.all_help)
         super().add_arguments(parser)

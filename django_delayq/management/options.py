@@ -25,7 +25,7 @@ from django_delayq.ledger.subjects import about_model, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import Operation
-from django_delayq.operations.selection import MAX_HITS, about_keys, about_related, find_ids, where
+from django_delayq.operations.selection import CONDITIONS, MAX_HITS, about_keys, find_ids, where
 from django_delayq.policy.policies import get_policy, registry
 from django_delayq.times import clock
 from django_delayq.times.lengths import UNITS
@@ -191,24 +191,29 @@ def _name_of(parameter: Parameter) -> str:
     return parameter.option if parameter.option.startswith("-") else _ASKED[type(parameter)][0]
 
 
+def add_repeated(parser: Any, option: str, metavar: str, words: str) -> None:
+    """Add an option that takes several values, and may be repeated."""
+    parser.add_argument(option, action="extend", nargs="+", metavar=metavar, help=words)
+
+
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
     """Add the options that select timeouts in any of `states`; without `--state`, in those of `default`."""
-    add = parser.add_argument_group("which timeouts (all conditions together)").add_argument
-    add("--id", action="extend", nargs="+", metavar="N", help="this one, in any state; may be repeated")
+    group = parser.add_argument_group("which timeouts (all conditions together)")
+    add = group.add_argument
+    add_repeated(group, "--id", "N", "this one, in any state; may be repeated")
     words = "of this policy (with --model, its name is enough); may be repeated"
-    add("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
+    add_repeated(group, "--policy", "LABEL", words)
     add("--model", metavar="APP.MODEL", help="of objects of this model")
-    words = "of this object; with --policy or --model; may be repeated"
-    add("--object", action="extend", nargs="+", metavar="ID", help=words)
+    add_repeated(group, "--object", "ID", "of this object; with --policy or --model; may be repeated")
     words = "of this object, and of all whose policies lead to it over foreign keys"
     add("--related", metavar="APP.MODEL:ID", help=words)
     words = "of objects with this value of a column, channel__merchant=7; with --policy or --model; all must fit"
-    add("--where", action="extend", nargs="+", metavar="PATH=VALUE", help=words)
+    add_repeated(group, "--where", "PATH=VALUE", words)
     add("--key", help="with this key")
     add("--search", metavar="TEXT", help="with this object id, key, or field that a policy names")
     add("--queue", metavar="Q", help="in this queue")
     words = f"in this state: {', '.join(states)}; may be repeated (default: {', '.join(default)})"
-    add("--state", action="extend", nargs="+", metavar="STATE", help=words)
+    add_repeated(group, "--state", "STATE", words)
     add("--due-before", metavar="WHEN", help="next attempt before: 2h, '30m ago', a date and time")
     add("--due-after", metavar="WHEN", help="next attempt at or after")
     add("--all", action="store_true", help="all in such a state, if no other condition is given")
@@ -242,16 +247,15 @@ class Selection:
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
         labels, about_objects = _about(options, rows.db)
-        rows = rows.filter(about_objects, _about_related(options["related"], rows.db))
-        if labels:
-            rows = rows.of_labels(labels)
-        conditions = {
-            "pk__in": ids or None,
+        asked = {
             "key": options["key"],
-            "run_at__lt": moment("--due-before", options["due_before"]),
-            "run_at__gte": moment("--due-after", options["due_after"]),
+            "due_until": moment("--due-before", options["due_before"]),
+            "due_from": moment("--due-after", options["due_after"]),
         }
-        rows = rows.filter(**{lookup: value for lookup, value in conditions.items() if value is not None})
+        conditions = [CONDITIONS[name](value) for name, value in asked.items() if value is not None]
+        rows = rows.filter(about_objects, _about_related(options["related"]), *conditions)
+        rows = rows.of_labels(labels) if labels else rows
+        rows = rows.filter(pk__in=ids) if ids else rows
         if options["queue"] is not None:
             rows = rows.of_queue(options["queue"])
         if options["search"] is not None:
@@ -332,10 +336,10 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
     return labels, wanted
 
 
-def _about_related(reference: Any, using: str) -> Q:
+def _about_related(reference: Any) -> Q:
     """Return the condition on the rows of `--related`. Raises CommandError."""
     try:
-        return Q() if reference is None else about_related(str(reference), using)
+        return Q() if reference is None else CONDITIONS["related"](str(reference))
     except LookupError as error:
         raise wrong_value("--related", reference, f"is refused: {error}") from error
     except ValueError as error:

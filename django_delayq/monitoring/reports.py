@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from typing import Any, Final
 
-from django.core.exceptions import FieldDoesNotExist
 from django.db import router
 from django.db.models import F, Model
 
@@ -16,11 +15,10 @@ from django_delayq.ledger.rollups import SettledRow, Tally, counted, day_of, qua
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import YEARS
 from django_delayq.models import PolicyDay, Timeout
-from django_delayq.operations.selection import keys_in, may_ask_where
+from django_delayq.operations.selection import column_at, keys_in, may_ask_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
-from django_delayq.sql.key_types import root_of_key
+from django_delayq.sql.key_types import object_id_of
 from django_delayq.sql.now import database_now
-from django_delayq.times.paths import field_at
 
 DAYS_SHOWN: Final = 30
 """How many days a report by day covers if nothing else is asked for: as many as the ledger keeps by default."""
@@ -218,25 +216,18 @@ def values_at(policy: TimeoutPolicy[Any], path: str, rows: Iterable[SettledRow],
     Without a value for objects that are gone; empty for those where the value, or a relation on the way, is NULL.
     """
     model = policy.concrete_model
-    try:
-        field = field_at(model, path)
-    except FieldDoesNotExist:
-        field = None
-    if not getattr(field, "concrete", False) or getattr(field, "many_to_many", False):
+    if column_at(model, path) is None:
         hint = suggestion(path, (each.name for each in model._meta.concrete_fields), "Or along foreign keys: a__b.")
         raise InvalidReport(f"{model.__name__} has no column {path!r} to count by. {hint}")
-    keys = {pk: object_id for object_id, pk in keys_in(model, {row.object_id for row in rows}).items()}
+    keys = keys_in(model, {row.object_id for row in rows}).values()
     found = model._base_manager.using(using).filter(pk__in=list(keys)).values_list("pk", F(path))
-    to_python = root_of_key(model).to_python
-    return {keys[to_python(pk)]: "" if value is None else str(value) for pk, value in found}
+    return {object_id_of(model, pk): "" if value is None else str(value) for pk, value in found}
 
 
 def may_count_by(user: Any, model: type[Model], path: str) -> bool:
     """Return whether `user` may see the values at `path`, not passwords; also True if there is no such path."""
-    try:
-        return path.rpartition("__")[2] != "password" and may_ask_where(user, model, [path])
-    except FieldDoesNotExist:
-        return True
+    is_named = path.rpartition("__")[2] != "password"
+    return is_named and (column_at(model, path) is None or may_ask_where(user, model, [path]))
 
 
 FIGURES: Final = tuple(field.name for field in fields(Figures))

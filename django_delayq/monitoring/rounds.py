@@ -20,7 +20,7 @@ from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.operations.selection import keys_in
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import since_name, with_since
-from django_delayq.sql.key_types import root_of_key
+from django_delayq.sql.key_types import object_id_of
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import duration_text, plural
@@ -76,17 +76,11 @@ def _last_fired_rounds(labels: Sequence[str], using: str) -> list[Timeout]:
 
 def _still_matching(policy: TimeoutPolicy[Any], fired: Sequence[Timeout], using: str) -> set[int]:
     """Return the ids of those of `fired` whose object matches with the `since` of that round, and has no other one."""
-    keys, rounds = keys_in(policy.concrete_model, (row.object_id for row in fired)), dict[Any, Timeout]()
-    for row in fired:
-        if row.object_id in keys:
-            rounds.setdefault(keys[row.object_id], row)
-    objects = policy.model._base_manager.using(using).filter(policy.when, pk__in=list(rounds))
-    to_python = root_of_key(policy.concrete_model).to_python
-    same = [
-        rounds[to_python(pk)]
-        for pk, since in with_since(objects, policy).values_list("pk", F(str(since_name(policy))))
-        if to_python(pk) in rounds and rounds[to_python(pk)].since_at == since
-    ]
+    model, rounds = policy.concrete_model, {row.object_id: row for row in reversed(fired)}
+    objects = policy.model._base_manager.using(using).filter(policy.when, pk__in=list(keys_in(model, rounds).values()))
+    found = with_since(objects, policy).values_list("pk", F(str(since_name(policy))))
+    pairs = ((rounds.get(object_id_of(model, pk)), since) for pk, since in found)
+    same = [row for row, since in pairs if row is not None and row.since_at == since]
     pending = Timeout.objects.using(using).pending().of_labels(policy.labels)
     other = set(pending.filter(object_id__in=[row.object_id for row in same]).values_list("object_id", flat=True))
     return {row.pk for row in same if row.object_id not in other}

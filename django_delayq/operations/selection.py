@@ -1,4 +1,6 @@
-"""Find timeouts by what people know: the id of an object, a key, a number, a customer.
+"""Select timeouts by what people know: the id of an object, a key, a number, a customer, a state, a time.
+
+`CONDITIONS` has once what each parameter of commands, REST and the admin means.
 
 Policies name such fields (`search`), and lead over foreign keys to other objects: to the `owner`, and to all whose
 values decide about a timeout. Every query reads the writer. A search reads at most `MAX_OBJECTS` objects by each field;
@@ -8,7 +10,7 @@ what is selected by a related object or by a value is complete, however much it 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final, cast
 
@@ -25,9 +27,10 @@ from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.policy.policies import get_policies
+from django_delayq.policy.policies import get_policies, labels_of
 from django_delayq.policy.reads import related_paths
-from django_delayq.sql.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, object_id_of, pk_of, root_of_key
+from django_delayq.sql.now import DatabaseNow
 from django_delayq.times.paths import end_of, field_at, is_reference, stored_type
 
 MAX_HITS: Final = 1_000
@@ -136,13 +139,6 @@ def names_of(rows: Iterable[Timeout | Subject], using: str, user: Any = None) ->
 def name_of(model: type[Model], object_id: str, using: str, user: Any = None) -> str:
     """Return what people call this object, as `names_of` does; empty: it has no name."""
     return _names(model, [object_id], using, user).get(object_id, "")
-
-
-def titled(kind: str, object_id: str, name: str = "") -> str:
-    """Return how pages name an object of the model `kind`: `order A-2026-0050`; without a name `order 19`."""
-    if not name:
-        return f"{kind} {object_id}"
-    return name if kind.casefold() in name.casefold() else f"{kind} {name}"
 
 
 def is_key_in(name: str, object_id: str) -> bool:
@@ -319,13 +315,18 @@ def may_ask_where(user: Any, model: type[Model], conditions: Iterable[str]) -> b
     return all(_may_search(user, model, condition.partition("=")[0]) for condition in conditions)
 
 
+def column_at(model: type[Model], path: str) -> Any:
+    """Return the field of the column at `path`, which may lead over foreign keys; None: there is none."""
+    with suppress(FieldDoesNotExist):
+        field = field_at(model, path)
+        return field if field.concrete and not field.many_to_many else None
+    return None
+
+
 def _parsed(model: type[Model], condition: str) -> tuple[str, Any]:
     path, is_given, text = condition.partition("=")
-    try:
-        field = field_at(model, path)
-    except FieldDoesNotExist:
-        field = None
-    if not is_given or field is None or not field.concrete or field.many_to_many:
+    field = column_at(model, path)
+    if not is_given or field is None:
         words = gettext("{model} has no column {path}. Give a column, or a path of foreign keys to one: channel__id=7.")
         raise ValueError(words.format(model=model._meta.label, path=repr(path)))
     field = field.target_field if is_reference(field) else stored_type(field)
@@ -391,3 +392,25 @@ def _about_all(objects: QuerySet[Any], tables: Sequence[type[Model]], using: str
     """
     is_many = objects[MAX_OBJECTS : MAX_OBJECTS + 1].values("pk").exists()
     return about_objects(tables, objects if is_many else objects[:MAX_OBJECTS], using)
+
+
+CONDITIONS: Final[dict[str, Callable[[Any], Q]]] = {
+    "policy": lambda label: Q(policy__in=labels_of(label)),
+    "object": lambda reference: about_reference(reference, database_of(Timeout)),
+    "related": lambda reference: about_related(reference, database_of(Timeout)),
+    "key": lambda key: Q(HAS_KEY, key=key) if key else Q(key=""),
+    "queue": lambda queue: Q(queue=queue),
+    "state": lambda state: Q(state=state),
+    "due_from": lambda at: Q(run_at__gte=at),
+    "due_until": lambda at: Q(run_at__lt=at),
+    "overdue": lambda is_asked: Q(run_at__lte=DatabaseNow()) if is_asked else Q(),
+    "failing": lambda is_asked: HAS_FAILED if is_asked else Q(),
+    "settled_from": lambda at: Q(settled_at__gte=at),
+    "settled_until": lambda at: Q(settled_at__lt=at),
+    "set_by": lambda who: Q(terms__isnull=who == "hand"),
+}
+"""What selects timeouts, for commands, REST and the admin alike: the condition on rows that a checked value means.
+
+`object` and `related` raise LookupError and ValueError as `about_related` does. `find_ids` and `where` depend on more
+than their value.
+"""

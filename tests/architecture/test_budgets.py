@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # and monitoring, and six modules.
 SOURCES = {
     "code lines of the core": (17_315, 9_500),
-    "code lines of the edges": (9_160, 4_900),
+    "code lines of the edges": (9_120, 4_900),
     "modules": (221, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
@@ -55,8 +55,8 @@ ROOMS = {
     ("lua",): (280, 219),
     ("firing",): (2_825, 1_430),
     ("worker",): (2_235, 1_480),
-    ("operations", "monitoring"): (3_185, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (6_000, 3_450),
+    ("operations", "monitoring"): (3_175, 1_470),
+    ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}

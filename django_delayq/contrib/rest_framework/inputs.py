@@ -5,14 +5,16 @@ A page starts after the last row of the page before. So the last page is as fast
 
 from __future__ import annotations
 
+import re
 import typing
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from django.conf import settings
 from django.core.exceptions import ValidationError as DjangoValidationError
-from django.db.models import Model, Q
+from django.db.models import Q
 from django.http import QueryDict
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
@@ -33,10 +35,9 @@ from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from django_delayq.operations.selection import CONDITIONS
 from django_delayq.policy.policies import labels_of, registry
 from django_delayq.rounds.memory import MAX_REASON
-from django_delayq.sql.key_types import HAS_FAILED
-from django_delayq.sql.now import DatabaseNow
 from django_delayq.times import clock
 from django_delayq.times.lengths import UNITS, parse_delay
 
@@ -44,12 +45,8 @@ State = Timeout.State
 UNSETTLED: Final = (*WAITING, State.FIRING)
 MAX_SORTED: Final = 500
 """At most this many rows are sorted for a page; more are read in the order of an index."""
-LOOKUPS: Final = {
-    "due_from": "run_at__gte",
-    "due_until": "run_at__lt",
-    "settled_from": "settled_at__gte",
-    "settled_until": "settled_at__lt",
-}
+DUE: Final = ("due_from", "due_until", "overdue")
+SETTLED: Final = ("settled_from", "settled_until")
 MAX_UNITS: Final = 1e9
 """More than any deadline allows in every unit, and less than Python's limit."""
 SETTINGS: Final = ("off", "declared")
@@ -100,39 +97,6 @@ class ExactField(serializers.CharField):
         super().__init__(required=False, max_length=max_length, trim_whitespace=False, **options)
 
 
-class ObjectReference(ExactField):
-    """`app.model:key`, as the condition on the rows about this object."""
-
-    def to_internal_value(self, value: Any) -> Q:  # type: ignore[override] # not a string
-        reference = super().to_internal_value(value)
-        model, _colon, key = reference.partition(":")
-        if not key or "." not in model:
-            raise ValidationError(_("Give an object like shop.order:17."))
-        try:
-            return self.condition(reference)
-        except LookupError as error:
-            raise ValidationError(_("There is no such model.")) from error
-        except ValueError as error:
-            raise ValidationError(_("This is not a key of that model.")) from error
-
-    def condition(self, reference: str) -> Q:
-        return selection.about_reference(reference, database_of(Timeout))
-
-
-class RelatedReference(ObjectReference):
-    """`app.model:key`, as the condition on the rows about this object, and about all whose policies lead to it.
-
-    Whether the user may view its model is asked in `Selection.rows`.
-    """
-
-    model: type[Model] | None = None
-
-    def condition(self, reference: str) -> Q:
-        found = selection.about_related(reference, database_of(Timeout))
-        self.model = selection.model_named(reference)
-        return found
-
-
 class Selection(Query):
     """The query parameters of the list. Unknown and contradictory ones are refused."""
 
@@ -141,8 +105,8 @@ class Selection(Query):
         required=False, max_length=200, help_text=_("A label. Rows under the policy's former labels are included.")
     )
     queue = ExactField(100)
-    object = ObjectReference(help_text=_("The timeouts of one object, like `shop.order:17`."))
-    related = RelatedReference(
+    object = ExactField(help_text=_("The timeouts of one object, like `shop.order:17`."))
+    related = ExactField(
         help_text=_(
             "The timeouts of an object, and of all whose policies lead to it over foreign keys, like `shop.merchant:7`."
         ),
@@ -175,60 +139,56 @@ class Selection(Query):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse parameters that no row can satisfy: an unsettled one has no settling time."""
-        due = any(attrs.get(name) for name in ("due_from", "due_until", "overdue", "failing"))
-        settled = any(attrs.get(name) for name in ("settled_from", "settled_until"))
+        due = any(attrs.get(name) for name in (*DUE, "failing"))
+        settled = any(attrs.get(name) for name in SETTLED)
         state = attrs.get("state")
         allowed = (State.PENDING,) if attrs.get("failing") else UNSETTLED
         if (due and settled) or (due and state and state not in allowed) or (settled and state in UNSETTLED):
             raise ValidationError(
                 _("Pending rows have a due time and settled rows have none: these filters exclude each other.")
             )
-        self.due, self.settled = due, settled
         if "where" in attrs and registry.get(attrs.get("policy", "")) is None:
             raise ValidationError({"where": [_("Give a declared policy, too, whose objects have this column.")]})
+        if due and not state:  # settled rows keep the time of their last attempt
+            attrs["state"] = State.PENDING
+        self.conditions = defaultdict[str, Q](Q)
+        for name, value in attrs.items():
+            self.conditions[name] = _condition_of(name, value)
         return attrs
 
-    def _about(self, user: Any, using: str) -> Q:
-        """Return the condition on the objects of `related` and `where`. Raises PermissionDenied, ValidationError."""
-        asked, field = self.validated_data, cast("RelatedReference", self.fields["related"])
-        wanted: Q = asked.get("related", Q())
-        policy = registry.get(asked.get("policy", ""))
-        if user is not None and "related" in asked and field.model and not selection.may_view(user, field.model):
+    def _where(self, user: Any, using: str) -> Q:
+        """Return the condition of `where`. Raises PermissionDenied, also for `related`, and ValidationError."""
+        asked = self.validated_data
+        owner, policy = selection.model_named(asked.get("related", "")), registry.get(asked.get("policy", ""))
+        if user is not None and owner is not None and not selection.may_view(user, owner):
             raise PermissionDenied
         if "where" not in asked or policy is None:
-            return wanted
-        model, conditions = policy.concrete_model, asked["where"]
+            return Q()
         try:
-            condition = selection.where(model, conditions, using, only=model)
+            found = selection.where(policy.concrete_model, asked["where"], using, only=policy.concrete_model)
         except ValueError as error:
             raise ValidationError({"where": [str(error)]}) from error
-        if user is not None and not selection.may_ask_where(user, model, conditions):
+        if user is not None and not selection.may_ask_where(user, policy.concrete_model, asked["where"]):
             raise PermissionDenied
-        return wanted & condition
+        return found
 
     def rows(self, every: TimeoutQuerySet, user: Any = None) -> tuple[TimeoutQuerySet, Q]:
         """Return those of `every` in the order of an index that finds them, and the remaining condition.
 
         `search` reads only fields that `user` may search.
         """
-        asked = self.validated_data
-        # Settled rows keep the time of their last attempt, so a due filter without a state must name it.
-        state = asked.get("state") or (State.PENDING if self.due else None)
+        asked, wanted = self.validated_data, self.conditions
+        state, is_failing = asked.get("state"), asked.get("failing", False)
         labels = labels_of(asked["policy"]) if "policy" in asked else ()
-        of_policy, in_state = Q(policy__in=labels) if labels else Q(), Q(state=state) if state else Q()
-        narrow = Q(queue=asked["queue"]) if "queue" in asked else Q()
-        rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
-        is_failing = asked.get("failing", False)
-        has_failed = HAS_FAILED if is_failing else Q()
-        rows = rows.filter(run_at__lte=DatabaseNow()) if asked.get("overdue") else rows
+        narrow = wanted["queue"]
+        rows = every.filter(*(wanted[name] for name in (*DUE, *SETTLED)))
         if not {"object", "key", "search", "related", "where"}.isdisjoint(asked):
-            rows = rows.filter(self._about(user, rows.db))
-            rows = rows.of_key(asked["key"]) if "key" in asked else rows
-            rows = rows.filter(asked["object"]) if "object" in asked else rows
+            rows = rows.filter(self._where(user, rows.db), wanted["related"], wanted["key"], wanted["object"])
             if "search" in asked:
                 rows = rows.filter(pk__in=selection.find_ids(every, asked["search"], user))
-            return rows.order_by(*search.NEWEST.fields), narrow & of_policy & in_state & has_failed
+            return rows.order_by(*search.NEWEST.fields), narrow & wanted["policy"] & wanted["state"] & wanted["failing"]
         is_settled = state is not None and state not in UNSETTLED
+        beyond = wanted["state"] if is_settled else wanted["failing"]
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
         if few is None and (is_settled or is_failing):
             # Dead and failing rows are usually few: `delayq_policy` and `delayq_failing` find them by label.
@@ -236,16 +196,28 @@ class Selection(Query):
             found = found.failing() if is_failing else found.filter(state=state)
             few = search.ids_if_few(found, MAX_SORTED)
         if few is not None:
-            rows = rows.filter(in_state if is_settled else has_failed, pk__in=few)
+            rows = rows.filter(beyond, pk__in=few)
         elif state in UNSETTLED and len(labels) == 1:  # the same index has the rows of one label in this order
-            rows, narrow = rows.filter(of_policy), narrow & has_failed
+            rows, narrow = rows.filter(wanted["policy"]), narrow & beyond
         else:
-            narrow &= of_policy & (in_state if is_settled else has_failed)
+            narrow &= wanted["policy"] & beyond
         if state in UNSETTLED:
             return search.in_state(rows, state), narrow
-        if is_settled or self.settled:
+        if is_settled or any(asked.get(name) for name in SETTLED):
             return rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields), narrow
         return rows.order_by(*search.NEWEST.fields), narrow
+
+
+def _condition_of(name: str, value: Any) -> Q:
+    """Return the condition of one parameter; an empty one of what is read otherwise. Raises ValidationError."""
+    try:
+        if name in ("object", "related") and not re.match(r"[^:]*\.[^:]*:.", value, re.DOTALL):
+            raise ValidationError({name: [_("Give an object like shop.order:17.")]})
+        return CONDITIONS[name](value) if name in CONDITIONS else Q()
+    except LookupError as error:
+        raise ValidationError({name: [_("There is no such model.")]}) from error
+    except ValueError as error:
+        raise ValidationError({name: [_("This is not a key of that model.")]}) from error
 
 
 class KeysetPagination(BasePagination):

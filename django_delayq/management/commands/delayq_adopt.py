@@ -38,10 +38,9 @@ class Command(OperatorCommand):
             raise CommandError(f"{used} within the last {ALIVE.seconds} seconds. {advice}")
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
-        how: dict[str, Any] = {"pending": pending, "dry_run": options["dry_run"]}
+        how: dict[str, Any] = {"pending": pending, "dry_run": options["dry_run"], "reason": options["reason"]}
         with self.progress(options) as add:
-            how["progress"] = lambda page: add(page.changed + page.unchanged)
-            done = adopt(by=actor(), reason=options["reason"], using=using, **how)
+            done = adopt(by=actor(), using=using, progress=add, **how)
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return

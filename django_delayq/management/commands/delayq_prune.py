@@ -10,7 +10,7 @@ from django.db import router
 
 from django_delayq.conf import get_settings
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
-from django_delayq.management.options import duration, labels_of_policies, wrong_value
+from django_delayq.management.options import add_repeated, duration, labels_of_policies, wrong_value
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import get_policies
 from django_delayq.times.clock import duration_text, plural
@@ -25,8 +25,7 @@ class Command(AskingCommand):
     examples = ("--dry-run", "--yes", "--policy shop.cart.remind --older-than 20d")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        words = "only of this policy, declared or not; may be repeated"
-        parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
+        add_repeated(parser, "--policy", "LABEL", "only of this policy, declared or not; may be repeated")
         words = "in place of RETENTION, and with --policy of the retention of these policies: 60d; at least half of it"
         parser.add_argument("--older-than", metavar="DURATION", help=words)
         super().add_arguments(parser)

@@ -26,5 +26,5 @@ class Command(OperatorCommand):
         self.ask("cancel", count(Timeout.objects.using(database_of(Timeout)).waiting().of_labels([label])), options)
         how = {"by": actor(), "reason": options["reason"], "dry_run": options["dry_run"]}
         with self.progress(options) as add:
-            result = retire(label, progress=lambda page: add(page.changed + page.unchanged), **how)
+            result = retire(label, progress=add, **how)
         self.report(f"{label}: {result.changed} cancelled", options)

@@ -12,7 +12,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.logs import one_line
 from django_delayq.management.operating import AskingCommand, actor, has_terminal
-from django_delayq.management.options import duration, values_of
+from django_delayq.management.options import add_repeated, duration, values_of
 from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy
 from django_delayq.times.lengths import length_text
 
@@ -25,8 +25,7 @@ class Command(AskingCommand):
     examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --newer-than 90d --dry-run")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        words = "only this one; may be repeated (default: all automatic policies)"
-        parser.add_argument("--policy", action="extend", nargs="+", metavar="LABEL", help=words)
+        add_repeated(parser, "--policy", "LABEL", "only this one; may be repeated (default: all automatic policies)")
         words = "with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first"
         parser.add_argument("--backfill", action="store_true", help=words)
         words = "with --backfill: only rounds that are overdue by less than this: 90d"

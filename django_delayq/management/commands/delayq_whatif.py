@@ -7,7 +7,7 @@ from django.utils import translation
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.management.operating import ReportCommand
-from django_delayq.management.options import duration, values_of, wrong_value
+from django_delayq.management.options import add_repeated, duration, values_of, wrong_value
 from django_delayq.monitoring.whatif import LAST, sentences, what_if
 from django_delayq.times.lengths import length_text
 from django_delayq.times.spans import Length
@@ -32,7 +32,7 @@ class Command(ReportCommand):
         group.add_argument("--declared", action="store_true", help="the declared delay, if another is in force")
         parser.add_argument("--last", metavar="DURATION", help="rounds that were settled in the last time: 7d (30d)")
         words = "only of objects with this value: channel__merchant=7; may be repeated"
-        parser.add_argument("--where", action="extend", nargs="+", metavar="PATH=VALUE", help=words)
+        add_repeated(parser, "--where", "PATH=VALUE", words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

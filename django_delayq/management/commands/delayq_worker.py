@@ -27,7 +27,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import Limit, how_to_migrate, pool_limit, unapplied_migrations
 from django_delayq.logs import shown
 from django_delayq.management.operating import TextCommand
-from django_delayq.management.options import number, values_of
+from django_delayq.management.options import add_repeated, number, values_of
 from django_delayq.policy.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
 from django_delayq.sql.dialects import dialect_of
@@ -65,8 +65,7 @@ class Command(TextCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        words = "serve only these queues; may be repeated (default: all queues)"
-        add("--queue", action="extend", nargs="+", metavar="Q", help=words)
+        add_repeated(parser, "--queue", "Q", "serve only these queues; may be repeated (default: all queues)")
         add("--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])")
         add("--processes", metavar="N", help="processes under one supervisor (default: one for each core, at most 4)")
         add("--burst", action="store_true", help="sync, fire due timeouts, and exit when none is due")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -15,7 +14,6 @@ from django.db import connection, models
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.urls import include, path, reverse
-from rest_framework.test import APIClient
 
 import django_delayq as dq
 from django_delayq import checks
@@ -114,23 +112,6 @@ def test_a_search_takes_a_bounded_number_of_statements(monkeypatch: pytest.Monke
     assert all("LIMIT" in query["sql"] for query in captured if "testapp_order" in query["sql"])
 
 
-def test_admin_rest_and_commands_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted, _other = row("N-4"), row("N-5")
-    boss = User.objects.create_superuser("boss")
-    client, api = Client(), APIClient()
-    client.force_login(boss)
-    api.force_authenticate(boss)
-    assert listed(client, q="N-4") == [wanted.pk]
-    assert listed(client, q="N-4", state__exact="dead") == []
-    for query, ids in (({"search": "N-4"}, [wanted.pk]), ({"search": "N-4", "state": "dead"}, [])):
-        answer = api.get(reverse("django_delayq:timeout-list"), query).json()
-        assert [each["id"] for each in answer["results"]] == ids
-    call_command("delayq_list", search="N-4", json=True)
-    assert [each["id"] for each in json.loads(capsys.readouterr().out)] == [wanted.pk]
-    call_command("delayq_cancel", search="N-4")
-    assert set(Timeout.objects.filter(state="cancelled")) == {wanted}
-
-
 def test_a_command_refuses_a_search_that_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.management.options.MAX_HITS", 2)
     row("N-6"), row("N-6")
@@ -176,8 +157,7 @@ def test_one_page_shows_the_timeouts_of_a_customer_across_models(declare: Declar
     assert listed(admin_client, related=f"testapp.customer:{ada.pk}") == [each.pk for each in reversed(mine)]
     answer = admin_client.get(f"{reverse(LIST)}?related=testapp.customer:{ada.pk}")
     assert f"<h1>Timeouts of customer {ada.pk}</h1>" in answer.content.decode()
-    for nonsense in ("testapp.customer:x", "testapp.customer", "no.model:1", "x", "testapp.order:1000000000", "a.b:\0"):
-        assert listed(admin_client, related=nonsense) == []
+    assert listed(admin_client, related="testapp.order:1000000000") == []
 
 
 @pytest.mark.parametrize("model", [keys.OwnChild, keys.OwnGrandchild])
