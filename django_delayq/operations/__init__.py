@@ -17,7 +17,6 @@ if it is not declared.
 """
 
 from django_delayq.operations.changes import PolicyConflict, continue_moves
-from django_delayq.operations.clocks import hold_timeout, pause_timeout, resume_timeout
 from django_delayq.operations.personal_data import erase, export
 from django_delayq.operations.policies import brake, change_delay, hold, late, pause, resume, shadow
 from django_delayq.operations.previews import DelayPreview, preview_delay
@@ -31,8 +30,11 @@ from django_delayq.operations.timeouts import (
     cancel,
     change_deadline,
     fire_now,
+    hold_timeout,
+    pause_timeout,
     postpone,
     refire,
+    resume_timeout,
     retire,
     retry,
 )
