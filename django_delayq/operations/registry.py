@@ -12,10 +12,9 @@ from django.forms import Field
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from django_delayq import operations
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.operations import previews
+from django_delayq.operations import personal_data, policies, previews, replanning, timeouts
 from django_delayq.operations.parameters import Choice, Flag, Length, Moment, Number, Parameter
 from django_delayq.policy.options import MAX_COUNT, MAX_PERIOD
 
@@ -176,7 +175,7 @@ SHARE: Final = Number(
 TIMEOUT_OPERATIONS: Final = _by_name(
     Operation(
         name="cancel",
-        call=operations.cancel,
+        call=timeouts.cancel,
         permission="cancel_timeout",
         states=frozenset({State.PENDING, State.HELD, State.FIRING, State.DEAD}),
         button=ngettext_lazy("Cancel the timeout", "Cancel {n} timeouts"),
@@ -188,7 +187,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="fire",
-        call=operations.fire_now,
+        call=timeouts.fire_now,
         permission="fire_timeout",
         states=frozenset({State.PENDING}),
         button=ngettext_lazy("Fire the timeout now", "Fire {n} timeouts now"),
@@ -200,7 +199,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="postpone",
-        call=operations.postpone,
+        call=timeouts.postpone,
         permission="postpone_timeout",
         parameters=(Length("after", "--by", _("Later by"), least=timedelta.resolution, in_units=True), TO),
         is_either=True,
@@ -216,7 +215,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="reschedule",
-        call=operations.change_deadline,
+        call=timeouts.change_deadline,
         permission="postpone_timeout",
         parameters=(Length("shift", "--by", _("By"), least=timedelta.min, has_direction=True), TO),
         is_either=True,
@@ -234,7 +233,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="replan",
-        call=operations.replan,
+        call=replanning.replan,
         permission="postpone_timeout",
         parameters=(HAND_SET,),
         has_preview=True,
@@ -252,7 +251,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="hold_timeout",
-        call=operations.hold_timeout,
+        call=timeouts.hold_timeout,
         permission="hold_timeout",
         parameters=(UNTIL,),
         states=frozenset({State.PENDING, State.HELD}),
@@ -268,7 +267,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="pause_timeout",
-        call=operations.pause_timeout,
+        call=timeouts.pause_timeout,
         permission="hold_timeout",
         parameters=(UNTIL,),
         states=frozenset({State.PENDING, State.HELD}),
@@ -284,7 +283,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="resume_timeout",
-        call=operations.resume_timeout,
+        call=timeouts.resume_timeout,
         permission="hold_timeout",
         will=ngettext_lazy("{n} timeout will be resumed.", "{n} timeouts will be resumed."),
         states=frozenset({State.HELD}),
@@ -300,7 +299,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="retry",
-        call=operations.retry,
+        call=timeouts.retry,
         permission="retry_timeout",
         states=frozenset({State.DEAD}),
         button=ngettext_lazy("Retry the timeout", "Retry {n} timeouts"),
@@ -312,7 +311,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="refire",
-        call=operations.refire,
+        call=timeouts.refire,
         permission="refire_timeout",
         parameters=(Moment("at", "--at", _("Due at"), _("Empty: now.")),),
         has_preview=True,
@@ -329,7 +328,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="erase",
-        call=operations.erase,
+        call=personal_data.erase,
         permission="erase_timeout",
         states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
         button=ngettext_lazy("Erase the data of the timeout", "Erase the data of {n} timeouts"),
@@ -347,7 +346,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
 POLICY_OPERATIONS: Final = _by_name(
     Operation(
         name="pause",
-        call=operations.pause,
+        call=policies.pause,
         permission="pause_policy",
         parameters=(UNTIL,),
         states=frozenset({Stop.NONE, Stop.PAUSED}),
@@ -361,7 +360,7 @@ POLICY_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="hold",
-        call=operations.hold,
+        call=policies.hold,
         permission="pause_policy",
         parameters=(UNTIL,),
         label=_("Hold"),
@@ -374,7 +373,7 @@ POLICY_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="resume",
-        call=operations.resume,
+        call=policies.resume,
         foresee=previews.preview_resume,
         permission="pause_policy",
         parameters=(Flag("shift", "--no-shift", _("Move deadlines"), SHIFT_HELP, default=True),),
@@ -387,7 +386,7 @@ POLICY_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="delay",
-        call=operations.change_delay,
+        call=policies.change_delay,
         foresee=previews.preview_delay,
         permission="change_policy_delay",
         parameters=(
@@ -406,7 +405,7 @@ POLICY_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="late",
-        call=operations.late,
+        call=policies.late,
         permission="change_policy_guards",
         parameters=(
             Length("after", "after", _("Later than"), most=MAX_PERIOD, unit="hours", is_required=True),
@@ -423,7 +422,7 @@ POLICY_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="brake",
-        call=operations.brake,
+        call=policies.brake,
         permission="change_policy_guards",
         parameters=(
             Number("most", "most", _("More firings than"), least=1, most=MAX_COUNT, default=1000, is_required=True),
@@ -440,7 +439,7 @@ POLICY_OPERATIONS: Final = _by_name(
     ),
     Operation(
         name="shadow",
-        call=operations.shadow,
+        call=policies.shadow,
         permission="change_policy_guards",
         parameters=(SHARE,),
         off={"share": 0},

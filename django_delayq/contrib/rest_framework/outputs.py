@@ -21,8 +21,8 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.monitoring import reports, snapshot
-from django_delayq.operations import Refusal
 from django_delayq.operations.previews import preview_resume
+from django_delayq.operations.runner import Refusal
 from django_delayq.policy.options import Brake, Late, Limits, Rate, Then
 from django_delayq.policy.reads import condition_text
 from django_delayq.rounds.memory import moment
