@@ -16,11 +16,10 @@ from django.db import connections
 
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing import rails
-from django_delayq.firing.around import raised_by
-from django_delayq.firing.failures import reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint
+from django_delayq.firing.handler import call_handler, checkpoint, raised_by
 from django_delayq.firing.members import Member, counted_from_resume, matching_of, readable_pk
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
+from django_delayq.firing.settling import reason_to_repeat, settle
 from django_delayq.firing.state import ANSWER_SECONDS, firing_state
 from django_delayq.firing.works import Call, Candidate
 from django_delayq.ledger.controls import stop_cache
@@ -93,7 +92,7 @@ def _ask_about(policy: TimeoutPolicy[Any], member: Member, using: str, report: R
         if reason is not None:
             report.release([row.pk], using, reason, longest_wait(decided))
         else:
-            report.add(record_error(policy, decided, using, call))
+            report.add(settle(policy, decided, using, call))
     except Exception as failure:  # noqa: BLE001 - it must not keep the others from being reported
         report.release_unknown(policy.label, [row.pk], failure, using)
     return False

@@ -14,15 +14,13 @@ from django.db import connections
 
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import rails, steps
-from django_delayq.firing.around import raised_by
 from django_delayq.firing.asking import ask
-from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
 from django_delayq.firing.judge import Case, LostRace, judge_of
-from django_delayq.firing.leftovers import is_changed
+from django_delayq.firing.leftovers import StatementMonitor, is_changed
 from django_delayq.firing.members import Member, counted_from_resume
-from django_delayq.firing.monitor import StatementMonitor
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
+from django_delayq.firing.settling import keep, log, log_undone, reason_to_repeat, settle
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Candidate
 from django_delayq.ledger import settling
@@ -31,8 +29,9 @@ from django_delayq.ledger.locking import begin_now
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
-from django_delayq.policy.outcomes import Outcome, returned_outcome
+from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.rounds.outcomes import Change
 from django_delayq.sql.statements import PlanLost
 
 State = Timeout.State
@@ -67,7 +66,7 @@ class Attempt:
         gather: see `Gather`; None: the candidates are as given.
         report: the outcomes; they count only if the transaction committed.
         ready: the members whose handler runs, in due order; of a batch in the order of keys.
-        kept: the outcomes that handlers have returned, each with its call.
+        kept: the outcomes that handlers have returned, each with its row, what it made of that, and its call.
         call: the last call of the handler.
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
@@ -83,7 +82,7 @@ class Attempt:
     gather: Gather | None = None
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
-    kept: list[tuple[Kept, Call]] = field(default_factory=list)
+    kept: list[tuple[Timeout, Outcome | Fired, Change, Call]] = field(default_factory=list)
     call: Call | None = None
     driver_connection: object = None
     monitor: StatementMonitor | None = None
@@ -149,8 +148,8 @@ class Attempt:
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         checkpoint("committed")
-        for kept, call in self.kept:
-            log_kept(kept, self.report.current_time(), call)
+        for row, outcome, change, call in self.kept:
+            log(row, outcome, change, self.report.current_time(), call)
         rails.committed(self.policy, self.report, self.guards, self.using)
 
     def _call(self) -> None:
@@ -190,11 +189,11 @@ class Attempt:
         function = steps.function_of(self.policy, given) if given else None
         result = call_handler(self.policy, target, timeouts, self.call, function)
         self.report.note_call(self.call)
-        self.monitor.check_unbroken(row.pk, given)
+        self.monitor.check_unbroken(lambda: settling.is_marked(row.pk, self.using, given))
         if (outcome := returned_outcome(result)) is not None:
             for member in members:
-                if kept := keep(self.policy, member, outcome, self.report.current_time(), self.using):
-                    self.kept.append((kept, self.call))
+                if change := keep(self.policy, member, outcome, self.report.current_time(), self.call):
+                    self.kept.append((member.row, outcome, change, self.call))
 
     def _release_if_transient(self, error: BaseException) -> bool:
         """Release all candidates and return True if `error` is transient, or the slot is over."""
@@ -219,7 +218,7 @@ class Attempt:
         [candidate], policy, using = self.candidates, self.policy, self.using
         call = self.call or Call((candidate.id,))
         try:
-            found = record_error(policy, error, using, call)
+            found = settle(policy, error, using, call)
         except Exception as failure:  # noqa: BLE001 - see above
             self.report.release_unknown(policy.label, [candidate.id], failure, using)
         else:

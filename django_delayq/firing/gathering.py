@@ -16,12 +16,12 @@ from typing import Any
 from django.db import Error
 
 from django_delayq.firing import rails
-from django_delayq.firing.failures import SETTLE_PAUSES_SECONDS
 from django_delayq.firing.handler import checkpoint, firing_transaction
 from django_delayq.firing.judge import ROW_LOCKED, LostRace
 from django_delayq.firing.log_lines import log_suspect
 from django_delayq.firing.planning import plan
 from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.settling import SETTLE_PAUSES_SECONDS
 from django_delayq.firing.works import Candidate, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache

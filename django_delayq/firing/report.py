@@ -15,7 +15,7 @@ from typing import Final
 from django.dispatch import Signal
 
 from django_delayq import signals
-from django_delayq.firing.around import raised_by
+from django_delayq.firing.handler import raised_by
 from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import STOPPED, log_settled, log_step, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state

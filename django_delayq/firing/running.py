@@ -17,41 +17,31 @@ from django.db.utils import Error
 from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
-from django_delayq.firing.around import raised_by
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.failures import (
-    TransientFailure,
-    Verdict,
-    is_same_attempt,
-    of_step,
+from django_delayq.firing.gathering import Gathering, next_part
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
+from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_suspect, log_unknown_policy, log_waiting
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.settling import (
+    change_of,
     persistently,
     reason_to_repeat,
     record_deaths,
-    record_error,
-    record_step,
-    verdict_of_death,
+    settle,
+    tell,
+    write,
 )
-from django_delayq.firing.gathering import Gathering, next_part
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, tracked
-from django_delayq.firing.log_lines import (
-    UNKNOWN_PAUSE,
-    log_failure,
-    log_suspect,
-    log_unknown_policy,
-    log_waiting,
-)
-from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.works import AHEAD_SECONDS, Call, Candidate, Report, RunningWork, Work
-from django_delayq.ledger import columns, settling
+from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.history import clipped
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.rounds.outcomes import DIED, Change, TransientFailure, WorkerDied
 from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -211,12 +201,12 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
     Two deliveries make a suspect: of a hundred timeouts that a dying process held, one may have killed it. If the
     process dies again, it is known of which. Deaths are counted apart from attempts: at `MAX_DEATHS` it is `dead`.
     """
-    timeout_id, is_noted = candidate.id, False
+    timeout_id, is_noted, call, died = candidate.id, False, Call((candidate.id,)), WorkerDied(DIED)
     with firing_transaction(using):
         row, now = report.lock_or_release(timeout_id, using)
         if row is None:
             return
-        verdict = Verdict({"suspected_at": now})
+        change = Change({"suspected_at": now})
         is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
         is_inside = steps.runs_inside(policy, row)
         if (
@@ -228,19 +218,11 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
                 report.release([timeout_id], using, "another worker has just claimed it")
                 return
             if row.suspected_at is not None:
-                verdict = verdict_of_death(row, now)
-                if row.step:
-                    verdict = of_step(policy, row, verdict, now, None)
-            is_noted = settling.compare_and_set(row, using, **verdict.values)
+                change = change_of(policy, row, died, now, call)
+            is_noted = write(row, change, now)
             record_settled([row] if is_noted else [], using)
-    if is_noted and verdict.error is not None:
-        report.add_outcomes([row])
-        report.errors[timeout_id] = verdict.error
-        if verdict.ended is not None:
-            steps.note(row, verdict.ended)
-            report.note_steps([row], error=verdict.error)
-        else:
-            log_failure(row, verdict.error, now, Call((timeout_id,)), is_recorded=True)
+    if is_noted and change.error is not None:
+        tell(report, row, died, change, call)
         return
     if is_noted:
         log_suspect(row)  # before it runs: this process may be the next to die
@@ -268,7 +250,8 @@ def _fire_non_atomic(
     [member], driver_connection = attempt.ready, connections[using].connection
     row, function = member.row, steps.function_of(policy, member.row)
     given = row if function is None else steps.as_given(row)
-    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts, "step": row.step})
+    names = ("state", "attempts", "step", "suspected_at", "idempotency_key", "due_at")
+    call = Call((row.pk,), {name: getattr(row, name) for name in names}, planned_at=vars(row)["planned_at"])
     call.obj, call.could_begin_at = member.obj, row.could_fire_at()
     results = list[Any]()
     try:
@@ -283,15 +266,11 @@ def _fire_non_atomic(
             return
     except KeyboardInterrupt:  # also while the failure could not be recorded yet
         with suppress(Exception):
-            record_error(policy, TransientFailure("interrupted", timedelta(0)), using, call)
+            settle(policy, TransientFailure("interrupted", timedelta(0)), using, call)
         raise
     checkpoint("handled")
     report.note_call(call)
-    note = outcome.reason if isinstance(outcome, Fired) else ""
-    if row.step:
-        found = persistently(lambda: record_step(row, call, note, using), row.pk, using)
-    else:
-        found = persistently(lambda: _settle_fired(row, note, using), row.pk, using)
+    found = persistently(lambda: settle(policy, outcome or Fired(), using, call), row.pk, using)
     checkpoint("settled")
     report.add(found)
     rails.committed(policy, found, attempt.guards, using)
@@ -308,34 +287,10 @@ def _record_failure(
         wait = firing_state.backoff.next_wait(using, timeout_id, reason, TRANSIENT_MAX_SECONDS)
         error = TransientFailure(reason, wait)
         log_waiting([timeout_id], reason)
-    found = persistently(lambda: record_error(policy, error, using, call), timeout_id, using)
+    found = persistently(lambda: settle(policy, error, using, call), timeout_id, using)
     if reason is not None:  # not before: for `persistently`, `uncounted` means that the row is locked
         found.uncounted.update(found.again)
     return found
-
-
-def _settle_fired(fired: Timeout, note: str, using: str) -> ReportBuilder:
-    """Mark the row as fired, with `note`, if there is one, as its reason.
-
-    Not if it was settled, or a new attempt or round of it has begun.
-    """
-    report = ReportBuilder()
-    with firing_transaction(using):
-        row, now = report.lock_or_release(fired.pk, using)
-        if row is None:
-            return report
-        # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
-        values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
-        values["attempts"] = fired.attempts
-        values |= {"reason": clipped(note)} if note else {}
-        if row.state == State.HELD:  # its clock was stopped meanwhile
-            values |= {name: value for name, value in columns.RUNNING_CLOCK.items() if name != "state"}
-        if is_same_attempt(row, fired) and settling.compare_and_set(row, using, **values):
-            record_settled([row], using)
-            report.add_outcomes([row])
-        else:
-            report.add_row(row)
-    return report
 
 
 def extend_firing(ids: Collection[int], using: str) -> bool:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.ledger import columns, settling
-from django_delayq.ledger.history import with_event
+from django_delayq.ledger import settling
+from django_delayq.ledger.history import with_events
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
-from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, newest_due, step_of, with_over
+from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, Planned, newest_due, step_of, with_over
+from django_delayq.rounds.outcomes import ATTEMPTS, Facts, after_step, waiting
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -46,12 +47,10 @@ def as_given(row: Timeout) -> Timeout:
     return given
 
 
-def values_after(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, now: datetime, ended: Ended) -> dict[str, Any]:
-    """Return the columns of `row` when its step has `ended`: what follows is next, with attempts of its own."""
+def following_of(policy: TimeoutPolicy[Any], row: Timeout, obj: Any) -> tuple[Planned, str]:
+    """Return what follows the step of `row`, and when it may run by `within`, and what is over then."""
     then, over = following(row, policy, obj)
-    values = {**columns.waiting(policy.opening(then.at, obj)), **columns.ATTEMPTS}
-    history = with_event(row, ended.what, now, step=ended.name, reason=ended.reason)
-    return {**values, "step": then.name, "steps_over": over, "history": history}
+    return then._replace(at=policy.opening(then.at, obj)), over
 
 
 def mark(member: Member, now: datetime, using: str) -> bool:
@@ -68,7 +67,9 @@ def end(member: Member, what: str, now: datetime, using: str, reason: str = "") 
     """Let the due, locked row of a step continue, whose event is `what`. Return False if it is not due after all."""
     row, policy, ended = member.row, registry.get(member.row.policy), Ended(what, member.row.step, reason)
     assert policy is not None
-    return _move_on(row, values_after(policy, row, member.obj, now, ended), ended, using)
+    then, over = following_of(policy, row, member.obj)
+    change = after_step(row, ended, Facts(then=then, over=over))
+    return _move_on(row, {**change.values, "history": with_events(row, change.said, now)}, ended, using)
 
 
 def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Timeout]:
@@ -84,10 +85,10 @@ def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: date
             continue
         names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
         ended = Ended(PASSED, ", ".join(names[-MAX_STEPS:]))
-        values = {**columns.waiting(policy.opening(newest.at, obj)), "step": newest.name}
-        values |= columns.ATTEMPTS if newest.name != row.step else {}
+        values = {**waiting(policy.opening(newest.at, obj)), "step": newest.name}
+        values |= ATTEMPTS if newest.name != row.step else {}
         values["steps_over"] = with_over(row.steps_over, names)
-        values["history"] = with_event(row, PASSED, now, step=ended.name)
+        values["history"] = with_events(row, [{"what": PASSED, "step": ended.name}], now)
         if _move_on(row, values, ended, using):
             moved.append(row)
     return moved

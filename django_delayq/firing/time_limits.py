@@ -36,10 +36,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import Abandoned, TimeLimitExceeded
 from django_delayq.firing import rails
-from django_delayq.firing.around import raised_by
-from django_delayq.firing.failures import persistently, record_error
-from django_delayq.firing.handler import run_callbacks, tracked
+from django_delayq.firing.handler import raised_by, run_callbacks, tracked
 from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.settling import persistently, settle
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
@@ -227,13 +226,13 @@ def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, rep
         return
     [timeout_id] = call.timeout_ids
 
-    def settle() -> ReportBuilder:
-        found = record_error(policy, error, using, call)
+    def record() -> ReportBuilder:
+        found = settle(policy, error, using, call)
         if timeout_id in found.uncounted:  # its row is still locked
             cut(limited.shared)
         return found
 
-    report.add(persistently(settle, timeout_id, using))
+    report.add(persistently(record, timeout_id, using))
 
 
 def _complete(policy: TimeoutPolicy[Any], limited: _LimitedThread, report: ReportBuilder, using: str) -> None:

@@ -11,22 +11,10 @@ from typing import Any
 from django.db.models import Q
 
 from django_delayq.models import Timeout
+from django_delayq.rounds.outcomes import ATTEMPTS, LEASE
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.sql.statements import Param
 from django_delayq.times.clock import latest_start
-
-LEASE: dict[str, Any] = {"claims": 0, "claimed_until": None, "suspected_at": None}
-"""What a worker has written of a row that it has, with the values of a row that no worker has."""
-
-
-def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
-    """Return the columns of a row that settles as `state`, with `cause` at `now`; both may be expressions."""
-    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None, **LEASE}
-
-
-def waiting(run_at: datetime) -> dict[str, Any]:
-    """Return the columns of a pending row whose next attempt is at `run_at`."""
-    return {"state": Timeout.State.PENDING, "slot_taken": 1, "run_at": run_at, **LEASE}
 
 
 def far() -> datetime:
@@ -34,11 +22,6 @@ def far() -> datetime:
     return latest_start(timedelta.resolution)
 
 
-RUNNING_CLOCK: dict[str, Any] = {"state": Timeout.State.PENDING.value, "remaining": None, "held_at": None}
-RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False, "held_when": False, "keeps_deadline": False}
-"""The columns of a pending row by which it differs from one that is held."""
-ATTEMPTS: dict[str, Any] = {"attempts": 0, "snoozes": 0, "deaths": 0, "first_failed_at": None, "last_failed_at": None}
-"""The columns of the attempts of one step, with the values that the next one begins with."""
 GIVEN: tuple[str, ...] = ("queue", "payload", "reason", "share", "trace")
 DEADLINE: tuple[str, ...] = ("due_at", "terms", "computed_due_at", "asked_due_at", "restarted_at", "hold_ended_at")
 DEADLINE += ("is_requested", "is_due_by_request")

@@ -12,7 +12,7 @@ import logging
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -43,15 +43,14 @@ MAX_TRACEBACK = 6000
 """The last frames, which name the cause, have room; a recursion of a thousand frames has none."""
 MAX_REASON = 255
 """The columns of the ledger hold no more."""
-# The reasons that the library itself gives; `story.reason_label` translates them.
-DIED = "The process died 3 times while this timeout ran alone in it."
+# Reasons that the library itself gives; `story.reason_label` translates them.
 SINCE_CHANGED = "what it counts from has changed"
 BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
 
 def record(row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> None:
     """Add an event to the history of `row`, in memory."""
-    row.history = with_event(row, what, at, by=by, reason=reason, **details)
+    row.history = with_event(row.history, what, at, by=by, reason=reason, **details)
 
 
 def record_death(row: Timeout, now: datetime) -> None:
@@ -61,15 +60,15 @@ def record_death(row: Timeout, now: datetime) -> None:
 
 
 def with_event(
-    row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any
+    history: list[dict[str, Any]], what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any
 ) -> list[dict[str, Any]]:
-    """Return the history of `row` with one more event; beyond the cap the oldest but the first are dropped.
+    """Return `history` with one more event; beyond the cap the oldest but the first are dropped.
 
     An event has `what`, `at`, and of the others those that are not empty; datetimes as ISO strings in UTC.
     """
     said = {"by": by, "reason": clipped(reason), **details}
     values = {name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value}
-    longer = [*row.history, {"at": iso(at), "what": what, **values}]
+    longer = [*history, {"at": iso(at), "what": what, **values}]
     return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[-MAX_EVENTS + 1 :]]
 
 
@@ -80,6 +79,14 @@ def without_data(row: Timeout) -> list[dict[str, Any]]:
     """
     kept = [{name: value for name, value in event.items() if name in KEPT} for event in row.history]
     return [event for event in kept if event.get("what") != "erased"]
+
+
+def with_events(row: Timeout, said: Iterable[Mapping[str, Any]], at: datetime) -> list[dict[str, Any]]:
+    """Return the history of `row` with the events `said`, each with `what` and what `with_event` takes."""
+    history: list[dict[str, Any]] = row.history
+    for event in said:
+        history = with_event(history, at=at, **event)
+    return history
 
 
 def empty_copies(copies: QuerySet[Any], name: str, rows: Sequence[Timeout]) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.ledger.columns import LEASE, RUNNING_CLOCK, far
+from django_delayq.ledger.columns import far
 from django_delayq.ledger.history import clipped, record, with_stop
 from django_delayq.ledger.outbox import push_rows
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.planned import set_next
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policy.policies import registry
+from django_delayq.rounds.outcomes import LEASE, RUNNING_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.conf import get_settings
-from django_delayq.ledger.columns import ATTEMPTS
 from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.policy.steps import HANDLER, Course, Planned, passed_before, with_over
+from django_delayq.rounds.outcomes import ATTEMPTS
 from django_delayq.sql.key_types import pk_of
 from django_delayq.times.clock import shifted
 

@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 
-from django_delayq.ledger.columns import (
-    ATTEMPTS,
-    DEFAULTS,
-    LEASE,
-    ROUND_FIELDS,
-    RUNNING_CLOCK,
-    TIMES,
-    far,
-    param,
-    params,
-    settled,
-    waiting,
-)
+from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES, far, param, params
 from django_delayq.ledger.history import BY_APPLICATION, ERASED_KEY, SINCE_CHANGED, clipped, record, without_data
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
@@ -38,6 +26,7 @@ from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.policy.options import MAX_STORED
 from django_delayq.policy.policies import registry
 from django_delayq.policy.steps import HANDLER
+from django_delayq.rounds.outcomes import ATTEMPTS, LEASE, RUNNING_CLOCK, settled, waiting
 from django_delayq.signals import timeout_cancelled
 from django_delayq.sql import statements
 from django_delayq.sql.now import DatabaseNow, column_within_calendar

@@ -11,10 +11,11 @@ from django.utils import timezone
 
 from django_delayq import get_policy, timeout_dead
 from django_delayq.firing import settle_expired
-from django_delayq.firing.failures import WorkerDied, record_error
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.settling import settle
 from django_delayq.firing.works import Call
 from django_delayq.models import Timeout
+from django_delayq.rounds.outcomes import WorkerDied
 from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order
 
@@ -32,7 +33,7 @@ def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(
     seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
     settle_expired("default")
     call = Call((row.pk,), seen)
-    record_error(get_policy((Order, "send_outside")), WorkerDied("died"), "default", call)
+    settle(get_policy((Order, "send_outside")), WorkerDied("died"), "default", call)
     assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
         f"Timeout {row.pk} ({row.policy}, object {order.pk}) is dead"
     ]
@@ -44,7 +45,7 @@ def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
     row = due(order, "send_outside")
     seen = {"state": "firing", "attempts": 1}
     call = Call((row.pk,), seen)
-    record_error(get_policy((Order, "send_outside")), RuntimeError("no"), "default", call)
+    settle(get_policy((Order, "send_outside")), RuntimeError("no"), "default", call)
     assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]
 
 

@@ -7,16 +7,17 @@ from typing import Any, Final
 
 from django_delayq.ledger import columns
 from django_delayq.ledger.columns import DEFAULTS
+from django_delayq.rounds import outcomes
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "identity": ("id", "policy", "content_type_id", "object_id", "key", "slot"),
     "given": columns.GIVEN,
     "deadline": columns.DEADLINE,
     "moves": ("first_due_at", "extensions"),
-    "clock": (*(name for name in columns.RUNNING_CLOCK if name != "state"), "stops"),
-    "attempts": tuple(columns.ATTEMPTS),
+    "clock": (*(name for name in outcomes.RUNNING_CLOCK if name != "state"), "stops"),
+    "attempts": tuple(outcomes.ATTEMPTS),
     "steps": columns.STEPS,
-    "lease": ("run_at", "ready_at", *columns.LEASE),
+    "lease": ("run_at", "ready_at", *outcomes.LEASE),
     "round": columns.ROUND,
     "end": ("state", "slot_taken", "cause", "settled_at", "final_attempt", "is_guarded"),
     "audit": ("history", "erased_at"),
