@@ -141,7 +141,7 @@ class Attempt:
                 raise SlotOver
             if self.ready and self.ready[0].row.state != State.FIRING:
                 self._call()
-                self.report.note_steps([each.row for each in self.ready if each.given], self.call)
+                self.report.note_steps(self.ready, self.call)
                 self.report.add_outcomes([each.row for each in self.ready if each.row.is_settled])
                 self.report.again |= {each.row.pk: each.row.run_at for each in self.ready if not each.row.is_settled}
             record_settled([row for _, row in self.report.signals], self.using)

@@ -92,7 +92,7 @@ class Gathering:
         try:
             with firing_transaction(self.using):
                 found = self.gather()
-                rows, now = settling.lock_rows([each.id for each in found], self.using)
+                rows, now, _ = settling.lock_rows([each.id for each in found], self.using)
                 if len(rows) < len(found):
                     raise LostRace(ROW_LOCKED)
                 settling.note_suspicion(list(rows.values()), now, self.using)

@@ -251,8 +251,8 @@ def _fire_non_atomic(
     row, function = member.row, steps.function_of(policy, member.row)
     given = row if function is None else steps.as_given(row)
     names = ("state", "attempts", "step", "suspected_at", "idempotency_key", "due_at")
-    call = Call((row.pk,), {name: getattr(row, name) for name in names}, planned_at=vars(row)["planned_at"])
-    call.obj, call.could_begin_at = member.obj, row.could_fire_at()
+    call = Call((row.pk,), {name: getattr(row, name) for name in names}, planned_at=member.planned_at)
+    call.obj, call.could_begin_at = member.obj, member.could_fire_at()
     results = list[Any]()
     try:
         failure = raised_by(

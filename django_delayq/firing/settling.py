@@ -188,8 +188,7 @@ def tell(
     else:
         report.add_row(row)
     if change is not None and change.ended is not None:
-        steps.note(row, change.ended)
-        report.note_steps([row], call, change.error)
+        report.steps.append((row, change.ended, call, change.error))
     else:
         log(row, outcome, change, report.current_time(), call)
 
@@ -213,8 +212,8 @@ def keep(
         raise change.error
     if change.values.get("state") == State.PENDING and change.ended is None:  # as before it was marked
         change = change._replace(values={**again, **change.values})
-    if change.values and write(row, change, now) and member.given is not None:
-        steps.note(row, change.ended)
+    if change.values and write(row, change, now):
+        member.ended = change.ended
     return None if change.ended or isinstance(outcome, Fired) else change
 
 

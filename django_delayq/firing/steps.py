@@ -18,7 +18,7 @@ from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, Planned, newest_due, step_of, with_over
-from django_delayq.rounds.outcomes import ATTEMPTS, Facts, after_step, waiting
+from django_delayq.rounds.outcomes import ATTEMPTS, Change, Facts, after_step
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -68,39 +68,35 @@ def end(member: Member, what: str, now: datetime, using: str, reason: str = "") 
     row, policy, ended = member.row, registry.get(member.row.policy), Ended(what, member.row.step, reason)
     assert policy is not None
     then, over = following_of(policy, row, member.obj)
-    change = after_step(row, ended, Facts(then=then, over=over))
-    return _move_on(row, {**change.values, "history": with_events(row, change.said, now)}, ended, using)
+    return _move_on(member, after_step(row, ended, Facts(then=then, over=over)), now, using)
 
 
-def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Timeout]:
+def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Member]:
     """Let rows continue whose step is due, but not the newest one that is; return them, to be fired again at once.
 
     So an outage makes no customer get three reminders in a row. Also rows whose step is not declared any more.
     """
     moved = []
-    for row, obj in [(each.row, each.obj) for each in members if each.row.step]:
+    for member in [each for each in members if each.row.step]:
+        row, obj = member.row, member.obj
         missed, newest = newest_due(plan_of_row(row, policy, obj, now=now), now)
         is_declared = step_of(policy.steps, row.step) is not None
         if is_declared and not missed and (newest.name == row.step or newest.at > now):
             continue
         names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
-        ended = Ended(PASSED, ", ".join(names[-MAX_STEPS:]))
-        values = {**waiting(policy.opening(newest.at, obj)), "step": newest.name}
-        values |= ATTEMPTS if newest.name != row.step else {}
-        values["steps_over"] = with_over(row.steps_over, names)
-        values["history"] = with_events(row, [{"what": PASSED, "step": ended.name}], now)
-        if _move_on(row, values, ended, using):
-            moved.append(row)
+        then = newest._replace(at=policy.opening(newest.at, obj))
+        facts = Facts(then=then, over=with_over(row.steps_over, names))
+        change = after_step(row, Ended(PASSED, ", ".join(names[-MAX_STEPS:])), facts)
+        if newest.name == row.step:  # with the attempts that it has had
+            change.values.update({name: getattr(row, name) for name in ATTEMPTS})
+        if _move_on(member, change, now, using):
+            moved.append(member)
     return moved
 
 
-def _move_on(row: Timeout, values: dict[str, Any], ended: Ended, using: str) -> bool:
-    is_moved = settling.move_on(row, using, **values)
+def _move_on(member: Member, change: Change, now: datetime, using: str) -> bool:
+    row, history = member.row, with_events(member.row, change.said, now)
+    is_moved = settling.move_on(row, using, **change.values, history=history)
     if is_moved:
-        note(row, ended)
+        member.ended = change.ended
     return is_moved
-
-
-def note(row: Timeout, ended: Ended | None) -> None:
-    """Keep how a step of `row` has ended, in memory, for `ReportBuilder.note_steps`."""
-    vars(row)["ended_step"] = ended
