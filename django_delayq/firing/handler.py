@@ -181,7 +181,7 @@ def _log_around(name: str, policy: TimeoutPolicy[Any], error: BaseException | No
 
 
 def call_handler(
-    policy: TimeoutPolicy[Any],
+    running: RunningWork,
     target: Any,
     timeouts: Timeout | list[Timeout],
     call: Call,
@@ -192,7 +192,7 @@ def call_handler(
     What is raised passes. The ORM calls of an async handler come back to this thread, and so to this connection and
     transaction.
     """
-    running, results = firing_state.running[threading.get_ident()], list[Any]()
+    policy, results = running.policy, list[Any]()
 
     def act() -> None:
         result = (function or policy.handler)(target, timeouts)
@@ -243,8 +243,9 @@ def firing_transaction(using: str) -> Iterator[None]:
                 # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
                 # look like a handler that failed.
                 callbacks.extend(callback for _, callback, *_ in connection.run_on_commit)
-                firing_state.running[threading.get_ident()].callbacks = callbacks
-                connection.run_on_commit = [(set(), partial(run_callbacks, callbacks), True)]
+                running = firing_state.running[threading.get_ident()]
+                running.callbacks = callbacks
+                connection.run_on_commit = [(set(), partial(run_callbacks, running, callbacks), True)]
     except Exception:
         callbacks.clear()  # of a COMMIT that failed: as long as they exist, the next one would send their changes
         raise
@@ -273,12 +274,11 @@ def _call(running: RunningWork, call: Call, act: Callable[[], object]) -> None:
         left.log(f"{'The handler' if call.timeout_ids else 'An on_commit() callback'} of {policy}", policy)
 
 
-def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
-    """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises.
+def run_callbacks(running: RunningWork, callbacks: deque[Callable[[], object]]) -> None:
+    """Run `callbacks`, each of which is removed before it begins, for a running work. Log what one raises.
 
     If one call of a handler alone has registered them, they run in its context, so that tracing knows what they are of.
     """
-    running = firing_state.running[threading.get_ident()]
     context = running.contexts[0] if len(running.contexts) == 1 else None
     close_changed()
     while callbacks:

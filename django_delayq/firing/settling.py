@@ -17,12 +17,12 @@ from typing import Any, Final
 from django.db import IntegrityError, connections
 
 from django_delayq.firing import steps
-from django_delayq.firing.handler import checkpoint, firing_transaction
+from django_delayq.firing.handler import checkpoint, firing_transaction, tracked
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.members import Member
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.works import Call, Report
+from django_delayq.firing.works import Call, Report, RunningWork, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import clipped, error_details, message_of, with_events
@@ -77,8 +77,10 @@ def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection
         if policy is None and row.run_at > long_ago:
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
+        work = Work(row.policy, (row.pk,), (row.object_id,))
         try:
-            report.add(settle(policy, error, using, Call((row.pk,), seen)))
+            with tracked(RunningWork(work, using, report, policy)):  # of a receiver of `timeouts_settling`
+                report.add(settle(policy, error, using, Call((row.pk,), seen)))
         except Exception as failure:
             if transient_reason(failure, using) and connections[using].connection is None:  # it was lost
                 raise

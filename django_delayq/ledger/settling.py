@@ -345,7 +345,7 @@ def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[
     rows = Timeout.objects.using(using).filter(has_expired, state=State.FIRING, settled_at__isnull=True)
     if ids is not None:
         rows = rows.filter(pk__in=ids)
-    return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
+    return list(rows.only("policy", "object_id", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
 
 
 def extend(ids: Collection[int], until: datetime, using: str) -> bool:
