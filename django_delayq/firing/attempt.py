@@ -59,7 +59,6 @@ class Attempt:
     With `atomic=False` it marks its row `firing` only.
 
     Attributes:
-        is_suspect: it runs alone in its process, which a row that is `firing` shows.
         share: the value of all objects, with `batch_by`; None: it does not matter.
         gather: see `Gather`; None: the candidates are as given.
         report: the outcomes; they count only if the transaction committed.
@@ -74,7 +73,6 @@ class Attempt:
 
     running: RunningWork
     candidates: Sequence[Candidate]
-    is_suspect: bool = False
     share: str | None = None
     gather: Gather | None = None
     report: ReportBuilder = field(default_factory=ReportBuilder)
@@ -124,7 +122,7 @@ class Attempt:
             checkpoint("begun")
             if self.gather is not None:
                 self.candidates = running.gathered = self.gather()
-            case = Case(policy, self.candidates, using, self.guards, self.is_suspect, self.share)
+            case = Case(policy, self.candidates, using, self.guards, running.work.suspect, self.share)
             if running.is_early:
                 begin_now(using)
                 running.wait()  # nothing is locked yet

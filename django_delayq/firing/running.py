@@ -11,24 +11,20 @@ from math import inf
 from typing import Any
 
 from django.db import connections
-from django.db.utils import Error
 
 from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.gathering import Gathering, next_part
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by, tracked
-from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_suspect, log_unknown_policy, log_waiting
+from django_delayq.firing.gathering import Gathering, count_first, forget, next_part
+from django_delayq.firing.handler import call_handler, checkpoint, raised_by, tracked
+from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_unknown_policy, log_waiting
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.settling import (
-    change_of,
     persistently,
     reason_to_repeat,
     record_deaths,
     settle,
-    tell,
-    write,
 )
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
@@ -36,11 +32,10 @@ from django_delayq.firing.works import AHEAD_SECONDS, Call, Candidate, Report, R
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.left_open import close_left_open
-from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.outcomes import DIED, Change, TransientFailure, WorkerDied
+from django_delayq.rounds.outcomes import TransientFailure
 from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -135,10 +130,12 @@ def _fire(running: RunningWork) -> None:
             _fire_in_transactions(running, candidates)
         else:
             for candidate in candidates:
+                noted: Sequence[int] | None = ()
                 if work.suspect and (policy.atomic or policy.steps):
-                    _fire_suspect(running, candidate)
-                else:
-                    _fire_non_atomic(running, candidate, is_suspect=work.suspect)
+                    noted = count_first(running, [candidate.id], lambda: [candidate])  # noqa: B023 - called at once
+                if noted is not None:
+                    _fire_non_atomic(running, candidate)
+                    forget(running, noted)
 
 
 def _fire_in_transactions(running: RunningWork, candidates: Sequence[Candidate]) -> None:
@@ -183,8 +180,10 @@ def _fire_value(running: RunningWork, part: Work, end: float) -> None:
     gathering = Gathering(running, part)
     if part.share:
         gathering.provide_lock()
-    if part.suspect and not gathering.note():
-        return
+    if part.suspect:
+        gathering.noted = count_first(running, part.ids, gathering.gather) or ()
+        if not gathering.noted:
+            return
     gather = gathering.gather if part.share else None
     attempt = Attempt(running, part.candidates(), share=part.share, gather=gather)
     if not attempt.fire():
@@ -192,49 +191,10 @@ def _fire_value(running: RunningWork, part: Work, end: float) -> None:
             Attempt(running, [candidate]).fire()
             if time.monotonic() > end:
                 break
-    gathering.forget()
+    forget(running, gathering.noted)
 
 
-def _fire_suspect(running: RunningWork, candidate: Candidate) -> None:
-    """Fire a suspect, a timeout that a process may have died of, alone, and note that before it runs.
-
-    Two deliveries make a suspect: of a hundred timeouts that a dying process held, one may have killed it. If the
-    process dies again, it is known of which. Deaths are counted apart from attempts: at `MAX_DEATHS` it is `dead`.
-    """
-    policy, using, report = running.policy, running.using, running.report
-    timeout_id, is_noted, call, died = candidate.id, False, Call((candidate.id,)), WorkerDied(DIED)
-    with firing_transaction(using):
-        row, now = report.lock_or_release(timeout_id, using)
-        if row is None:
-            return
-        change = Change({"suspected_at": now})
-        is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
-        is_inside = steps.runs_inside(policy, row)
-        if (
-            is_inside and row.state == State.PENDING and row.run_at <= now and is_meant
-        ):  # else the attempt reports why not
-            # One that began less than a lease ago, with unknown outcome, may be about to run. Redis gives an entry to
-            # one worker at a time, but a forged entry can reach several, each as a suspect.
-            if row.suspected_at is not None and row.suspected_at + get_settings().lease > now:
-                report.release([timeout_id], using, "another worker has just claimed it")
-                return
-            if row.suspected_at is not None:
-                change = change_of(policy, row, died, now, call)
-            is_noted = write(row, change, now)
-            record_settled([row] if is_noted else [], using)
-    if is_noted and change.error is not None:
-        tell(report, row, died, change, call)
-        return
-    if is_noted:
-        log_suspect(row)  # before it runs: this process may be the next to die
-    checkpoint("noted")
-    _fire_non_atomic(running, candidate, is_suspect=not is_inside)
-    if is_noted and timeout_id in report.uncounted:  # it did not run, or was rolled back for a reason outside of it
-        with suppress(Error):  # then it counts as a death, of which one is not enough
-            settling.forget_suspicion([timeout_id], using)
-
-
-def _fire_non_atomic(running: RunningWork, candidate: Candidate, *, is_suspect: bool) -> None:
+def _fire_non_atomic(running: RunningWork, candidate: Candidate) -> None:
     """Run the handler, or a step, outside a transaction, between two short ones, at least once.
 
     The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
@@ -243,7 +203,7 @@ def _fire_non_atomic(running: RunningWork, candidate: Candidate, *, is_suspect: 
     settled or moved the row, and there is nothing to do.
     """
     policy, using, report = running.policy, running.using, running.report
-    attempt = Attempt(running, [candidate], is_suspect)
+    attempt = Attempt(running, [candidate])
     attempt.fire()
     if not attempt.is_committed or not attempt.ready or attempt.ready[0].row.state != State.FIRING:
         return

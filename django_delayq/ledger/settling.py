@@ -316,11 +316,6 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
     return True
 
 
-def note_suspicion(rows: Sequence[Timeout], now: datetime, using: str) -> None:
-    """Note that the process may die of the pending, locked `rows`, which run together, alone in it."""
-    write_pending(rows, using, suspected_at=now)
-
-
 def forget_suspicion(ids: Collection[int], using: str) -> list[int]:
     """Let the outcomes of pending rows count as known; return those that another transaction has locked."""
     pending = Timeout.objects.using(using).filter(pk__in=ids, state=State.PENDING)
