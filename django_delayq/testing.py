@@ -23,10 +23,9 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.firing.planning import rows_of, works_of
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.columns import params
 from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.subjects import Subject, subject_of
-from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
+from django_delayq.models import WAITING, Timeout, TimeoutQuerySet, params
 from django_delayq.operations.timeouts import fire_now
 from django_delayq.policy.outcomes import Outcome
 from django_delayq.policy.policies import M, TimeoutPolicy, registry

@@ -11,9 +11,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.ledger.history import MAX_REASON
 from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import Operation
+from django_delayq.rounds.memory import MAX_REASON
 from django_delayq.times.lengths import length_label
 
 UNITS: Final = (("seconds", _("seconds")), ("minutes", _("minutes")), ("hours", _("hours")), ("days", _("days")))

@@ -20,11 +20,12 @@ from django.utils.translation import ngettext
 
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.ledger.history import is_user_code, moment
+from django_delayq.ledger.errors import is_user_code
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policy.options import Limits
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import condition_text
+from django_delayq.rounds.memory import moment
 from django_delayq.scheduling import story as stories
 from django_delayq.times import clock
 from django_delayq.times.lengths import UNIT_LABELS, duration_label, length_label

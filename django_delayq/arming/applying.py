@@ -13,14 +13,14 @@ from django_delayq.arming import holding
 from django_delayq.arming.changes import Changes, Round
 from django_delayq.backoff import LogInterval
 from django_delayq.ledger import paging, writing
-from django_delayq.ledger.columns import far
-from django_delayq.ledger.history import record
-from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.subjects import slots_of, subject_at
+from django_delayq.ledger.writing import hold_rows
 from django_delayq.models import Timeout
+from django_delayq.rounds.columns import far
+from django_delayq.rounds.memory import record
 from django_delayq.signals import (
     timeout_cancelled,
     timeout_held,

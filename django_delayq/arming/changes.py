@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from django.db import DataError
 from django.db import Error as DatabaseError
 
-from django_delayq.ledger.history import message_of
+from django_delayq.ledger.errors import message_of
 from django_delayq.models import Timeout
 from django_delayq.policy.terms import CONSTANT, follows_data, has_column, terms_of_code
-from django_delayq.rounds.outcomes import ATTEMPTS
+from django_delayq.rounds.columns import ATTEMPTS
 from django_delayq.sql.key_types import object_id_of
 from django_delayq.times import clock
 from django_delayq.times.clock import plural

@@ -28,14 +28,15 @@ from django.db import Error as DatabaseError
 
 from django_delayq.arming.row_state import is_on_hold, objects_of_policy, on_hold_among
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
-from django_delayq.ledger.history import message_of, stops_of, with_stop
-from django_delayq.ledger.holding import hold_rows, note_holds, resume_rows
+from django_delayq.ledger.errors import message_of
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.paging import Page, each_page, update_each
 from django_delayq.ledger.planned import deadline_for, next_at, waits_longer
 from django_delayq.ledger.subjects import model_and_pk_of, slots_of
+from django_delayq.ledger.writing import hold_rows, note_holds, resume_rows
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policy.policies import registry
+from django_delayq.rounds.memory import stops_of, with_stop
 from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import CHUNK, chunks
 from django_delayq.times.lengths import OwnTime

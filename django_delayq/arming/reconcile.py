@@ -53,11 +53,11 @@ from django_delayq.arming.row_state import (
 )
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import holds_ended
-from django_delayq.ledger.history import stops_of, with_stop
 from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, transaction_of
 from django_delayq.ledger.planned import acts_at
 from django_delayq.models import Installation, Timeout
 from django_delayq.policy.terms import changed, has_column, has_since_path, reads_again, terms_of_code, values_in
+from django_delayq.rounds.memory import stops_of, with_stop
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 

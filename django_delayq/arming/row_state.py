@@ -15,11 +15,10 @@ from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, IsNull
 
-from django_delayq.ledger.columns import params
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_parents, read_committed, rows_of
 from django_delayq.ledger.subjects import NEWEST_FIRST, kind_of, slots_of
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, params
 from django_delayq.policy.reads import reads_other_rows, since_name, with_since
 from django_delayq.policy.terms import (
     CONSTANT,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import F, Model, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
-from django_delayq.ledger.columns import param
 from django_delayq.ledger.relations import TimeoutRelation
 from django_delayq.ledger.subjects import NEWEST_FIRST, current_round, subject_of
-from django_delayq.models import WAITING, Timeout
+from django_delayq.models import WAITING, Timeout, param
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.sql.statements import chunks, compiled
 from django_delayq.times import clock

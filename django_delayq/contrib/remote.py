@@ -25,14 +25,14 @@ from django_delayq.firing.planning import plan
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import MAX_IDS, VERSION, Report, Work
-from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.db_connections import check_connections, open_connection
-from django_delayq.ledger.history import message_of
+from django_delayq.ledger.errors import message_of
 from django_delayq.ledger.installation import check_ledger
 from django_delayq.ledger.left_open import close_left_open, refuse_without_autocommit
 from django_delayq.models import Timeout
 from django_delayq.policy.declaring import MAX_LABEL
 from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.rounds.columns import is_suspect
 from django_delayq.worker.executors import Done, Executor
 
 logger = logging.getLogger("django_delayq.worker")

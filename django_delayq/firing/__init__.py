@@ -5,7 +5,7 @@ In reading order:
     planning     which rows, in which pieces of work
     running      one piece of work, in any thread. One timeout in one transaction; several with `batch` or
                  `together`; with `atomic=False` a handler between two transactions
-    gathering    with `batch_by`: the due timeouts of one value, whatever the work has of them; suspects are counted first
+    gathering    with `batch_by`: the due timeouts of one value, whatever the work has of them; it notes suspects
     attempt      that transaction: lock, check, mark, call, commit
     asking       before it: what `confirm` answers, with nothing locked
     judge        which timeouts of that transaction may fire; it locks, checks and marks them

@@ -30,7 +30,8 @@ from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.shares import due_of_share, lock_share, provide_lock
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
-from django_delayq.rounds.outcomes import DIED, WorkerDied
+from django_delayq.rounds.memory import DIED
+from django_delayq.rounds.outcomes import WorkerDied
 
 
 def next_part(running: RunningWork, ids: Sequence[int]) -> Work | None:

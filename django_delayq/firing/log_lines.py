@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call
-from django_delayq.ledger.history import keep_user_frames, message_of, scrubbed, shown
+from django_delayq.ledger.errors import keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Outcome
 from django_delayq.policy.policies import registry
 from django_delayq.policy.steps import DEAD, LATE, PASSED, RAN, SHADOWED, SKIPPED, Ended
-from django_delayq.rounds.outcomes import DIED
+from django_delayq.rounds.memory import DIED
 from django_delayq.times.clock import brief, plural
 
 logger = logging.getLogger("django_delayq.firing")

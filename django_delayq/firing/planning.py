@@ -21,11 +21,11 @@ from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Report, Work
 from django_delayq.ledger.claiming import Slot
-from django_delayq.ledger.columns import is_suspect
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.installation import check_name
 from django_delayq.models import Installation, Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.rounds.columns import is_suspect
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.sql.statements import compiled, has_key, key_list
 

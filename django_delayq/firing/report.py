@@ -24,7 +24,7 @@ from django_delayq.firing.works import Call, Report
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import CACHE_SECONDS
 from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missing, transient_reason
-from django_delayq.ledger.history import message_of, shown
+from django_delayq.ledger.errors import message_of, shown
 from django_delayq.ledger.outbox import announce
 from django_delayq.models import Timeout
 from django_delayq.policy.steps import Ended

@@ -25,20 +25,14 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Report, RunningWork, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.history import clipped, error_details, message_of, with_events
+from django_delayq.ledger.errors import error_details, message_of
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policy.policies import TimeoutPolicy, registry
-from django_delayq.rounds.outcomes import (
-    ATTEMPTS,
-    Change,
-    Facts,
-    TransientFailure,
-    WorkerDied,
-    superseded,
-    values_of,
-)
+from django_delayq.rounds.columns import ATTEMPTS
+from django_delayq.rounds.memory import clipped, with_events
+from django_delayq.rounds.outcomes import Change, Facts, TransientFailure, WorkerDied, superseded, values_of
 from django_delayq.times import clock
 
 logger = logging.getLogger("django_delayq.firing")

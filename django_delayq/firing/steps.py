@@ -13,12 +13,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.ledger import settling
-from django_delayq.ledger.history import with_events
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, Planned, newest_due, step_of, with_over
-from django_delayq.rounds.outcomes import ATTEMPTS, Change, Facts, after_step
+from django_delayq.rounds.columns import ATTEMPTS
+from django_delayq.rounds.memory import with_events
+from django_delayq.rounds.outcomes import Change, Facts, after_step
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member

@@ -22,12 +22,11 @@ from django.db import connections
 from django.db.models import DurationField, Exists, F, Q, QuerySet, Subquery, Value
 
 from django_delayq.conf import get_settings
-from django_delayq.ledger.columns import attempt_expired
-from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import for_update, is_private
-from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout
+from django_delayq.models import PolicyChange, PolicyControl, PolicySync, Timeout, attempt_expired
 from django_delayq.policy.options import Brake, Late
 from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy, labels_of
+from django_delayq.rounds.memory import iso
 from django_delayq.sql.now import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.sql.statements import Raw, compiled, selected, sql_of, upsert
 from django_delayq.times.lengths import resized

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from django.db import connections
 from django.db.models import Model, Q, QuerySet, TextField
 
-from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES, param
-from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     lock_in_slot_order,
     lock_keys,
@@ -35,8 +33,9 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.shares import shares_of
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.ledger.traces import current_trace
-from django_delayq.models import Timeout
-from django_delayq.rounds.outcomes import RUNNING_CLOCK
+from django_delayq.models import Timeout, param
+from django_delayq.rounds.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES
+from django_delayq.rounds.memory import clipped
 from django_delayq.sql import statements
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import pk_of

@@ -9,12 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.conf import get_settings
-from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.policy.steps import HANDLER, Course, Planned, passed_before, with_over
-from django_delayq.rounds.outcomes import ATTEMPTS
+from django_delayq.rounds.memory import stops_of
 from django_delayq.sql.key_types import pk_of
 from django_delayq.times.clock import shifted
 
@@ -66,22 +65,10 @@ def waits_longer(row: Timeout) -> bool:
     return bool(row.attempts or row.snoozes) and row.run_at > next_at(row).at
 
 
-def set_next(row: Timeout, due_at: datetime) -> tuple[datetime, tuple[str, ...]]:
-    """Set what is next of `row` for the deadline `due_at`; return when, and which columns of its attempts were reset.
-
-    None were, unless another step is next than before: each step has its own attempts.
-    """
-    following = next_at(row, due_at)
-    return following.at, change_step(row, following.name)
-
-
-def change_step(row: Timeout, name: str) -> tuple[str, ...]:
-    """Let the step `name` be the next one of `row`, in memory; return the columns of attempts that this has reset."""
-    if row.step == name:
-        return ()
-    row.step = name
-    vars(row).update(ATTEMPTS)
-    return tuple(ATTEMPTS)
+def opening(row: Timeout, at: datetime) -> datetime:
+    """Return when the policy of `row` may act: at `at`, or at its next opening."""
+    policy = registry.get(row.policy)
+    return policy.opening(at) if policy else at
 
 
 def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datetime, obj: Any = None) -> datetime:

@@ -19,10 +19,7 @@ from django.db.models.functions import Coalesce
 from django.db.models.sql import UpdateQuery
 
 from django_delayq.conf import get_settings
-from django_delayq.ledger.columns import attempt_expired, param
 from django_delayq.ledger.controls import stop_in_force
-from django_delayq.ledger.history import clipped
-from django_delayq.ledger.holding import hold_rows
 from django_delayq.ledger.locking import (
     can_lock_and_write,
     for_update,
@@ -32,11 +29,13 @@ from django_delayq.ledger.locking import (
 )
 from django_delayq.ledger.rollups import SettledRow, leave
 from django_delayq.ledger.subjects import object_id
-from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.ledger.writing import hold_rows
+from django_delayq.models import Timeout, TimeoutQuerySet, attempt_expired, param
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import reads_other_rows
 from django_delayq.policy.terms import reads_again
-from django_delayq.rounds.outcomes import RUNNING_CLOCK, settled
+from django_delayq.rounds.columns import RUNNING_CLOCK, settled
+from django_delayq.rounds.memory import clipped
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import array_of, object_id_of
 from django_delayq.sql.now import DatabaseNow, database_now

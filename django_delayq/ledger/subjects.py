@@ -17,14 +17,14 @@ from django.db.models import CharField, F, Func, Model, OuterRef, Q, QuerySet
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND
 
-from django_delayq.ledger.history import clean
 from django_delayq.ledger.locking import for_update, lock_object, read_committed
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import SLOT_BYTES, Timeout, slot_of
+from django_delayq.models import SLOT_BYTES, Timeout, param, slot_of
 from django_delayq.policy.policies import registry, resolve_policy
+from django_delayq.rounds.memory import clean
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
-from django_delayq.sql.statements import Param, compiled
+from django_delayq.sql.statements import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -418,8 +418,7 @@ def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
 
 @compiled
 def _rounds(using: str, by_id: bool, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
-    name = "id" if by_id else "slot"
-    field: Any = Timeout._meta.get_field(name)
-    rows: QuerySet[Any, Any] = Timeout.objects.using(using).filter(**{name: Param(field)})
+    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
+    rows = rows.filter(pk=param("id")) if by_id else rows.filter(slot=param("slot"))
     rows = for_update(rows.filter(slot_taken=1) if pending else rows, using)
     return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]

@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 
-from django_delayq.ledger.columns import DEFAULTS, ROUND_FIELDS, TIMES, far, param, params
-from django_delayq.ledger.history import BY_APPLICATION, ERASED_KEY, SINCE_CHANGED, clipped, record, without_data
+from django_delayq.ledger import planned
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
 from django_delayq.ledger.paging import insert_statement, update_each
-from django_delayq.ledger.planned import begin, change_step, next_at, planning_policy, set_next, waits_longer
+from django_delayq.ledger.planned import begin, next_at, planning_policy, waits_longer
 from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.subjects import lock_newest
 from django_delayq.ledger.traces import current_trace
-from django_delayq.models import WAITING, Timeout, new_idempotency_key
-from django_delayq.policy.options import MAX_STORED
-from django_delayq.policy.policies import registry
-from django_delayq.policy.steps import HANDLER
-from django_delayq.rounds.outcomes import ATTEMPTS, LEASE, RUNNING_CLOCK, settled, waiting
+from django_delayq.models import WAITING, Timeout, new_idempotency_key, param, params
+from django_delayq.rounds import events
+from django_delayq.rounds.columns import (
+    DEFAULTS,
+    ROUND_FIELDS,
+    RUNNING_CLOCK,
+    TIMES,
+    settled,
+)
+from django_delayq.rounds.memory import SINCE_CHANGED, clipped, record
 from django_delayq.signals import timeout_cancelled
 from django_delayq.sql import statements
 from django_delayq.sql.now import DatabaseNow, column_within_calendar
@@ -35,7 +39,7 @@ from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from django.db.models import Model
     from django.db.models.sql import UpdateQuery
@@ -191,18 +195,10 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
         insert([new], using)
         return new
     vars(row).update({name: vars(new)[name] for name in (*ROUND_FIELDS, *RUNNING_CLOCK)})
-    update_each([row], using, WAITING)
-    push_rows([row], using)
-    return row
+    return _waiting([row], using)[0]
 
 
-def move_rows(
-    moves: Iterable[tuple[Timeout, datetime, datetime | None]],
-    using: str,
-    *,
-    extended: bool = False,
-    **event: Any,
-) -> list[Timeout]:
+def move_rows(moves: Iterable[tuple[Timeout, datetime, datetime | None]], using: str, **event: Any) -> list[Timeout]:
     """Move waiting, locked rows to other deadlines, in one statement; return the rows.
 
     A held row keeps its `run_at`. The caller has set its clock: see `arming.holding.retarget`.
@@ -211,48 +207,61 @@ def move_rows(
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`. None: when what is next of it is planned.
             `within=` may let it run later.
         using: the database.
-        extended: count the move as one of `max_extensions`.
-        **event: `what`, `at`, `by` and others, see `history.record`. `to` is by default the new `due_at`. `fixed`: the
+        **event: `what`, `at`, `by` and others, see `memory.record`. `to` is by default the new `due_at`. `fixed`: the
             new deadline was given as a datetime, and does not count from the former one.
     """
-    rows = list[Timeout]()
-    for row, due_at, given in moves:
-        record(row, **{"from": row.due_at, "to": due_at, **event})
-        _note_move(row, **event)
-        if row.is_requested:
-            run_at, changed = given or due_at, change_step(row, HANDLER)
-        else:
-            planned_at, changed = set_next(row, due_at)
-            run_at = planned_at if changed else max(given or planned_at, planned_at)
-        policy = None if row.is_requested or row.state == State.HELD else registry.get(row.policy)
-        row.due_at, row.run_at = due_at, policy.opening(run_at) if policy else run_at
-        if row.state == State.HELD:
-            row.run_at = far()
-        row.extensions = min(row.extensions + extended, MAX_STORED)
-        vars(row).update(LEASE)
-        if row.state != State.HELD or given is None:  # else a retry or a snooze waits until `ready_at`
-            row.ready_at = event["at"]
+    rows = []
+    for row, due_at, attempt_at in moves:
+        events.move(row, due_at, attempt_at, planned, **event)
         rows.append(row)
+    return _waiting(rows, using)
+
+
+def hold_rows(rests: Iterable[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
+    """Stop the clocks of rows, pending or held, each with the rest of its time; return the rows.
+
+    A held row keeps its slot, so that every statement that finds a row by its slot finds it. Its `run_at` is `far()`,
+    so that no worker and no sweep finds it.
+
+    Args:
+        rests: the rows are locked. Those that are held may have another end, or another rest.
+        using: the database.
+        at: now.
+        **event: `by` and `reason`, see `memory.record`.
+    """
+    rows = []
+    for row, rest in rests:
+        events.hold(row, rest, at, **event)
+        rows.append(row)
+    return _waiting(rows, using)
+
+
+def resume_rows(
+    deadlines: Iterable[tuple[Timeout, datetime, datetime]], using: str, *, at: datetime, **event: Any
+) -> list[Timeout]:
+    """Let the clocks of held, locked rows run: each since when it counts, with its deadline; return the rows.
+
+    The other arguments are those of `hold_rows`.
+    """
+    rows = []
+    for row, counts_from, due_at in deadlines:
+        events.resume(row, counts_from, due_at, planned, at=at, **event)
+        rows.append(row)
+    return _waiting(rows, using)
+
+
+def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: Any) -> None:
+    """Write by what the held, locked `rows` are held, which the caller has changed."""
+    for row in rows:
+        record(row, reason=clipped(reason), **event)
+    update_each(rows, using, (State.HELD,))
+
+
+def _waiting(rows: list[Timeout], using: str) -> list[Timeout]:
+    """Write the waiting `rows`, and what Redis has of them; return them."""
     update_each(rows, using, WAITING)
-    push_rows(rows, using)
+    push_rows(rows, using)  # which removes the entries of those whose clock is stopped
     return rows
-
-
-def _note_move(row: Timeout, what: str, at: datetime, by: str = "", *, fixed: bool = False, **_: object) -> None:
-    """Set what decisions depend on after a move of `row`, whose `due_at` is still the former one."""
-    if what == "recomputed":  # of the same round: the caller has set what else changes
-        return
-    row.asked_due_at = None if by in BY_APPLICATION else row.asked_due_at or row.due_at
-    if what == "hold_ended":
-        row.hold_ended_at = at
-    elif what != "replanned":  # a move of all rows of a policy does not take a request back
-        if by != "save":
-            row.terms = row.computed_due_at = None
-        row.is_requested = row.is_due_by_request = what == "fire_requested"
-        # A duration counts from the former deadline, unless that had passed.
-        counts_anew = fixed or (what in {"postponed", "deadline_changed"} and row.due_at < at)
-        if counts_anew or what == "rescheduled":
-            row.restarted_at = at
 
 
 def run_at_of(row: Timeout, due_at: datetime) -> datetime:
@@ -273,12 +282,7 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
     """
     moves, trace = [], current_trace()
     for row, since_at, due_at in rounds:
-        vars(row).update(RUNNING_CLOCK)
-        row.since_at, row.first_due_at, row.extensions, row.steps_over = since_at, due_at, 0, ""
-        vars(row).update(ATTEMPTS, stops=None, hold_ended_at=None)
-        row.idempotency_key = new_idempotency_key()
-        row.trace = trace
-        row.computed_due_at = None if row.terms is None else due_at
+        events.restart(row, since_at, due_at, trace)
         if policy := planning_policy(row):
             begin(row, policy, due_at, clock.now())
         moves.append((row, due_at, None))
@@ -363,22 +367,24 @@ def cancel_rows(
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
     leave(rows, using)
-    _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
+    for row in rows:
+        events.cancel(row, now, cause, reason)
+    update_each(rows, using, states)
     remove_entries(rows, using)
 
 
-def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
+def revive(rows: Sequence[Timeout], using: str, now: datetime, **event: Any) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
     leave(rows, using)
-    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "final_attempt": False, **ATTEMPTS}
-    values |= {"retried_at": now, "restarted_at": now, "is_requested": True}
-    _set(rows, using, (State.DEAD,), **values)
+    for row in rows:
+        events.retry(row, now, **event)
+    update_each(rows, using, (State.DEAD,))
     push_rows(rows, using)
 
 
 def write_histories(rows: Sequence[Timeout], using: str) -> None:
     """Write the histories of the locked `rows`, in whatever state they are."""
-    _set(rows, using, tuple(State))
+    update_each(rows, using, tuple(State))
 
 
 def renew_keys(rows: Sequence[Timeout], using: str) -> None:
@@ -389,12 +395,9 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
 
 
 def erase(rows: Sequence[Timeout], using: str, event: Mapping[str, Any]) -> None:
-    """Empty what the settled, locked `rows` have of a person, and note the `event`. Their slots stay as they are."""
-    values = {"payload": None, "reason": "", "share": "", "erased_at": event["at"]}
+    """Empty what the settled, locked `rows` have of a person, and note the `event`."""
     for row in rows:
-        row.history = without_data(row)
-        record(row, "erased", **event)
-        vars(row).update(values, key=row.key and ERASED_KEY)
+        events.erase(row, **event)
     update_each(rows, using, [state for state in State if state.is_settled])
 
 
@@ -402,8 +405,8 @@ def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datet
     """Give those of the locked `rows` that are firing no further attempt if this one fails."""
     firing = [row for row in rows if row.state == State.FIRING]
     for row in firing:
-        record(row, "cancel_requested", now, by=by, reason=reason)
-    _set(firing, using, (State.FIRING,), final_attempt=True)
+        events.forbid_attempts(row, now, by, reason)
+    update_each(firing, using, (State.FIRING,))
 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:
@@ -411,10 +414,3 @@ def note_condition(rows: Sequence[Timeout], using: str) -> None:
     for row in rows:
         row.cause, row.is_guarded = Cause.CONDITION, True
     update_each(rows, using, (State.CANCELLED,))
-
-
-def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:
-    """Write these values, and the histories, of those of the locked `rows` that are in one of `states`."""
-    for row in rows:
-        vars(row).update(values)
-    update_each(rows, using, states)

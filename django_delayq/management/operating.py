@@ -19,7 +19,6 @@ from django.utils import translation
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_connections import not_migrated
-from django_delayq.ledger.history import clean
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count, count
@@ -39,6 +38,7 @@ from django_delayq.operations.policies import outlasts
 from django_delayq.operations.previews import Preview, preview_timeouts
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
 from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy
+from django_delayq.rounds.memory import clean
 
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10

@@ -30,6 +30,7 @@ from django_delayq.sql.key_types import (
     PartialIndex,
 )
 from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import Param
 
 SLOT_BYTES = 16
 """With fewer, two slots could be made alike: see `slot_of`."""
@@ -195,7 +196,7 @@ class Timeout(models.Model):
     held_when = models.BooleanField(default=False, editable=False)
     """`hold_when` held for its object when it was compared last, beside a hold by hand: its clock stays stopped."""
     stops: Field[Any, Any] = models.JSONField(null=True, default=None, editable=False)
-    """When its clock was stopped in this round, oldest first: see `history.with_stop`. Its deadline is what its
+    """When its clock was stopped in this round, oldest first: see `memory.with_stop`. Its deadline is what its
     policy computes, moved by these, so that another calendar measures them again."""
     keeps_deadline = models.BooleanField(default=False, editable=False)
     """Of a row that is held by hand: it is paused, its clock runs, and its deadline stays where it is. `remaining` is
@@ -418,3 +419,20 @@ def ending_of(row: Any) -> str:
         has_stopped_clock = row.remaining is not None and not row.keeps_deadline
         return "in_time" if has_stopped_clock or row.settled_at <= row.due_at else "ended_late"
     return "shadow" if row.cause == Timeout.Cause.SHADOW else str(row.state)
+
+
+def attempt_expired(longest_lease: timedelta) -> Q:
+    """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
+    return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
+
+
+def param(name: str) -> Param:
+    """Return the parameter for a column of the ledger."""
+    field: Any = Timeout._meta.get_field(name)
+    return Param(field)
+
+
+def params(name: str, count: int) -> list[Any]:
+    """Return parameters for a sequence of so many values of one column of the ledger."""
+    field: Any = Timeout._meta.get_field(name)
+    return [Param(field, name, index) for index in range(count)]

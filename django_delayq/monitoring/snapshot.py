@@ -16,12 +16,11 @@ from django.utils.translation import gettext as _
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger import advances
-from django_delayq.ledger.columns import param
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
-from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at
+from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at, param
 from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import stop_label, undeclared_label

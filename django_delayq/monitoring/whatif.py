@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 
 from django_delayq.arming.row_state import objects_of_policy
 from django_delayq.ledger.controls import PolicyState, policy_state
-from django_delayq.ledger.history import stops_of
 from django_delayq.ledger.planned import acts_at
 from django_delayq.ledger.rollups import read_settled
 from django_delayq.ledger.routing import database_of
@@ -23,6 +22,7 @@ from django_delayq.operations.policies import check_delay
 from django_delayq.operations.selection import keys_in
 from django_delayq.operations.selection import where as about_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy
+from django_delayq.rounds.memory import stops_of
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import within_calendar

@@ -26,7 +26,6 @@ from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import outbox, paging
 from django_delayq.ledger.controls import lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped, with_stop
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.planned import waits_longer
 from django_delayq.ledger.routing import database_of
@@ -35,6 +34,7 @@ from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.rounds.memory import clipped, with_stop
 from django_delayq.sql import statements
 from django_delayq.sql.now import database_now
 from django_delayq.times.clock import shifted

@@ -15,11 +15,12 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 
 from django_delayq.ledger import writing
-from django_delayq.ledger.history import empty_copies, iso
+from django_delayq.ledger.errors import empty_copies
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.shares import forget_shares
 from django_delayq.models import StoredAnswer, Timeout
 from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target
+from django_delayq.rounds.memory import iso
 from django_delayq.signals import timeouts_erasing
 
 _READ_OTHERWISE = frozenset(("id", "content_type_id", "payload"))

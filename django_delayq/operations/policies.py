@@ -22,13 +22,13 @@ from django.utils.translation import gettext as _
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, put_stop, stop_cache, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import iso
 from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, run_move, unfinished, wake_for
 from django_delayq.policy.options import Brake, Late, Then
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.rounds.memory import iso
 from django_delayq.times import clock
 from django_delayq.times.clock import check_length, check_moment, shifted
 from django_delayq.times.lengths import resized

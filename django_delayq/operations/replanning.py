@@ -15,7 +15,7 @@ from django_delayq.arming.row_state import terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.history import message_of
+from django_delayq.ledger.errors import message_of
 from django_delayq.ledger.paging import Page
 from django_delayq.models import Timeout
 from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target, refuse_unless_waiting

@@ -23,7 +23,6 @@ from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.history import clean, clipped
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id, read_page
@@ -31,6 +30,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import order_matters
 from django_delayq.models import Timeout, UnfinishedRun
 from django_delayq.policy.policies import labels_of, registry
+from django_delayq.rounds.memory import clean, clipped
 from django_delayq.sql import statements
 from django_delayq.sql.now import DatabaseNow, database_now
 

@@ -12,12 +12,12 @@ from typing import Final
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.history import clipped
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations.changes import unfinished
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policy.policies import registry
+from django_delayq.rounds.memory import clipped
 from django_delayq.sql.now import database_now
 from django_delayq.times.clock import check_moment, duration_text
 

@@ -17,7 +17,7 @@ from django_delayq.arming import holding
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
-from django_delayq.ledger.history import clipped, message_of, record, record_death
+from django_delayq.ledger.errors import message_of
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count, labels_in
@@ -38,6 +38,7 @@ from django_delayq.operations.runner import (
     refuse_unless_waiting,
 )
 from django_delayq.policy.policies import registry
+from django_delayq.rounds.memory import clipped, record, record_death
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import check_length, check_moment, plural, shifted
@@ -222,10 +223,7 @@ def retry(target: Target, **how: Unpack[How]) -> Result:
         return why
 
     def write(rows: list[Timeout], context: Context) -> None:
-        for row in rows:
-            record_death(row, context.now)
-            record(row, "retried", to=context.now, **context.event)
-        writing.revive(rows, context.using, context.now)
+        writing.revive(rows, context.using, context.now, by=context.by, reason=context.reason)
 
     action = Action("retry", signals.timeout_scheduled, refuse, write, begins_rounds=True)
     return action.run(target, **how)

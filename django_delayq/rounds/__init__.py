@@ -1,1 +1,1 @@
-"""What happens to a round, as values: pure functions of a row and of facts that were read before. No database."""
+"""A round is a value: its columns by groups, what each event does to them, and what it remembers. No database."""

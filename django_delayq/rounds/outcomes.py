@@ -11,6 +11,8 @@ from django_delayq.conf import get_settings
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Skip, Snooze
 from django_delayq.policy.steps import DEAD, RAN, SKIPPED, Ended, Planned
+from django_delayq.rounds.columns import ATTEMPTS, RUNNING_CLOCK, settled, waiting
+from django_delayq.rounds.memory import DIED
 from django_delayq.times.clock import plural
 
 if TYPE_CHECKING:
@@ -22,17 +24,8 @@ if TYPE_CHECKING:
 State, Cause = Timeout.State, Timeout.Cause
 Values: TypeAlias = dict[str, Any]
 
-LEASE: Values = {"claims": 0, "claimed_until": None, "suspected_at": None}
-"""What a worker has written of a row that it has, with the values of a row that no worker has."""
-ATTEMPTS: Values = {"attempts": 0, "snoozes": 0, "deaths": 0, "first_failed_at": None, "last_failed_at": None}
-"""The columns of the attempts of one step, with the values that the next one begins with."""
-RUNNING_CLOCK: Values = {"state": State.PENDING.value, "remaining": None, "held_at": None}
-RUNNING_CLOCK |= {"held_until": None, "held_by_hand": False, "held_when": False, "keeps_deadline": False}
-"""The columns of a pending row by which it differs from one that is held."""
 MAX_DEATHS: Final = 3
 """One process, or two, may have been killed by a deployment, or by the system for lack of memory."""
-DIED: Final = "The process died 3 times while this timeout ran alone in it."
-"""The reason of a timeout that is dead for that; `story.reason_label` translates it."""
 
 
 class WorkerDied(Exception):
@@ -73,16 +66,6 @@ class Change(NamedTuple):
     """The new events of its history."""
     ended: Ended | None = None
     """How a step of the row has ended, so that what follows it is next; None: none has."""
-
-
-def settled(state: Timeout.State, cause: Any, now: Any) -> Values:
-    """Return the columns of a row that settles as `state`, with `cause` at `now`; both may be expressions."""
-    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None, **LEASE}
-
-
-def waiting(run_at: datetime) -> Values:
-    """Return the columns of a pending row whose next attempt is at `run_at`."""
-    return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at, **LEASE}
 
 
 def values_of(

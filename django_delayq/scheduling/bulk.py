@@ -10,7 +10,6 @@ from django.db.models import Q, QuerySet
 from django_delayq.arming import holding
 from django_delayq.arming.row_state import objects_of_policy, terms_of
 from django_delayq.ledger import paging, writing
-from django_delayq.ledger.columns import MOVED_FIELDS
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import lock_in_slot_order, locking_rows, read_committed, transaction_of
 from django_delayq.ledger.outbox import line_of
@@ -20,6 +19,7 @@ from django_delayq.ledger.subjects import check_key, instances, order_matters, p
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.policy.terms import CONSTANT, follows_data, has_column
+from django_delayq.rounds.columns import MOVED_FIELDS
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload

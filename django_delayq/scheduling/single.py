@@ -22,13 +22,14 @@ from django_delayq.arming.row_state import CLOSING, condition_holds, is_on_hold,
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state, read_delay
-from django_delayq.ledger.history import record_death, shown
+from django_delayq.ledger.errors import shown
 from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.planned import final_at
 from django_delayq.ledger.subjects import lock_newest, lock_subject, place_of, subject_at, subject_of
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policy.terms import CONSTANT, reads_again
+from django_delayq.rounds.memory import record_death
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -409,11 +410,11 @@ def move_by_hand(
 
     `by`: the duration by which they are moved, or None if the deadlines are given: for rows whose clock is stopped.
     """
-    extended, moves = what == "extended", []
+    moves = []
     for row, due_at in deadlines:
         holding.retarget(row, due_at, using, by)
-        moves.append((row, due_at, writing.run_at_of(row, due_at) if extended else None))
-    return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended)
+        moves.append((row, due_at, writing.run_at_of(row, due_at) if what == "extended" else None))
+    return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason)
 
 
 def parse_target(delay: dict[str, Any]) -> Delay:

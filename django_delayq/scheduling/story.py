@@ -19,14 +19,14 @@ from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import BRAKED, SINCE_CHANGED, message_of, moment
+from django_delayq.ledger.errors import message_of
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import M, TimeoutPolicy, registry
 from django_delayq.policy.reads import condition_columns, condition_text
 from django_delayq.policy.terms import values_in
-from django_delayq.rounds.outcomes import DIED
+from django_delayq.rounds.memory import BRAKED, DIED, SINCE_CHANGED, moment
 from django_delayq.times import clock
 from django_delayq.times.lengths import UNIT_LABELS, duration_label
 

@@ -19,7 +19,7 @@ from django_delayq.conf import get_settings
 from django_delayq.firing.planning import plan
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Report, Work, suits_use_tz
-from django_delayq.ledger.history import message_of, shown
+from django_delayq.ledger.errors import message_of, shown
 from django_delayq.policy.policies import registry
 from django_delayq.times.clock import plural
 from django_delayq.worker.executors import PREFETCH_SECONDS, Executor

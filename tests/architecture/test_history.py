@@ -15,7 +15,7 @@ DISPLAY = {
     "__init__.py": "exports `explain_timeout`",
     "admin/render.py": "events and failures as HTML",
     "contrib/rest_framework/outputs.py": "events as JSON",
-    "ledger/history.py": "appends events",
+    "rounds/memory.py": "appends events",
     "management/commands/delayq_explain.py": "the story in a terminal",
     "models/timeout.py": "`Timeout.errors`",
     "monitoring/doctor.py": "the words of the last failure",

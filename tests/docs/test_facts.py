@@ -25,9 +25,10 @@ import django_delayq
 from django_delayq import Retry, checks, conf
 from django_delayq.arming import sync
 from django_delayq.engine.records import MAX_DUE_MS
-from django_delayq.ledger import history, relations, subjects
+from django_delayq.ledger import relations, subjects
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import OPERATIONS
+from django_delayq.rounds import memory
 from django_delayq.sql.dialects import MySQL
 from tests.docs.pages import ROOT, Page, code, pages, read
 
@@ -254,7 +255,7 @@ def test_database_versions_are_those_that_the_check_demands() -> None:
 def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
     scheduling, states, handlers = (_flat(read(DOCS / f"{name}.md")) for name in ("scheduling", "states", "handlers"))
     assert f"up to {subjects.MAX_KEY} characters" in scheduling
-    assert "the last forty" in states and history.MAX_EVENTS == 40
+    assert "the last forty" in states and memory.MAX_EVENTS == 40
     assert MAX_DUE_MS == 2**42 - 1 and "latest supported year is 2108" in scheduling
     assert "twice immediately, then after 2, 10 and 10 minutes, and 1, 2, 6 and 15 hours" in handlers
     assert f"at most {sync.LOCKED} in one transaction" in _flat(read(DOCS / "databases.md"))

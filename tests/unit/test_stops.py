@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_delayq.ledger.history import MAX_EVENTS, stops_of, with_stop
+from django_delayq.rounds.memory import MAX_EVENTS, stops_of, with_stop
 from django_delayq.times.calendars import WorkingHours
 from django_delayq.times.lengths import OwnTime, end_of
 from django_delayq.times.spans import Length, Wall, Working

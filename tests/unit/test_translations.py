@@ -20,9 +20,9 @@ import pytest
 from django.utils import translation
 
 from django_delayq import clock
-from django_delayq.ledger.history import BRAKED, SINCE_CHANGED
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import TIMEOUT_OPERATIONS
+from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import ACTOR_LABELS, EVENT_LABELS, REASON_LABELS, reason_label
 from django_delayq.times.lengths import length_label
 from tools.messages import LANGUAGES, PACKAGE, ROOT

@@ -28,13 +28,13 @@ from django_delayq.contrib.rest_framework.fields import SecondsField, shown_time
 from django_delayq.contrib.rest_framework.outputs import ObstacleSerializer, obstacles_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import search
-from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.operations.parameters import Choice, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policy.policies import labels_of, registry
+from django_delayq.rounds.memory import MAX_REASON
 from django_delayq.sql.key_types import HAS_FAILED
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.times import clock

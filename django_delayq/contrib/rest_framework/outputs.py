@@ -17,7 +17,6 @@ from rest_framework import ISO_8601, serializers
 
 from django_delayq.contrib.rest_framework.fields import Instant, SecondsField, shown_time
 from django_delayq.ledger.controls import GUARDS, PolicyState
-from django_delayq.ledger.history import moment
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyControl, Timeout
@@ -26,6 +25,7 @@ from django_delayq.operations import Refusal
 from django_delayq.operations.previews import preview_resume
 from django_delayq.policy.options import Brake, Late, Limits, Rate, Then
 from django_delayq.policy.reads import condition_text
+from django_delayq.rounds.memory import moment
 from django_delayq.scheduling.story import explain_timeout
 from django_delayq.times import clock
 from django_delayq.times.lengths import length_text

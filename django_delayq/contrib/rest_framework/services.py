@@ -31,13 +31,13 @@ from django_delayq.contrib.rest_framework.views import (
 )
 from django_delayq.exceptions import InvalidDelay, InvalidPayload
 from django_delayq.ledger.answers import Answer, InProgress, KeyReused, answered_once, digest_of, stored_answer
-from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import lock_object, transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.rounds.memory import MAX_REASON
 from django_delayq.scheduling.errors import (
     DeadlinePassed,
     DeadlineUndecided,

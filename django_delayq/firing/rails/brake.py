@@ -21,11 +21,12 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import meter
 from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, put_stop, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.history import BRAKED, message_of, shown
+from django_delayq.ledger.errors import message_of, shown
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policy.options import Brake
 from django_delayq.redis_clients import get_engine
+from django_delayq.rounds.memory import BRAKED
 from django_delayq.signals import policy_paused, policy_pausing
 from django_delayq.sql.now import database_now
 from django_delayq.times.clock import duration_text, plural, to_ms

@@ -12,7 +12,7 @@ import pytest
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.outcomes import DIED
+from django_delayq.rounds.memory import DIED
 from tests.support.processes import StartWorker, settled
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order

@@ -20,9 +20,9 @@ from django_delayq import operations
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.actions import POLICIES_OPERATIONS
 from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin
-from django_delayq.ledger.history import BRAKED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
+from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import EVENT_LABELS
 from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
 from tests.pseudo import english_in, speak_it, words_of

@@ -11,11 +11,11 @@ from django.core.checks import ERROR, WARNING, CheckMessage
 from django.core.management import call_command
 from django.utils import timezone
 
-from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import pause
+from django_delayq.rounds.memory import record
 from tests.integration.commands.conftest import Do, a_worker
 from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.testapp.models import Order

@@ -19,7 +19,7 @@ from django.utils import timezone
 import django_delayq
 from django_delayq import schedule_timeout
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.monitoring import doctor, servers
+from django_delayq.monitoring import doctor
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations import hold, pause
 from django_delayq.redis_clients import get_engine
@@ -251,7 +251,7 @@ def test_a_missing_index_and_a_missing_migration_are_found() -> None:
 
 @pytest.mark.parametrize(("seconds", "level"), [(0.1, INFO), (-5, WARNING), (5, WARNING), (-300, ERROR)])
 def test_a_clock_that_is_off_is_found(seconds: float, level: int) -> None:
-    assert servers.skew("clock", "This machine's clock", seconds).level == level
+    assert doctor.skew("clock", "This machine's clock", seconds).level == level
 
 
 def test_the_clocks_of_the_test_servers_agree_with_this_one() -> None:
@@ -321,10 +321,10 @@ def test_the_documented_user_of_redis_is_enough_for_the_doctor(
 
 def test_an_old_or_full_redis_is_named() -> None:
     told = {"redis_version": "5.0.14", "maxmemory": 100, "used_memory": 95, "maxmemory_policy": "noeviction"}
-    levels = {finding.id: finding.level for finding in servers.examine_redis_server(told)}
+    levels = {finding.id: finding.level for finding in doctor.examine_redis_server(told)}
     assert (levels["redis.version"], levels["redis.memory"]) == (ERROR, WARNING)
     cluster = {"10.0.0.1:6379": told, "10.0.0.2:6379": told}
-    assert servers.redis_servers(cluster) == [told, told]
+    assert doctor.redis_servers(cluster) == [told, told]
 
 
 @pytest.mark.usefixtures("redis_client")

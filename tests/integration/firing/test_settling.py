@@ -12,7 +12,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
-from django_delayq.rounds.outcomes import settled
+from django_delayq.rounds.columns import settled
 from tests.integration.firing.conftest import due, state
 from tests.testapp.models import Order
 

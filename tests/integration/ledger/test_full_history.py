@@ -18,10 +18,10 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import Late, Limits, clock, operations, testing
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.ledger.history import MAX_EVENTS, record
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations.changes import TimeIsUp, continue_moves, move_missed
+from django_delayq.rounds.memory import MAX_EVENTS, record
 from tests.integration.firing.conftest import due, fire, state
 from tests.integration.operations.conftest import BY, pending
 from tests.testapp.models import Order

@@ -14,7 +14,7 @@ from django_delayq import get_policy, schedule_timeout, schedule_timeouts
 from django_delayq.ledger import settling, writing
 from django_delayq.ledger.outbox import line_of
 from django_delayq.models import Timeout, slot_of
-from django_delayq.rounds.outcomes import waiting
+from django_delayq.rounds.columns import waiting
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db

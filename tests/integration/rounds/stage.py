@@ -11,10 +11,9 @@ from django.db.models import Model, Q
 
 from django_delayq import Retry, TimeoutPolicy, schedule_timeout
 from django_delayq.firing import plan, run
-from django_delayq.ledger.columns import far
-from django_delayq.ledger.history import iso
 from django_delayq.models import Timeout
-from django_delayq.rounds.outcomes import LEASE
+from django_delayq.rounds.columns import LEASE, far
+from django_delayq.rounds.memory import iso
 from tests.testapp.market import Purchase
 from tests.testapp.models import Order
 

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from django_delayq.ledger import columns
-from django_delayq.ledger.columns import DEFAULTS
-from django_delayq.rounds import outcomes
+from django_delayq.rounds.columns import DEFAULTS, GROUPS
 
-GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "identity": ("id", "policy", "content_type_id", "object_id", "key", "slot"),
-    "given": columns.GIVEN,
-    "deadline": columns.DEADLINE,
-    "moves": ("first_due_at", "extensions"),
-    "clock": (*(name for name in outcomes.RUNNING_CLOCK if name != "state"), "stops"),
-    "attempts": tuple(outcomes.ATTEMPTS),
-    "steps": columns.STEPS,
-    "lease": ("run_at", "ready_at", *outcomes.LEASE),
-    "round": columns.ROUND,
-    "end": ("state", "slot_taken", "cause", "settled_at", "final_attempt", "is_guarded"),
-    "audit": ("history", "erased_at"),
-}
 KEEP, RESET, SET, UNKNOWN = "keep", "reset", "set", "?"
 
 Verdicts = dict[str, str]

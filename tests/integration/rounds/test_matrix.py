@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from django_delayq import clock
-from django_delayq.ledger.columns import DEFAULTS
 from django_delayq.models import Timeout
+from django_delayq.rounds.columns import DEFAULTS, GROUPS
 from tests.integration.rounds.stage import COLUMNS, NEXT, NOW, PENDING, STARTS, Declare, set_stage, values_of
-from tests.integration.rounds.table import GROUPS, Verdicts, blocks, lines, merged, verdicts
+from tests.integration.rounds.table import Verdicts, blocks, lines, merged, verdicts
 from tests.integration.rounds.ways import WAYS, Way
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]

@@ -12,9 +12,10 @@ from django.db import transaction
 
 from django_delayq import Retry, TimeoutPolicy
 from django_delayq.conf import ConfigError
-from django_delayq.ledger import history
-from django_delayq.ledger.history import get_scrubber
+from django_delayq.ledger import errors
+from django_delayq.ledger.errors import get_scrubber
 from django_delayq.models import Timeout
+from django_delayq.rounds import memory
 from tests.integration.firing.conftest import due, fire
 from tests.testapp.models import Order
 
@@ -117,8 +118,8 @@ def test_what_is_kept_of_an_error_is_capped(declare: Declare) -> None:
         raise type("E" * 10_000, (Exception,), {})("x" * 3_000_000)
 
     row = failed(declare, handler)
-    assert len(row.reason) <= history.MAX_REASON
-    assert len(str(row.history)) < history.MAX_TRACEBACK + 2000
+    assert len(row.reason) <= memory.MAX_REASON
+    assert len(str(row.history)) < errors.MAX_TRACEBACK + 2000
 
 
 def test_a_history_does_not_grow_for_ever(declare: Declare) -> None:
@@ -126,7 +127,7 @@ def test_a_history_does_not_grow_for_ever(declare: Declare) -> None:
     for _ in range(50):
         fire(row)
     row.refresh_from_db()
-    assert (row.attempts, len(row.history)) == (50, history.MAX_EVENTS)
+    assert (row.attempts, len(row.history)) == (50, memory.MAX_EVENTS)
 
 
 @pytest.mark.parametrize("wrong", ["no.such.scrubber", "tests.settings.DB"])
