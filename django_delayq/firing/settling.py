@@ -31,7 +31,6 @@ from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.rounds.columns import ATTEMPTS
-from django_delayq.rounds.memory import clipped, with_events
 from django_delayq.rounds.outcomes import Change, Facts, TransientFailure, WorkerDied, superseded, values_of
 from django_delayq.times import clock
 
@@ -139,7 +138,7 @@ def _is_same_attempt(row: Timeout, seen: dict[str, Any] | None, now: datetime, *
 def change_of(
     policy: TimeoutPolicy[Any] | None, row: Timeout, outcome: Fired | BaseException, now: datetime, call: Call
 ) -> Change:
-    """Return what the outcome of `call` means for a row that was not changed meanwhile, with its history."""
+    """Return what the outcome of `call` means for a row that was not changed meanwhile."""
     facts = Facts(planned_at=call.planned_at)
     if isinstance(outcome, Snooze):
         try:
@@ -151,13 +150,7 @@ def change_of(
     if row.step and policy is not None:
         then, over = steps.following_of(policy, row, call.obj)
         facts = facts._replace(then=then, over=over)
-    change = values_of(policy, row, outcome, now, facts)
-    values, ended = change.values, change.ended
-    if "reason" in values:
-        values = {**values, "reason": clipped(values["reason"])}
-    if change.said:
-        values = {**values, "history": with_events(row, change.said, now)}
-    return change._replace(values=values, ended=ended and ended._replace(reason=clipped(ended.reason)))
+    return values_of(policy, row, outcome, now, facts)
 
 
 def write(row: Timeout, change: Change, now: datetime, *, is_superseded: bool = False) -> bool:

@@ -12,7 +12,7 @@ from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Skip, Snooze
 from django_delayq.policy.steps import DEAD, RAN, SKIPPED, Ended, Planned
 from django_delayq.rounds.columns import ATTEMPTS, RUNNING_CLOCK, settled, waiting
-from django_delayq.rounds.memory import DIED
+from django_delayq.rounds.memory import DIED, clipped, with_events
 from django_delayq.times.clock import plural
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Change(NamedTuple):
     """What an outcome makes of a row."""
 
     values: Values
-    """Its columns without the history. The reason may be longer than its column."""
+    """Its columns."""
     error: BaseException | None = None
     """To be logged, and sent as a failure."""
     said: tuple[Values, ...] = ()
@@ -83,7 +83,11 @@ def values_of(
     change = _of_attempt(policy, row, outcome, now, facts)
     if facts.then is not None:
         change = _of_step(row, change, facts)
-    return _of_firing(row, change, now) if row.state == State.FIRING else change
+    if row.state == State.FIRING:
+        change = _of_firing(row, change, now)
+    if change.said:
+        change.values["history"] = with_events(row, change.said, now)
+    return change
 
 
 def _of_attempt(
@@ -91,7 +95,7 @@ def _of_attempt(
 ) -> Change:
     attempt = row.attempts + row.is_waiting
     if isinstance(outcome, Fired):
-        given = {"reason": outcome.reason} if outcome.reason else {}
+        given = {"reason": clipped(outcome.reason)} if outcome.reason else {}
         if row.state == State.FIRED:  # its transaction has marked it
             return Change(given)
         running = RUNNING_CLOCK if row.state == State.HELD else {}  # its clock was stopped meanwhile
@@ -104,7 +108,7 @@ def _of_attempt(
     if isinstance(outcome, Skip | GiveUp):
         is_dead = isinstance(outcome, GiveUp)
         values = settled(State.DEAD if is_dead else State.SKIPPED, Cause.HANDLER, now)
-        return Change({**values, "reason": outcome.reason, "attempts": attempt}, outcome if is_dead else None)
+        return Change({**values, "reason": clipped(outcome.reason), "attempts": attempt}, outcome if is_dead else None)
     if isinstance(outcome, Snooze) and facts.until is not None:
         most = policy.limits.snoozes if policy and policy.limits else None
         return _snoozed(row, outcome, now, facts.until, most)
@@ -114,7 +118,7 @@ def _of_attempt(
     said = {"what": "failed", "attempt": attempt, "to": run_at, "step": row.step, **facts.failure}
     if run_at is not None:
         return Change({**waiting(run_at), **failed}, outcome, (said,))
-    reason = f"{facts.failure.get('error')}: {facts.failure.get('message')}"
+    reason = clipped(f"{facts.failure.get('error')}: {facts.failure.get('message')}")
     return Change({**settled(State.DEAD, Cause.RETRIES, now), "reason": reason, **failed}, outcome, (said,))
 
 
@@ -123,7 +127,7 @@ def _snoozed(row: Timeout, outcome: Snooze, now: datetime, until: datetime, most
     if most is not None and number > most:
         why = f": {outcome.reason}" if outcome.reason else "."
         words = f"It snoozed {plural(number, 'time')}, and its policy allows {most}{why}"
-        values = {**settled(State.DEAD, Cause.LIMIT, now), "reason": words, "attempts": attempt}
+        values = {**settled(State.DEAD, Cause.LIMIT, now), "reason": clipped(words), "attempts": attempt}
         return Change(values, GiveUp(words))
     values = {**waiting(until), "ready_at": until, "attempts": attempt - 1, "snoozes": number, "is_requested": False}
     said = {"what": "snoozed", "reason": outcome.reason, "to": until, "number": number, "step": row.step}

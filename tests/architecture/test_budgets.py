@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_300, 9_500),
+    "code lines of the core": (17_296, 9_500),
     "code lines of the edges": (9_160, 4_900),
     "modules": (221, 120),
     "longest chain of imports": (21, 18),
@@ -50,10 +50,10 @@ ROOMS = {
     ("models", "policy", "sql", "times"): (3_485, 1_580),
     ("scheduling",): (1_080, 740),
     ("arming",): (1_940, 830),
-    ("ledger", "rounds"): (3_605, 1_900),
+    ("ledger", "rounds"): (3_607, 1_900),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_670, 1_430),
+    ("firing",): (2_660, 1_430),
     ("worker",): (2_235, 1_480),
     ("operations", "monitoring"): (3_185, 1_470),
     ("admin", "contrib", "management", "templatetags"): (6_000, 3_450),
