@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.checks import INFO, WARNING
-from django.db import connections
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.backoff import LogInterval
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.django_db(transaction=True)
 LEASE = timedelta(seconds=2)
 LEASED, IN_A_LEASE_MS = 2**52, 1500
-Attack = Callable[["redis.Redis", DelayQueue, int], Any]
+Attack = Callable[["redis.Redis", DelayQueue, Sequence[Timeout]], Any]
+COUNT = 2_000
 
 
 @pytest.fixture
@@ -43,42 +43,42 @@ def queue(with_redis: redis.Redis, settings: Settings) -> Iterator[DelayQueue]:
     engine.close()
 
 
-def heads(client: redis.Redis, queue: DelayQueue, count: int) -> None:
-    client.zadd(queue.keys.heads, {f"x{number}": 1 for number in range(count)})
+def heads(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
+    client.zadd(queue.keys.heads, {f"x{number}": 1 for number in range(COUNT)})
 
 
-def lines(client: redis.Redis, queue: DelayQueue, count: int) -> None:
-    heads(client, queue, count)
+def lines(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
+    heads(client, queue, rows)
     pipeline = client.pipeline(transaction=False)
-    for number in range(count):
+    for number in range(COUNT):
         pipeline.zadd(queue.keys.line(f"x{number}"), {"1": 1})
     pipeline.execute()
 
 
-def junk_heads(client: redis.Redis, queue: DelayQueue, count: int) -> None:
-    client.zadd(queue.keys.heads, {b"\xff %d" % number: "-inf" for number in range(count)})
+def junk_heads(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
+    client.zadd(queue.keys.heads, {b"\xff %d" % number: "-inf" for number in range(COUNT)})
 
 
-def wrong_heads(client: redis.Redis, queue: DelayQueue, count: int) -> None:
+def wrong_heads(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
     """The heads of our lines say that nothing is due."""
-    client.zadd(queue.keys.heads, dict.fromkeys({row.policy for row in Timeout.objects.all()}, "inf"))
+    client.zadd(queue.keys.heads, dict.fromkeys({row.policy for row in rows}, "inf"))
 
 
-def leases(client: redis.Redis, queue: DelayQueue, count: int) -> None:
+def leases(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
     seconds, _ = client.time()
     score = LEASED + (int(seconds) * 1000 + IN_A_LEASE_MS) * DUE_UNIT
-    for row in Timeout.objects.all():
+    for row in rows:
         client.zadd(queue.keys.line(row.policy), {str(row.pk): score})
 
 
-def strangers(client: redis.Redis, queue: DelayQueue, count: int) -> None:
+def strangers(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
     """Ids without a row, before those of our rows."""
-    for label in {row.policy for row in Timeout.objects.all()}:
-        client.zadd(queue.keys.line(label), {str(10**15 + number): 0 for number in range(count)})
+    for label in {row.policy for row in rows}:
+        client.zadd(queue.keys.line(label), {str(10**15 + number): 0 for number in range(COUNT)})
 
 
-def nothing_left(client: redis.Redis, queue: DelayQueue, count: int) -> None:
-    client.delete(queue.keys.heads, *(queue.keys.line(row.policy) for row in Timeout.objects.all()))
+def nothing_left(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
+    client.delete(queue.keys.heads, *(queue.keys.line(row.policy) for row in rows))
 
 
 class Attacker(threading.Thread):
@@ -91,7 +91,6 @@ class Attacker(threading.Thread):
     def run(self) -> None:
         while not self._stopping.wait(0.01):
             self._write()
-        connections.close_all()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -115,13 +114,13 @@ def test_due_timeouts_fire(
     paced = declare(Order, name="paced", limits=Limits(rate=Rate(1000, per=timedelta(seconds=1))))
     due_orders("remind", 5)
     due_orders(paced, 5)
-    written = Timeout.objects.count()
-    attack(with_redis, queue, 2_000)
-    attacker = Attacker(lambda: attack(with_redis, queue, 2_000))
+    rows = list(Timeout.objects.all())
+    attack(with_redis, queue, rows)
+    attacker = Attacker(lambda: attack(with_redis, queue, rows))  # without a connection, of which a pool has few
     if repeatedly:
         attacker.start()
     start_worker()
-    wait_until(all_are("fired"), f"all {written} have fired")
+    wait_until(all_are("fired"), f"all {len(rows)} have fired")
     if repeatedly:
         attacker.stop()
 
@@ -135,8 +134,8 @@ def test_a_line_of_the_log_names_a_policy_that_is_silent_in_redis(
 ) -> None:
     monkeypatch.setattr(firing_state, "_log_interval", LogInterval(60))
     rows = due_orders("remind", 5)
-    leases(with_redis, queue, 0)
-    attacker = Attacker(lambda: leases(with_redis, queue, 0))
+    leases(with_redis, queue, rows)
+    attacker = Attacker(lambda: leases(with_redis, queue, rows))
     attacker.start()
     start_worker()
     wait_until(all_are("fired"), "they have fired")
@@ -162,8 +161,8 @@ def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(
     [row, other] = due_orders("remind", 2)
     of_another_release = queue.keys.line("of.another.release")
     Timeout.objects.filter(pk=other.pk).update(policy="of.another.release")
-    lines(with_redis, queue, 2_500)
-    junk_heads(with_redis, queue, 10)
+    lines(with_redis, queue, [])
+    junk_heads(with_redis, queue, [])
     engine = get_worker_engine("default")
     assert engine is not None
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
@@ -180,6 +179,6 @@ def test_the_doctor_does_not_call_it_in_step(queue: DelayQueue, with_redis: redi
     due_orders("remind", 5)
     Timeout.objects.update(run_at=clock.now() - 2 * LEASE)
     [before] = [finding.level for finding in examine(quick=True) if finding.id == "redis.in_step"]
-    attack(with_redis, queue, 1_000)
+    attack(with_redis, queue, list(Timeout.objects.all()))
     [after] = [finding.level for finding in examine(quick=True) if finding.id == "redis.in_step"]
     assert (before, after) == (INFO, WARNING)
