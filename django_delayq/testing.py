@@ -20,22 +20,21 @@ from django.dispatch import Signal
 
 from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.conf import get_settings
-from django_delayq.firing.failures import TransientFailure, WorkerDied, settle_expired
+from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.firing.planning import rows_of, works_of
-from django_delayq.firing.running import run
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.works import Report, Work
 from django_delayq.ledger.controls import policy_states, stop_cache
 from django_delayq.ledger.subjects import Subject, subject_of
-from django_delayq.models import WAITING, Timeout, TimeoutQuerySet, params
+from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.operations.timeouts import fire_now
 from django_delayq.policy.outcomes import Outcome
 from django_delayq.policy.policies import M, TimeoutPolicy, registry
+from django_delayq.rounds.outcomes import TransientFailure, WorkerDied
 from django_delayq.scheduling.queries import pending_timeouts
 from django_delayq.scheduling.single import parse_span, schedule_timeout
 from django_delayq.scheduling.story import story_of
 from django_delayq.signals import timeout_dead, timeout_failed, timeout_fired, timeout_skipped
-from django_delayq.sql.statements import compiled, padded
+from django_delayq.sql.statements import compiled, padded, params
 from django_delayq.times import clock
 from django_delayq.times.lengths import Duration, added
 from django_delayq.worker.lines import Lines

@@ -18,7 +18,7 @@ from django.db.models.lookups import Exact, IsNull
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_parents, read_committed, rows_of
 from django_delayq.ledger.subjects import NEWEST_FIRST, kind_of, slots_of
-from django_delayq.models import Timeout, params
+from django_delayq.models import Timeout
 from django_delayq.policy.reads import reads_other_rows, since_name, with_since
 from django_delayq.policy.terms import (
     CONSTANT,
@@ -32,7 +32,7 @@ from django_delayq.policy.terms import (
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import HAS_KEY, object_id_of, root_of_key
 from django_delayq.sql.now import column_within_calendar
-from django_delayq.sql.statements import Param, Statement, compiled
+from django_delayq.sql.statements import Param, Statement, compiled, params
 from django_delayq.times.clock import in_own_zone, latest_start
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from django.db.models.functions import Coalesce
 
 from django_delayq.ledger.relations import TimeoutRelation
 from django_delayq.ledger.subjects import NEWEST_FIRST, current_round, subject_of
-from django_delayq.models import WAITING, Timeout, param
+from django_delayq.models import WAITING, Timeout
 from django_delayq.sql.now import DatabaseNow
-from django_delayq.sql.statements import chunks, compiled
+from django_delayq.sql.statements import chunks, compiled, param
 from django_delayq.times import clock
 
 if TYPE_CHECKING:

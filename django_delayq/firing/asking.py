@@ -7,7 +7,6 @@ marks nothing.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,13 +15,12 @@ from django.db import connections
 
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing import rails
-from django_delayq.firing.around import raised_by
-from django_delayq.firing.failures import reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint
+from django_delayq.firing.handler import call_handler, checkpoint, raised_by
 from django_delayq.firing.members import Member, counted_from_resume, matching_of, readable_pk
-from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
+from django_delayq.firing.report import SLOT_OVER, longest_wait
+from django_delayq.firing.settling import reason_to_repeat, settle
 from django_delayq.firing.state import ANSWER_SECONDS, firing_state
-from django_delayq.firing.works import Call, Candidate
+from django_delayq.firing.works import Call, Candidate, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policy.options import Confirmation
@@ -34,15 +32,13 @@ ASKING_SECONDS: Final = ANSWER_SECONDS / 2
 """After this time the rest of a work waits for its next turn: the first answers would otherwise be too old to fire."""
 
 
-def ask(
-    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
-) -> list[Candidate]:
+def ask(running: RunningWork, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Ask about each of `candidates` that may fire now. Return those that the transaction is to check.
 
-    The others are in `report`: an answer has decided about them, the attempt to get one has failed, or there was no
+    The others are in its report: an answer has decided about them, the attempt to get one has failed, or there was no
     time to ask. Those that need no answer are returned, too: the transaction shows why they do not fire.
     """
-    running = firing_state.running[threading.get_ident()]
+    using, report = running.using, running.report
     if not running.begin():
         report.release_rest([each.id for each in candidates], report.current_time(), SLOT_OVER)
         report.missed = True
@@ -52,8 +48,8 @@ def ask(
         if place and time.monotonic() > end:
             report.release_rest([each.id for each in candidates[place:]], report.current_time())
             break
-        member = _member_of(policy, candidate, using)
-        if member is None or firing_state.has_answer(using, member.row) or _ask_about(policy, member, using, report):
+        member = _member_of(running.policy, candidate, using)
+        if member is None or firing_state.has_answer(using, member.row) or _ask_about(running, member):
             free.append(candidate)
     return free
 
@@ -73,16 +69,15 @@ def _member_of(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> 
     return member if withheld == [False] else None
 
 
-def _ask_about(policy: TimeoutPolicy[Any], member: Member, using: str, report: ReportBuilder) -> bool:
+def _ask_about(running: RunningWork, member: Member) -> bool:
     """Call the function. Return whether the timeout may fire by its answer; otherwise report what follows from it."""
-    row, confirmation = member.row, policy.confirmation
-    assert confirmation is not None
+    policy, using, report, row = running.policy, running.using, running.report, member.row
     seen = {name: getattr(row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
-    call = Call((row.pk,), seen, limit=confirmation.seconds)
+    call = Call((row.pk,), seen, limit=policy.confirmation.seconds)
     call.obj, call.could_begin_at = member.obj, row.could_fire_at()
     answers = list[Outcome | None]()
     driver_connection = connections[using].connection
-    error = raised_by(lambda: answers.append(_answer(policy, confirmation, member, call)))
+    error = raised_by(lambda: answers.append(_answer(running, policy.confirmation, member, call)))
     checkpoint("asked")
     decided = answers[0] if error is None else error
     if decided is None:
@@ -93,27 +88,27 @@ def _ask_about(policy: TimeoutPolicy[Any], member: Member, using: str, report: R
         if reason is not None:
             report.release([row.pk], using, reason, longest_wait(decided))
         else:
-            report.add(record_error(policy, decided, using, call))
+            report.add(settle(policy, decided, using, call))
     except Exception as failure:  # noqa: BLE001 - it must not keep the others from being reported
         report.release_unknown(policy.label, [row.pk], failure, using)
     return False
 
 
-def _answer(policy: TimeoutPolicy[Any], confirmation: Confirmation, member: Member, call: Call) -> Outcome | None:
+def _answer(running: RunningWork, confirmation: Confirmation, member: Member, call: Call) -> Outcome | None:
     """Return the outcome that the function answers; None: the handler is to be called.
 
     An answer that came too late is none, also where the function could not be abandoned. Nor is another value: it
     might mean no as well as yes.
     """
-    returned = call_handler(policy, member.obj, member.row, call, confirmation.function)
+    returned = call_handler(running, member.obj, member.row, call, confirmation.function)
     if call.took is not None and call.took > confirmation.seconds:
-        words = f"The confirm function of {policy.label} answered after {brief(call.took)}"
+        words = f"The confirm function of {running.policy.label} answered after {brief(call.took)}"
         raise TimeLimitExceeded(f"{words}, and not within {brief(confirmation.seconds)}.")
     if returned is None:
         return None
     if isinstance(answer := returned_outcome(returned), Outcome):
         return answer
     raise TypeError(
-        f"The confirm function of {policy.label} returned {type(returned).__name__}. It must return None, so that the "
-        "handler is called, or Skip, Snooze or GiveUp."
+        f"The confirm function of {running.policy.label} returned {type(returned).__name__}. It must return None, so "
+        "that the handler is called, or Skip, Snooze or GiveUp."
     )

@@ -5,7 +5,6 @@ Everything else is built on it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,25 +13,23 @@ from django.db import connections
 
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import rails, steps
-from django_delayq.firing.around import raised_by
 from django_delayq.firing.asking import ask
-from django_delayq.firing.failures import Kept, keep, log_kept, log_undone, reason_to_repeat, record_error
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction
+from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, raised_by
 from django_delayq.firing.judge import Case, LostRace, judge_of
-from django_delayq.firing.leftovers import is_changed
+from django_delayq.firing.leftovers import StatementMonitor, is_changed
 from django_delayq.firing.members import Member, counted_from_resume
-from django_delayq.firing.monitor import StatementMonitor
 from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
+from django_delayq.firing.settling import keep, log, log_undone, reason_to_repeat, settle
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.works import Call, Candidate
+from django_delayq.firing.works import Call, Candidate, RunningWork
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.locking import begin_now
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
-from django_delayq.policy.outcomes import Outcome, returned_outcome
-from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
+from django_delayq.rounds.outcomes import Change
 from django_delayq.sql.statements import PlanLost
 
 State = Timeout.State
@@ -62,12 +59,11 @@ class Attempt:
     With `atomic=False` it marks its row `firing` only.
 
     Attributes:
-        is_suspect: it runs alone in its process, which a row that is `firing` shows.
         share: the value of all objects, with `batch_by`; None: it does not matter.
         gather: see `Gather`; None: the candidates are as given.
         report: the outcomes; they count only if the transaction committed.
         ready: the members whose handler runs, in due order; of a batch in the order of keys.
-        kept: the outcomes that handlers have returned, each with its call.
+        kept: the outcomes that handlers have returned, each with its row, what it made of that, and its call.
         call: the last call of the handler.
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
@@ -75,32 +71,30 @@ class Attempt:
         is_committed: the transaction has committed.
     """
 
-    policy: TimeoutPolicy[Any]
+    running: RunningWork
     candidates: Sequence[Candidate]
-    using: str
-    is_suspect: bool = False
     share: str | None = None
     gather: Gather | None = None
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
-    kept: list[tuple[Kept, Call]] = field(default_factory=list)
+    kept: list[tuple[Timeout, Outcome | Fired, Change, Call]] = field(default_factory=list)
     call: Call | None = None
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     guards: Guards = field(default_factory=Guards)
     is_committed: bool = False
 
-    def fire(self, report: ReportBuilder) -> bool:
-        """Ask, run the transaction, and add the outcomes to `report`. Return False if there are none.
+    def fire(self) -> bool:
+        """Ask, run the transaction, and add the outcomes to the report of the work. Return False if there are none.
 
         A transient error releases all candidates and counts no attempt. Any other error, which also rolled everything
         back, is recorded as a failed attempt of one timeout. Of several none is reported: fire each of them alone.
         If the connection was lost during COMMIT, the outcome is unknown: the next attempt finds it in the row.
         """
-        if self.policy.confirmation is not None:
-            firing_state.running[threading.get_ident()].gathered = ()
+        if self.running.policy.confirmation is not None:
+            self.running.gathered = ()
             asked = self.candidates if self.gather is None else self.gather(lock=False)
-            self.candidates = ask(self.policy, asked, self.using, report)
+            self.candidates = ask(self.running, asked)
             if not self.candidates:
                 return True
         error = raised_by(self._run)
@@ -115,52 +109,52 @@ class Attempt:
                     self._record(error)
         finally:
             del error  # its traceback refers to this frame: the cycle would keep what handlers have read, and cursors
-        report.add(self.report)
+        self.running.report.add(self.report)
         return True
 
     def _run(self) -> None:
-        running = firing_state.running[threading.get_ident()]
+        running, policy, using = self.running, self.running.policy, self.running.using
         running.contexts.clear()
-        self.guards = stop_cache.guards(self.policy, self.using)
-        if not can_mark_at_once(self.policy, self.using):
+        self.guards = stop_cache.guards(policy, using)
+        if not can_mark_at_once(policy, using):
             running.wait()
-        with firing_transaction(self.using):
+        with firing_transaction(using):
             checkpoint("begun")
             if self.gather is not None:
                 self.candidates = running.gathered = self.gather()
-            case = Case(self.policy, self.candidates, self.using, self.guards, self.is_suspect, self.share)
+            case = Case(policy, self.candidates, using, self.guards, running.work.suspect, self.share)
             if running.is_early:
-                begin_now(self.using)
+                begin_now(using)
                 running.wait()  # nothing is locked yet
-            self.ready = judge_of(self.policy, self.using)(case, self.report)
+            self.ready = judge_of(policy, using)(case, self.report)
             if self.report.now:
                 firing_state.note_database(self.report.now)
             if resumed := counted_from_resume(self.ready, self.guards, self.report.current_time()):
-                settling.count_from_resume(resumed, self.using)
+                settling.count_from_resume(resumed, using)
             checkpoint("marked")
             if self.ready and not running.begin():
                 raise SlotOver
             if self.ready and self.ready[0].row.state != State.FIRING:
                 self._call()
-                self.report.note_steps([each.row for each in self.ready if each.given], self.call)
+                self.report.note_steps(self.ready, self.call)
                 self.report.add_outcomes([each.row for each in self.ready if each.row.is_settled])
                 self.report.again |= {each.row.pk: each.row.run_at for each in self.ready if not each.row.is_settled}
-            record_settled([row for _, row in self.report.signals], self.using)
+            record_settled([row for _, row in self.report.signals], using)
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         checkpoint("committed")
-        for kept, call in self.kept:
-            log_kept(kept, self.report.current_time(), call)
-        rails.committed(self.policy, self.report, self.guards, self.using)
+        for row, outcome, change, call in self.kept:
+            log(row, outcome, change, self.report.current_time(), call)
+        rails.committed(policy, self.report, self.guards, using)
 
     def _call(self) -> None:
         """Call the handler for each ready member in due order, or once for a batch."""
-        connection = connections[self.using]
+        connection = connections[self.running.using]
         self.driver_connection, self.monitor = connection.connection, StatementMonitor(connection)
         with connection.execute_wrapper(self.monitor), self.monitor.noticing_end():
-            if self.policy.batch:
+            if self.running.policy.batch:
                 self._call_batch()
-            for place, member in enumerate(() if self.policy.batch else self.ready):
+            for place, member in enumerate(() if self.running.policy.batch else self.ready):
                 if place and is_changed(connection):
                     raise ChangedSession
                 self._call_one([member], member.obj, member.timeout)
@@ -172,7 +166,7 @@ class Attempt:
         `QuerySet.update` sends no signals, so nothing else arms or cancels what follows from it. The sync is inside
         the transaction, so that it commits together with its cause.
         """
-        objects = self.policy.model._base_manager.using(self.using)
+        objects = self.running.policy.model._base_manager.using(self.running.using)
         # Not `order_by`, which an UPDATE of the handler would contain: MariaDB would then wait for every row it scans.
         queryset = objects.filter(pk__in=[member.obj.pk for member in self.ready]).extra(order_by=["pk"])
         self._call_one(self.ready, queryset, [member.row for member in self.ready])
@@ -187,14 +181,14 @@ class Attempt:
         seen |= {"run_at": before.run_at, "idempotency_key": row.idempotency_key}
         self.call = Call(tuple([member.row.pk for member in members]), seen)
         self.call.obj, self.call.could_begin_at = members[0].obj, before.could_fire_at()
-        function = steps.function_of(self.policy, given) if given else None
-        result = call_handler(self.policy, target, timeouts, self.call, function)
+        function = steps.function_of(self.running.policy, given) if given else None
+        result = call_handler(self.running, target, timeouts, self.call, function)
         self.report.note_call(self.call)
-        self.monitor.check_unbroken(row.pk, given)
+        self.monitor.check_unbroken(lambda: settling.is_marked(row.pk, self.running.using, given))
         if (outcome := returned_outcome(result)) is not None:
             for member in members:
-                if kept := keep(self.policy, member, outcome, self.report.current_time(), self.using):
-                    self.kept.append((kept, self.call))
+                if change := keep(self.running.policy, member, outcome, self.report.current_time(), self.call):
+                    self.kept.append((member.row, outcome, change, self.call))
 
     def _release_if_transient(self, error: BaseException) -> bool:
         """Release all candidates and return True if `error` is transient, or the slot is over."""
@@ -204,22 +198,22 @@ class Attempt:
             report.missed = True
             return True
         if isinstance(error, LostRace):
-            report.release(ids, self.using, str(error))
+            report.release(ids, self.running.using, str(error))
             return True
         if isinstance(error, Outcome | ChangedSession):
             return False
         errors = self.monitor.errors if self.monitor else ()
-        reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, errors)
+        reason = reason_to_repeat(error, self.running.using, self.call, self.driver_connection, errors)
         if reason is not None:
-            report.release(ids, self.using, reason, longest_wait(error))
+            report.release(ids, self.running.using, reason, longest_wait(error))
         return reason is not None
 
     def _record(self, error: BaseException) -> None:
         """Record the failed attempt of the only candidate. An error here must not keep others from being reported."""
-        [candidate], policy, using = self.candidates, self.policy, self.using
+        [candidate], policy, using = self.candidates, self.running.policy, self.running.using
         call = self.call or Call((candidate.id,))
         try:
-            found = record_error(policy, error, using, call)
+            found = settle(policy, error, using, call)
         except Exception as failure:  # noqa: BLE001 - see above
             self.report.release_unknown(policy.label, [candidate.id], failure, using)
         else:

@@ -1,5 +1,7 @@
 """Run the code of the project in a firing: a handler, or an `on_commit` callback.
 
+A handler has the context managers of `DELAYQ["AROUND"]` around it.
+
 A firing passes checkpoints, where tests stop it or kill its process, and long runs are located:
 
 | checkpoint | what is true then |
@@ -22,25 +24,28 @@ A firing passes checkpoints, where tests stop it or kill its process, and long r
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.firing.around import around, raised_by
+from django_delayq.exceptions import Abandoned
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork
 from django_delayq.ledger.errors import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
+from django_delayq.ledger.traces import Around, get_around
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.times.clock import plural
@@ -84,8 +89,99 @@ def set_checkpoint_hook(hook: Callable[[str], None] | None) -> None:
     _checkpoint_hook = hook
 
 
+def raised_by(act: Callable[[], object]) -> BaseException | None:
+    """Call `act`, and return the exception that it raised; None: it raised none.
+
+    Only Abandoned passes, and KeyboardInterrupt in the main thread: elsewhere no key was pressed, but the code itself
+    has raised it. SystemExit does not pass: code of the project must not end the worker.
+    """
+    try:
+        act()
+    except Abandoned:
+        raise
+    except BaseException as error:  # see above
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        running = firing_state.current
+        if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
+            raise Abandoned from error
+        return error
+    return None
+
+
+def around(
+    policy: TimeoutPolicy[Any], timeouts: Timeout | Sequence[Timeout], call: Call
+) -> AbstractContextManager[object]:
+    """Enter the context managers around `call`; return one that leaves them. What the call raises passes all of them.
+
+    What they raise themselves is logged once a minute for each: a timeout must fire although it is not observed.
+
+    Another thread that abandons the call notifies `call.observers`, because this thread may not come back.
+    """
+    functions = list[Around]()
+    _log_around("DELAYQ['AROUND']", policy, raised_by(lambda: functions.extend(get_around())))
+    if not functions:
+        return nullcontext()
+    listed = [timeouts] if isinstance(timeouts, Timeout) else list(timeouts)
+    stack, observers = ExitStack(), [_Observer(each, policy) for each in functions]
+    try:
+        for each in observers:
+            each.enter(listed)
+            stack.push(each.leave)
+    except BaseException:  # such as KeyboardInterrupt: the caller gets nothing to leave
+        stack.close()
+        raise
+    call.context, call.observers = contextvars.copy_context(), observers
+    return stack
+
+
+class _Observer:
+    """A function of `AROUND`, and its context manager while it is entered. Logs what they raise."""
+
+    __slots__ = ("_function", "_manager", "_policy")
+
+    def __init__(self, function: Around, policy: TimeoutPolicy[Any]) -> None:
+        self._function, self._policy = function, policy
+        self._manager: AbstractContextManager[object] | None = None
+
+    def enter(self, timeouts: list[Timeout]) -> None:
+        """Make the context manager and enter it."""
+
+        def enter() -> None:
+            manager = self._function(self._policy, timeouts)
+            manager.__enter__()
+            self._manager = manager
+
+        self._log(raised_by(enter))
+
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Leave the context manager. It cannot suppress an exception: the timeout would count as fired."""
+        if self._manager is not None:
+            self._log(raised_by(partial(self._manager.__exit__, kind, error, at)), known=error)
+
+    def abandoned(self, error: BaseException) -> None:
+        """Call its method `abandoned`, if there is one, in the thread that has abandoned the call, with the cause."""
+        self._log(raised_by(lambda: getattr(self._manager, "abandoned", lambda _: None)(error)))
+
+    def _log(self, error: BaseException | None, known: BaseException | None = None) -> None:
+        if error is known:
+            return
+        name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        _log_around(f"{self._function.__module__}.{name} of DELAYQ['AROUND']", self._policy, error)
+
+
+def _log_around(name: str, policy: TimeoutPolicy[Any], error: BaseException | None) -> None:
+    if error is not None and firing_state.is_time_to_log(("around", name)):
+        logger.error(
+            "%s failed; the handler of %s is called nevertheless.",
+            *(name, policy.label),
+            exc_info=shown(error),
+            extra={"event": "around_failed", "policy": policy.label},
+        )
+
+
 def call_handler(
-    policy: TimeoutPolicy[Any],
+    running: RunningWork,
     target: Any,
     timeouts: Timeout | list[Timeout],
     call: Call,
@@ -96,7 +192,7 @@ def call_handler(
     What is raised passes. The ORM calls of an async handler come back to this thread, and so to this connection and
     transaction.
     """
-    running, results = firing_state.running[threading.get_ident()], list[Any]()
+    policy, results = running.policy, list[Any]()
 
     def act() -> None:
         result = (function or policy.handler)(target, timeouts)
@@ -147,8 +243,9 @@ def firing_transaction(using: str) -> Iterator[None]:
                 # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
                 # look like a handler that failed.
                 callbacks.extend(callback for _, callback, *_ in connection.run_on_commit)
-                firing_state.running[threading.get_ident()].callbacks = callbacks
-                connection.run_on_commit = [(set(), partial(run_callbacks, callbacks), True)]
+                running = firing_state.running[threading.get_ident()]
+                running.callbacks = callbacks
+                connection.run_on_commit = [(set(), partial(run_callbacks, running, callbacks), True)]
     except Exception:
         callbacks.clear()  # of a COMMIT that failed: as long as they exist, the next one would send their changes
         raise
@@ -177,12 +274,11 @@ def _call(running: RunningWork, call: Call, act: Callable[[], object]) -> None:
         left.log(f"{'The handler' if call.timeout_ids else 'An on_commit() callback'} of {policy}", policy)
 
 
-def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
-    """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises.
+def run_callbacks(running: RunningWork, callbacks: deque[Callable[[], object]]) -> None:
+    """Run `callbacks`, each of which is removed before it begins, for a running work. Log what one raises.
 
     If one call of a handler alone has registered them, they run in its context, so that tracing knows what they are of.
     """
-    running = firing_state.running[threading.get_ident()]
     context = running.contexts[0] if len(running.contexts) == 1 else None
     close_changed()
     while callbacks:

@@ -97,11 +97,11 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     checkpoint("locked")
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
     wanted, has_steps = [candidate.id for candidate in free], bool(policy.steps)
-    rows, now = settling.lock_rows(wanted, using, policy=policy, history=has_steps)
+    rows, now, is_stopped = settling.lock_rows(wanted, using, policy=policy, history=has_steps)
     report.now = now
     _require_all(case, locked_elsewhere, are_rows_locked=len(rows) == len(free))
     due = _due(case, free, rows, now, report)
-    if due and vars(due[0])["is_stopped"]:
+    if due and is_stopped:
         stop_cache.forget()  # the worker must not ask for more of them
         report.release_stopped([row.pk for row in due])
         due = []
@@ -155,12 +155,13 @@ def _permitted(case: Case, members: list[Member], now: datetime, report: ReportB
     """Return the members that fire now; the others have missed their step, or a guard rail withholds them."""
     policy, using = case.policy, case.using
     stopped = steps.pass_missed(policy, members, now, using) if policy.steps else []
-    members = [member for member in members if member.row not in stopped]
-    stopped += rails.settle(members, case.guards, now, using)
+    stopped += rails.settle([each for each in members if each not in stopped], case.guards, now, using)
+    if not stopped:
+        return members
     report.note_steps(stopped)
-    report.add_outcomes([row for row in stopped if row.is_settled])
-    report.again |= {row.pk: row.run_at for row in stopped if not row.is_settled}
-    return [member for member in members if member.row not in stopped]
+    report.add_outcomes([each.row for each in stopped if each.row.is_settled])
+    report.again |= {each.row.pk: each.row.run_at for each in stopped if not each.row.is_settled}
+    return [member for member in members if member not in stopped]
 
 
 def _due(
@@ -244,6 +245,8 @@ def _mark(case: Case, members: Sequence[Member], now: datetime) -> None:
     else:
         until = now + get_settings().lease
         suspected_at = now if case.is_suspect else None
+        for member in members:
+            member.planned_at = member.row.run_at
         is_marked = all(settling.mark_firing(row, until, case.using, suspected_at=suspected_at) for row in rows)
     if not is_marked:
         raise LostRace("the database clock went back")

@@ -17,6 +17,7 @@ from django_delayq.ledger.locking import for_update, has_own_manager, lock_objec
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import reads_other_rows
+from django_delayq.policy.steps import Ended
 from django_delayq.sql.key_types import pk_of, root_of_key
 from django_delayq.sql.statements import compiled, has_key, key_list
 from django_delayq.times.clock import in_own_zone
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _CONTENT_OBJECT: Any = Timeout._meta.get_field("content_object")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """A timeout that may be fired now and its object, both locked."""
 
@@ -39,11 +40,18 @@ class Member:
     obj: Model
     given: Timeout | None = None
     """What a step gets whose row is marked: the row as it was. None: the row itself."""
+    planned_at: datetime | None = None
+    """When the attempt was to run, of a row that is firing: that has the end of its lease."""
+    ended: Ended | None = None
+    """How a step of the row has just ended; None: none has."""
 
     @property
     def timeout(self) -> Timeout:
         """What the handler, or the step, gets."""
         return self.given or self.row
+
+    def could_fire_at(self) -> datetime:
+        return self.timeout.could_fire_at(self.planned_at)
 
     def __post_init__(self) -> None:
         _CONTENT_OBJECT.set_cached_value(self.row, self.obj)
@@ -57,7 +65,7 @@ def counted_from_resume(members: Sequence[Member], guards: Guards, now: datetime
     if guards.resumed_at is None:
         return []
     start = min(guards.resumed_at, now)  # a pause that was to end later may have just been ended
-    found = [member for member in members if member.timeout.could_fire_at() < start]
+    found = [member for member in members if member.could_fire_at() < start]
     for member in found:
         member.row.ready_at = member.timeout.ready_at = start
     return [member.row for member in found]

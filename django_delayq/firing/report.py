@@ -15,9 +15,10 @@ from typing import Final
 from django.dispatch import Signal
 
 from django_delayq import signals
-from django_delayq.firing.around import raised_by
+from django_delayq.firing.handler import raised_by
 from django_delayq.firing.leftovers import SessionCheck
 from django_delayq.firing.log_lines import STOPPED, log_settled, log_step, log_waiting
+from django_delayq.firing.members import Member
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.works import Call, Report
 from django_delayq.ledger import settling
@@ -106,7 +107,7 @@ class ReportBuilder:
 
         None: another transaction has locked the row, and the timeout is released.
         """
-        rows, self.now = settling.lock_rows([timeout_id], using, history=True)
+        rows, self.now, _ = settling.lock_rows([timeout_id], using, history=True)
         if timeout_id not in rows:
             self.release([timeout_id], using, "another transaction has locked its row")
         return rows.get(timeout_id), self.now
@@ -116,11 +117,9 @@ class ReportBuilder:
         call.at = self.current_time()
         self.calls.append(call)
 
-    def note_steps(self, rows: Iterable[Timeout], call: Call | None = None, error: BaseException | None = None) -> None:
-        """Note for the log those of `rows` of which a step has just ended."""
-        for row in rows:
-            if ended := vars(row).pop("ended_step", None):
-                self.steps.append((row, ended, call, error))
+    def note_steps(self, members: Iterable[Member], call: Call | None = None) -> None:
+        """Note for the log those of `members` of which a step has just ended."""
+        self.steps += [(each.row, each.ended, call, None) for each in members if each.ended]
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""

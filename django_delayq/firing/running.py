@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -12,47 +11,31 @@ from math import inf
 from typing import Any
 
 from django.db import connections
-from django.db.utils import Error
 
 from django_delayq.arming.reconcile import by_handler_of
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
-from django_delayq.firing.around import raised_by
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.failures import (
-    TransientFailure,
-    Verdict,
-    is_same_attempt,
-    of_step,
+from django_delayq.firing.gathering import Gathering, count_first, forget, next_part
+from django_delayq.firing.handler import call_handler, checkpoint, raised_by, tracked
+from django_delayq.firing.log_lines import UNKNOWN_PAUSE, log_unknown_policy, log_waiting
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.settling import (
     persistently,
     reason_to_repeat,
     record_deaths,
-    record_error,
-    record_step,
-    verdict_of_death,
+    settle,
 )
-from django_delayq.firing.gathering import Gathering, next_part
-from django_delayq.firing.handler import call_handler, checkpoint, firing_transaction, tracked
-from django_delayq.firing.log_lines import (
-    UNKNOWN_PAUSE,
-    log_failure,
-    log_suspect,
-    log_unknown_policy,
-    log_waiting,
-)
-from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.works import AHEAD_SECONDS, Call, Candidate, Report, RunningWork, Work
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.left_open import close_left_open
-from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
-from django_delayq.policy.policies import TimeoutPolicy, registry
-from django_delayq.rounds import columns
-from django_delayq.rounds.memory import clipped
+from django_delayq.policy.policies import registry
+from django_delayq.rounds.outcomes import TransientFailure
 from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -93,7 +76,7 @@ def run_each(works: Iterator[Work], using: str) -> Report:
 
 
 def _run_one(work: Work, using: str, report: ReportBuilder) -> None:
-    error = raised_by(lambda: _run(work, using, report))
+    error = raised_by(lambda: _run(RunningWork(work, using, report, registry.get(work.policy))))
     if error is not None:
         report.release_unknown(work.policy, work.ids, error, using)
     for timeout_id in work.ids:
@@ -104,35 +87,36 @@ def _run_one(work: Work, using: str, report: ReportBuilder) -> None:
         firing_state.backoff.reset(using, timeout_id)
 
 
-def _run(work: Work, using: str, report: ReportBuilder) -> None:
-    """Fire `work`. After a call that took longer than its limit, fire the rest of the work one by one."""
-    running = RunningWork(work)
+def _run(running: RunningWork) -> None:
+    """Fire a work. After a call that took longer than its limit, fire the rest of the work one by one."""
+    work, report, policy = running.work, running.report, running.policy
 
     def fire() -> None:
         running.wait(AHEAD_SECONDS)
         with tracked(running):
-            _fire(work, using, report)
+            _fire(running)
 
-    if not run_within_limit(fire, running, report, using):
+    if not run_within_limit(fire, running):
         return
-    policy, end = registry.get(work.policy), time.monotonic() + WORK_SECONDS
+    end = time.monotonic() + WORK_SECONDS
     # With `batch_by` nothing is gathered yet when `confirm` is asked about one of them. The others still fire together.
     is_by_value = policy is not None and policy.batch_by is not None
     together = running.gathered if is_by_value else work.candidates()
     rest = [each for each in together if each.id not in report.done and each.id not in report.again]
     while rest and len(together) > 1 and time.monotonic() < end:
         alone = rest.pop(0)
-        _run(replace(work, ids=(alone.id,), object_ids=(alone.object_id,), begin_by=inf, alone=True), using, report)
+        one = replace(work, ids=(alone.id,), object_ids=(alone.object_id,), begin_by=inf, alone=True)
+        _run(RunningWork(one, running.using, report, policy))
     left = [each for each in work.ids if each not in report.done and each not in report.again]
     report.release_rest(left, report.current_time())
 
 
-def _fire(work: Work, using: str, report: ReportBuilder) -> None:
-    policy, candidates = registry.get(work.policy), work.candidates()
+def _fire(running: RunningWork) -> None:
+    work, report, policy, candidates = running.work, running.report, running.policy, running.work.candidates()
     if policy is None or work.suspect or policy.batch_by is not None or policy.confirmation is not None:
-        firing_state.running[threading.get_ident()].wait()  # they read before the transaction
+        running.wait()  # they read before the transaction
     if work.suspect:  # the process of those that are still `firing` has died
-        record_deaths(report, using, len(work.ids), work.ids)
+        record_deaths(report, running.using, len(work.ids), work.ids)
         candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]
     if policy is None:
         log_unknown_policy(work.policy)
@@ -140,30 +124,31 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         return
     with by_handler_of(policy):
         if policy.batch_by is not None and not work.alone and (work.share or not work.suspect):
-            _fire_by_value(policy, work, using, report)
+            _fire_by_value(running)
         # Whether a step runs in the transaction that marks its row, only the locked row shows.
         elif policy.atomic and not policy.steps and not work.suspect:
-            _fire_in_transactions(policy, candidates, using, report)
+            _fire_in_transactions(running, candidates)
         else:
             for candidate in candidates:
+                noted: Sequence[int] | None = ()
                 if work.suspect and (policy.atomic or policy.steps):
-                    _fire_suspect(policy, candidate, using, report)
-                else:
-                    _fire_non_atomic(policy, candidate, using, report, is_suspect=work.suspect)
+                    noted = count_first(running, [candidate.id], lambda: [candidate])  # noqa: B023 - called at once
+                if noted is not None:
+                    _fire_non_atomic(running, candidate)
+                    forget(running, noted)
 
 
-def _fire_in_transactions(
-    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
-) -> None:
+def _fire_in_transactions(running: RunningWork, candidates: Sequence[Candidate]) -> None:
     """Fire `candidates` in due order: each in a transaction of its own, or several in one, as their policy declares.
 
     Handlers that share a transaction run without savepoints, which would cost as much as a transaction each. So one
     that raises, be it only an outcome, rolls all of them back, and they are fired one by one.
     """
+    policy, report = running.policy, running.report
     rest, size, end = list(candidates), policy.transaction_size, time.monotonic() + WORK_SECONDS
     while rest:
-        chosen = rest[: min(size, rails.room(policy, stop_cache.guards(policy, using)))]
-        if not Attempt(policy, chosen, using).fire(report):
+        chosen = rest[: min(size, rails.room(policy, stop_cache.guards(policy, running.using)))]
+        if not Attempt(running, chosen).fire():
             size = 1
             continue
         rest = rest[len(chosen) :]
@@ -172,89 +157,44 @@ def _fire_in_transactions(
     report.release_rest([candidate.id for candidate in rest], report.current_time())
 
 
-def _fire_by_value(policy: TimeoutPolicy[Any], work: Work, using: str, report: ReportBuilder) -> None:
-    """Fire the timeouts of `work`, and with each those of its value: all that are due, in one call if they fit."""
-    rest, known, end = list(work.ids), -1, time.monotonic() + WORK_SECONDS
+def _fire_by_value(running: RunningWork) -> None:
+    """Fire the timeouts of a work, and with each those of its value: all that are due, in one call if they fit."""
+    report = running.report
+    rest, known, end = list(running.work.ids), -1, time.monotonic() + WORK_SECONDS
     while rest and known < len(report.done) + len(report.again):  # else they were changed meanwhile
         known = len(report.done) + len(report.again)
-        part = next_part(work, rest, using, report)
+        part = next_part(running, rest)
         if part is not None:
-            _fire_value(policy, part, using, report, end)
+            _fire_value(running, part, end)
         rest = [each for each in rest if each not in report.done and each not in report.again]
         if time.monotonic() > end:
             break
     report.release_rest(rest, report.current_time())
 
 
-def _fire_value(policy: TimeoutPolicy[Any], part: Work, using: str, report: ReportBuilder, end: float) -> None:
+def _fire_value(running: RunningWork, part: Work, end: float) -> None:
     """Fire the due timeouts of the value of `part`; one by one if the call with all of them raises.
 
     A timeout without a value is alone.
     """
-    gathering = Gathering(policy, part, using, report)
+    gathering = Gathering(running, part)
     if part.share:
         gathering.provide_lock()
-    if part.suspect and not gathering.note():
-        return
+    if part.suspect:
+        gathering.noted = count_first(running, part.ids, gathering.gather) or ()
+        if not gathering.noted:
+            return
     gather = gathering.gather if part.share else None
-    attempt = Attempt(policy, part.candidates(), using, share=part.share, gather=gather)
-    if not attempt.fire(report):
+    attempt = Attempt(running, part.candidates(), share=part.share, gather=gather)
+    if not attempt.fire():
         for candidate in attempt.candidates:
-            Attempt(policy, [candidate], using).fire(report)
+            Attempt(running, [candidate]).fire()
             if time.monotonic() > end:
                 break
-    gathering.forget()
+    forget(running, gathering.noted)
 
 
-def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder) -> None:
-    """Fire a suspect, a timeout that a process may have died of, alone, and note that before it runs.
-
-    Two deliveries make a suspect: of a hundred timeouts that a dying process held, one may have killed it. If the
-    process dies again, it is known of which. Deaths are counted apart from attempts: at `MAX_DEATHS` it is `dead`.
-    """
-    timeout_id, is_noted = candidate.id, False
-    with firing_transaction(using):
-        row, now = report.lock_or_release(timeout_id, using)
-        if row is None:
-            return
-        verdict = Verdict({"suspected_at": now})
-        is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
-        is_inside = steps.runs_inside(policy, row)
-        if (
-            is_inside and row.state == State.PENDING and row.run_at <= now and is_meant
-        ):  # else the attempt reports why not
-            # One that began less than a lease ago, with unknown outcome, may be about to run. Redis gives an entry to
-            # one worker at a time, but a forged entry can reach several, each as a suspect.
-            if row.suspected_at is not None and row.suspected_at + get_settings().lease > now:
-                report.release([timeout_id], using, "another worker has just claimed it")
-                return
-            if row.suspected_at is not None:
-                verdict = verdict_of_death(row, now)
-                if row.step:
-                    verdict = of_step(policy, row, verdict, now, None)
-            is_noted = settling.compare_and_set(row, using, **verdict.values)
-            record_settled([row] if is_noted else [], using)
-    if is_noted and verdict.error is not None:
-        report.add_outcomes([row])
-        report.errors[timeout_id] = verdict.error
-        if verdict.ended is not None:
-            steps.note(row, verdict.ended)
-            report.note_steps([row], error=verdict.error)
-        else:
-            log_failure(row, verdict.error, now, Call((timeout_id,)), is_recorded=True)
-        return
-    if is_noted:
-        log_suspect(row)  # before it runs: this process may be the next to die
-    checkpoint("noted")
-    _fire_non_atomic(policy, candidate, using, report, is_suspect=not is_inside)
-    if is_noted and timeout_id in report.uncounted:  # it did not run, or was rolled back for a reason outside of it
-        with suppress(Error):  # then it counts as a death, of which one is not enough
-            settling.forget_suspicion([timeout_id], using)
-
-
-def _fire_non_atomic(
-    policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder, *, is_suspect: bool
-) -> None:
+def _fire_non_atomic(running: RunningWork, candidate: Candidate) -> None:
     """Run the handler, or a step, outside a transaction, between two short ones, at least once.
 
     The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
@@ -262,81 +202,53 @@ def _fire_non_atomic(
     slot is free meanwhile, so that a next round can be scheduled. If it runs in the first transaction, that has
     settled or moved the row, and there is nothing to do.
     """
-    attempt = Attempt(policy, [candidate], using, is_suspect)
-    attempt.fire(report)
+    policy, using, report = running.policy, running.using, running.report
+    attempt = Attempt(running, [candidate])
+    attempt.fire()
     if not attempt.is_committed or not attempt.ready or attempt.ready[0].row.state != State.FIRING:
         return
     [member], driver_connection = attempt.ready, connections[using].connection
     row, function = member.row, steps.function_of(policy, member.row)
     given = row if function is None else steps.as_given(row)
-    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts, "step": row.step})
-    call.obj, call.could_begin_at = member.obj, row.could_fire_at()
+    names = ("state", "attempts", "step", "suspected_at", "idempotency_key", "due_at")
+    call = Call((row.pk,), {name: getattr(row, name) for name in names}, planned_at=member.planned_at)
+    call.obj, call.could_begin_at = member.obj, member.could_fire_at()
     results = list[Any]()
     try:
         failure = raised_by(
-            lambda: results.append(returned_outcome(call_handler(policy, member.obj, given, call, function)))
+            lambda: results.append(returned_outcome(call_handler(running, member.obj, given, call, function)))
         )
         [outcome] = results or [failure]
         if isinstance(outcome, Outcome):  # nothing is undone: it makes no difference whether it is raised or returned
             failure = outcome
         if failure is not None:
-            report.add(_record_failure(policy, failure, call, driver_connection, using))
+            report.add(_record_failure(running, failure, call, driver_connection))
             return
     except KeyboardInterrupt:  # also while the failure could not be recorded yet
         with suppress(Exception):
-            record_error(policy, TransientFailure("interrupted", timedelta(0)), using, call)
+            settle(policy, TransientFailure("interrupted", timedelta(0)), using, call)
         raise
     checkpoint("handled")
     report.note_call(call)
-    note = outcome.reason if isinstance(outcome, Fired) else ""
-    if row.step:
-        found = persistently(lambda: record_step(row, call, note, using), row.pk, using)
-    else:
-        found = persistently(lambda: _settle_fired(row, note, using), row.pk, using)
+    found = persistently(lambda: settle(policy, outcome or Fired(), using, call), row.pk, using)
     checkpoint("settled")
     report.add(found)
     rails.committed(policy, found, attempt.guards, using)
 
 
-def _record_failure(
-    policy: TimeoutPolicy[Any], error: BaseException, call: Call, driver_connection: object, using: str
-) -> ReportBuilder:
+def _record_failure(running: RunningWork, error: BaseException, call: Call, driver_connection: object) -> ReportBuilder:
     """Record what a handler outside a transaction raised. After a transient error no attempt is counted."""
-    [timeout_id], reason = call.timeout_ids, None
+    [timeout_id], reason, using = call.timeout_ids, None, running.using
     if not isinstance(error, Outcome):
         reason = reason_to_repeat(error, using, call, driver_connection)
     if reason is not None:
         wait = firing_state.backoff.next_wait(using, timeout_id, reason, TRANSIENT_MAX_SECONDS)
         error = TransientFailure(reason, wait)
         log_waiting([timeout_id], reason)
-    found = persistently(lambda: record_error(policy, error, using, call), timeout_id, using)
+    found = persistently(lambda: settle(running.policy, error, using, call), timeout_id, using)
     if reason is not None:  # not before: for `persistently`, `uncounted` means that the row is locked
         found.uncounted.update(found.again)
     return found
-
-
-def _settle_fired(fired: Timeout, note: str, using: str) -> ReportBuilder:
-    """Mark the row as fired, with `note`, if there is one, as its reason.
-
-    Not if it was settled, or a new attempt or round of it has begun.
-    """
-    report = ReportBuilder()
-    with firing_transaction(using):
-        row, now = report.lock_or_release(fired.pk, using)
-        if row is None:
-            return report
-        # While it was firing, `run_at` was the end of the lease. Now it is when the attempt was to run.
-        values = {**columns.settled(State.FIRED, Cause.DUE, now), "run_at": vars(fired)["planned_at"]}
-        values["attempts"] = fired.attempts
-        values |= {"reason": clipped(note)} if note else {}
-        if row.state == State.HELD:  # its clock was stopped meanwhile
-            values |= {name: value for name, value in columns.RUNNING_CLOCK.items() if name != "state"}
-        if is_same_attempt(row, fired) and settling.compare_and_set(row, using, **values):
-            record_settled([row], using)
-            report.add_outcomes([row])
-        else:
-            report.add_row(row)
-    return report
 
 
 def extend_firing(ids: Collection[int], using: str) -> bool:

@@ -16,9 +16,10 @@ from django_delayq.ledger import settling
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
-from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, newest_due, step_of, with_over
-from django_delayq.rounds import columns
-from django_delayq.rounds.memory import with_event
+from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, Planned, newest_due, step_of, with_over
+from django_delayq.rounds.columns import ATTEMPTS
+from django_delayq.rounds.memory import with_events
+from django_delayq.rounds.outcomes import Change, Facts, after_step
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -47,12 +48,10 @@ def as_given(row: Timeout) -> Timeout:
     return given
 
 
-def values_after(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, now: datetime, ended: Ended) -> dict[str, Any]:
-    """Return the columns of `row` when its step has `ended`: what follows is next, with attempts of its own."""
+def following_of(policy: TimeoutPolicy[Any], row: Timeout, obj: Any) -> tuple[Planned, str]:
+    """Return what follows the step of `row`, and when it may run by `within`, and what is over then."""
     then, over = following(row, policy, obj)
-    values = {**columns.waiting(policy.opening(then.at, obj)), **columns.ATTEMPTS}
-    history = with_event(row, ended.what, now, step=ended.name, reason=ended.reason)
-    return {**values, "step": then.name, "steps_over": over, "history": history}
+    return then._replace(at=policy.opening(then.at, obj)), over
 
 
 def mark(member: Member, now: datetime, using: str) -> bool:
@@ -69,38 +68,36 @@ def end(member: Member, what: str, now: datetime, using: str, reason: str = "") 
     """Let the due, locked row of a step continue, whose event is `what`. Return False if it is not due after all."""
     row, policy, ended = member.row, registry.get(member.row.policy), Ended(what, member.row.step, reason)
     assert policy is not None
-    return _move_on(row, values_after(policy, row, member.obj, now, ended), ended, using)
+    then, over = following_of(policy, row, member.obj)
+    return _move_on(member, after_step(row, ended, Facts(then=then, over=over)), now, using)
 
 
-def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Timeout]:
+def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Member]:
     """Let rows continue whose step is due, but not the newest one that is; return them, to be fired again at once.
 
     So an outage makes no customer get three reminders in a row. Also rows whose step is not declared any more.
     """
     moved = []
-    for row, obj in [(each.row, each.obj) for each in members if each.row.step]:
+    for member in [each for each in members if each.row.step]:
+        row, obj = member.row, member.obj
         missed, newest = newest_due(plan_of_row(row, policy, obj, now=now), now)
         is_declared = step_of(policy.steps, row.step) is not None
         if is_declared and not missed and (newest.name == row.step or newest.at > now):
             continue
         names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
-        ended = Ended(PASSED, ", ".join(names[-MAX_STEPS:]))
-        values = {**columns.waiting(policy.opening(newest.at, obj)), "step": newest.name}
-        values |= columns.ATTEMPTS if newest.name != row.step else {}
-        values["steps_over"] = with_over(row.steps_over, names)
-        values["history"] = with_event(row, PASSED, now, step=ended.name)
-        if _move_on(row, values, ended, using):
-            moved.append(row)
+        then = newest._replace(at=policy.opening(newest.at, obj))
+        facts = Facts(then=then, over=with_over(row.steps_over, names))
+        change = after_step(row, Ended(PASSED, ", ".join(names[-MAX_STEPS:])), facts)
+        if newest.name == row.step:  # with the attempts that it has had
+            change.values.update({name: getattr(row, name) for name in ATTEMPTS})
+        if _move_on(member, change, now, using):
+            moved.append(member)
     return moved
 
 
-def _move_on(row: Timeout, values: dict[str, Any], ended: Ended, using: str) -> bool:
-    is_moved = settling.move_on(row, using, **values)
+def _move_on(member: Member, change: Change, now: datetime, using: str) -> bool:
+    row, history = member.row, with_events(member.row, change.said, now)
+    is_moved = settling.move_on(row, using, **change.values, history=history)
     if is_moved:
-        note(row, ended)
+        member.ended = change.ended
     return is_moved
-
-
-def note(row: Timeout, ended: Ended | None) -> None:
-    """Keep how a step of `row` has ended, in memory, for `ReportBuilder.note_steps`."""
-    vars(row)["ended_step"] = ended

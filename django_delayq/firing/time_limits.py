@@ -36,16 +36,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import Abandoned, TimeLimitExceeded
 from django_delayq.firing import rails
-from django_delayq.firing.around import raised_by
-from django_delayq.firing.failures import persistently, record_error
-from django_delayq.firing.handler import run_callbacks, tracked
+from django_delayq.firing.handler import raised_by, run_callbacks, tracked
 from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.settling import persistently, settle
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, revoke, share_with_thread, unshare
 from django_delayq.ledger.errors import PACKAGE, is_user_code
-from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.times.clock import plural
 
 logger = logging.getLogger("django_delayq.firing")
@@ -60,16 +58,16 @@ MAX_FRAMES: Final = 3
 """The innermost frames of the user's code: a whole stack would hide the line that waits."""
 
 
-def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> bool:
+def run_within_limit(act: Callable[[], None], running: RunningWork) -> bool:
     """Run `act`, which fires `running.work`; raise what it raises. Return True if a call in it took too long.
 
-    Then `report` has what that call means for its timeout, and lacks the timeouts that were not fired. That is all of a
-    batch, to be fired one by one.
+    Then its report has what that call means for its timeout, and lacks the timeouts that were not fired. That is all of
+    a batch, to be fired one by one.
 
     Inside another handler, or inside a transaction, as in a `TestCase`, the connections cannot be cut: then `act` runs
     without a limit of its own.
     """
-    policy = registry.get(running.work.policy)
+    policy = running.policy
     limit = (policy and policy.limits and policy.limits.run) or get_settings().handler_limit
     if (
         policy is None
@@ -84,9 +82,9 @@ def run_within_limit(act: Callable[[], None], running: RunningWork, report: Repo
     if call is None:
         return False
     if call.timeout_ids:
-        _record(policy, call, limited, report, using)
+        _record(call, limited)
     else:
-        _complete(policy, limited, report, using)
+        _complete(limited)
     return True
 
 
@@ -215,9 +213,10 @@ def _interrupt(thread_id: int) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Abandoned))
 
 
-def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, report: ReportBuilder, using: str) -> None:
+def _record(call: Call, limited: _LimitedThread) -> None:
     """Record the failed attempt of the timeout whose handler hangs; of a batch only log it."""
-    error = limited.cause
+    running, error = limited.running, limited.cause
+    policy, using = running.policy, running.using
     if len(call.timeout_ids) > 1:
         logger.warning(
             "A handler of %s is called again with each of its %d timeouts alone. %s",
@@ -227,28 +226,28 @@ def _record(policy: TimeoutPolicy[Any], call: Call, limited: _LimitedThread, rep
         return
     [timeout_id] = call.timeout_ids
 
-    def settle() -> ReportBuilder:
-        found = record_error(policy, error, using, call)
+    def record() -> ReportBuilder:
+        found = settle(policy, error, using, call)
         if timeout_id in found.uncounted:  # its row is still locked
             cut(limited.shared)
         return found
 
-    report.add(persistently(settle, timeout_id, using))
+    running.report.add(persistently(record, timeout_id, using))
 
 
-def _complete(policy: TimeoutPolicy[Any], limited: _LimitedThread, report: ReportBuilder, using: str) -> None:
+def _complete(limited: _LimitedThread) -> None:
     """Report the transaction whose `on_commit` callback hangs as fired, and run the callbacks behind it.
 
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
     """
     running, rest = limited.running, limited.running.callbacks
-    assert isinstance(running.committed, ReportBuilder)
-    report.add(running.committed)
-    after = RunningWork(running.work)
+    policy, using, committed = running.policy, running.using, running.committed
+    running.report.add(committed)
+    after = RunningWork(running.work, using, running.report, policy)
 
     def act() -> None:
         with tracked(after):
-            run_callbacks(rest)
+            run_callbacks(after, rest)
 
     if rest:
         _LimitedThread(after, limited.limit).run(act)
@@ -258,7 +257,7 @@ def _complete(policy: TimeoutPolicy[Any], limited: _LimitedThread, report: Repor
         f"; {plural(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},
     )
-    rails.committed(policy, running.committed, stop_cache.guards(policy, using), using)
+    rails.committed(policy, committed, stop_cache.guards(policy, using), using)
 
 
 def log_long_runs(lease_seconds: float, threads: int = 0) -> None:

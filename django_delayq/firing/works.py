@@ -190,6 +190,8 @@ class Call:
     began: float = field(default_factory=time.monotonic)
     at: datetime | None = None
     """When it began, by the database clock; None: it has not returned."""
+    planned_at: datetime | None = None
+    """When it was to run, if its row is firing: see `rounds.outcomes.Facts`."""
     took: float | None = None
     """Seconds; None: it has not ended, or it ran in a process that died."""
     could_begin_at: datetime | None = None
@@ -215,14 +217,19 @@ class Call:
 
 @dataclass(slots=True)
 class RunningWork:
-    """A piece of work that a thread of this process runs now."""
+    """A piece of work that a thread of this process runs now. What fires it passes this on."""
 
     work: Work
+    using: str
+    report: Any
+    """A `ReportBuilder`: what is known of the timeouts of the work so far."""
+    policy: Any = None
+    """A `TimeoutPolicy`; None: it is not declared here."""
     began: float = field(default_factory=time.monotonic)
     checkpoint: str = "planned"
     call: Call | None = None
     """What may take only as long as the time limit; None: nothing that does is running."""
-    committed: object = None
+    committed: Any = None
     """The `ReportBuilder` of the transaction whose `on_commit` callbacks are running."""
     callbacks: deque[Callable[[], object]] = field(default_factory=deque)
     """Those of them that have not begun."""

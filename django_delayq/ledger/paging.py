@@ -33,13 +33,13 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.shares import shares_of
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.ledger.traces import current_trace
-from django_delayq.models import Timeout, param
+from django_delayq.models import Timeout
 from django_delayq.rounds.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES
 from django_delayq.rounds.memory import clipped
 from django_delayq.sql import statements
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import pk_of
-from django_delayq.sql.statements import Param, Raw, chunks, compiled, selected, update
+from django_delayq.sql.statements import Param, Raw, chunks, compiled, param, selected, update
 from django_delayq.times import clock
 
 if TYPE_CHECKING:

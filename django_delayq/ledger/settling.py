@@ -30,7 +30,7 @@ from django_delayq.ledger.locking import (
 from django_delayq.ledger.rollups import SettledRow, leave
 from django_delayq.ledger.subjects import object_id
 from django_delayq.ledger.writing import hold_rows
-from django_delayq.models import Timeout, TimeoutQuerySet, attempt_expired, param
+from django_delayq.models import Timeout, TimeoutQuerySet, attempt_expired
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import reads_other_rows
 from django_delayq.policy.terms import reads_again
@@ -47,6 +47,7 @@ from django_delayq.sql.statements import (
     elements_of,
     has_key,
     key_list,
+    param,
     selected,
     sql_of,
     update,
@@ -70,18 +71,29 @@ _ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name no
 _COLUMNS: Final = dict.fromkeys(field.attname for field in _ROW)  # a dict, because Django searches it for each field
 
 
+class Locked(NamedTuple):
+    """Locked rows by id, the time by the database clock, and whether their policy is stopped."""
+
+    rows: dict[int, Timeout]
+    now: datetime
+    is_stopped: bool = False
+
+
 def lock_rows(
     ids: Collection[int], using: str, *, history: bool = False, policy: TimeoutPolicy[Any] | None = None
-) -> tuple[dict[int, Timeout], datetime]:
-    """Lock the rows `ids`, except those that are locked already; return them fresh, by id, and the database's time.
+) -> Locked:
+    """Lock the rows `ids`, except those that are locked already; return them fresh, and the database's time.
 
     The history, which may be large, and the columns of the clock are loaded only on demand, or here with `history`.
-    With `policy` each row has an attribute `is_stopped`: whether that policy is stopped. The statement reads it after
-    its time, so nothing that was committed before that time is missed.
+    The statement reads whether `policy`, if given, is stopped after its time, so nothing that was committed before that
+    time is missed.
     """
     wanted, count = key_list(Timeout, ids, using)
     found = _locked.objects(using, count, history, policy, id=wanted) if ids else []
-    return {row.pk: row for row in found}, vars(found[0])["database_now"] if found else database_now(using)
+    if not found:
+        return Locked({}, database_now(using))
+    read = vars(found[0])
+    return Locked({row.pk: row for row in found}, read["database_now"], read.get("is_stopped", False))
 
 
 @compiled
@@ -247,15 +259,10 @@ def mark_held(rests: Sequence[tuple[Timeout, timedelta]], now: datetime, using: 
 def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: datetime | None = None) -> bool:
     """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due.
 
-    The row in memory keeps as `planned_at` when the attempt was to run. `suspected_at`: now, if it runs alone in its
-    process.
+    `suspected_at`: now, if it runs alone in its process.
     """
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
-    planned_at = row.run_at
-    if not move_on(row, using, **values, suspected_at=suspected_at):
-        return False
-    vars(row).update(planned_at=planned_at)
-    return True
+    return move_on(row, using, **values, suspected_at=suspected_at)
 
 
 def move_on(row: Timeout, using: str, **values: Any) -> bool:
@@ -309,11 +316,6 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
     return True
 
 
-def note_suspicion(rows: Sequence[Timeout], now: datetime, using: str) -> None:
-    """Note that the process may die of the pending, locked `rows`, which run together, alone in it."""
-    write_pending(rows, using, suspected_at=now)
-
-
 def forget_suspicion(ids: Collection[int], using: str) -> list[int]:
     """Let the outcomes of pending rows count as known; return those that another transaction has locked."""
     pending = Timeout.objects.using(using).filter(pk__in=ids, state=State.PENDING)
@@ -338,7 +340,7 @@ def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[
     rows = Timeout.objects.using(using).filter(has_expired, state=State.FIRING, settled_at__isnull=True)
     if ids is not None:
         rows = rows.filter(pk__in=ids)
-    return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
+    return list(rows.only("policy", "object_id", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
 
 
 def extend(ids: Collection[int], until: datetime, using: str) -> bool:

@@ -19,12 +19,12 @@ from django.db.models.sql.where import AND
 
 from django_delayq.ledger.locking import for_update, lock_object, read_committed
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import SLOT_BYTES, Timeout, param, slot_of
+from django_delayq.models import SLOT_BYTES, Timeout, slot_of
 from django_delayq.policy.policies import registry, resolve_policy
 from django_delayq.rounds.memory import clean
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
-from django_delayq.sql.statements import compiled
+from django_delayq.sql.statements import compiled, param
 from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:

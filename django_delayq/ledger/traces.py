@@ -1,7 +1,7 @@
 """The functions in `DELAYQ["AROUND"]`, and the trace context with which a round is written.
 
 Such a function gets a policy and its timeouts, and returns a context manager, which is entered around a call of the
-handler: see `firing.around`. It may have an attribute `get_trace`, a function that returns the `traceparent` of W3C of
+handler: see `firing.handler`. It may have an attribute `get_trace`, a function that returns the `traceparent` of W3C of
 its caller, or "". The column `trace` stores it, so that a firing can refer to the code that has scheduled it, weeks
 before and in another process.
 """

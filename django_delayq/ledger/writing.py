@@ -20,7 +20,7 @@ from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.subjects import lock_newest
 from django_delayq.ledger.traces import current_trace
-from django_delayq.models import WAITING, Timeout, new_idempotency_key, param, params
+from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.rounds import events
 from django_delayq.rounds.columns import (
     DEFAULTS,
@@ -33,7 +33,7 @@ from django_delayq.rounds.memory import SINCE_CHANGED, clipped, record
 from django_delayq.signals import timeout_cancelled
 from django_delayq.sql import statements
 from django_delayq.sql.now import DatabaseNow, column_within_calendar
-from django_delayq.sql.statements import Raw, chunks, compiled, padded, update
+from django_delayq.sql.statements import Raw, chunks, compiled, padded, param, params, update
 from django_delayq.times import clock
 
 if TYPE_CHECKING:

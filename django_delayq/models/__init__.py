@@ -22,7 +22,5 @@ from django_delayq.models.timeout import attempt_expired as attempt_expired
 from django_delayq.models.timeout import could_fire_at as could_fire_at
 from django_delayq.models.timeout import ending_of as ending_of
 from django_delayq.models.timeout import new_idempotency_key as new_idempotency_key
-from django_delayq.models.timeout import param as param
-from django_delayq.models.timeout import params as params
 from django_delayq.models.timeout import refuse_write as refuse_write
 from django_delayq.models.timeout import slot_of as slot_of

@@ -30,7 +30,6 @@ from django_delayq.sql.key_types import (
     PartialIndex,
 )
 from django_delayq.sql.now import DatabaseNow
-from django_delayq.sql.statements import Param
 
 SLOT_BYTES = 16
 """With fewer, two slots could be made alike: see `slot_of`."""
@@ -391,17 +390,15 @@ class Timeout(models.Model):
             return None
         return (self.settled_at - self.could_fire_at()).total_seconds()
 
-    def could_fire_at(self) -> datetime:
+    def could_fire_at(self, run_at: datetime | None = None) -> datetime:
         """Return since when a row that fires, or has fired, could: the latest of some times.
 
         They are its deadline, when it was armed, when its deadline was moved, the end of its last snooze, that of the
         last stop of its policy, and, unless attempts have failed, the time of this one: the end of the grace, or when
         an operator retried it. The deadline does not matter to a step.
         """
-        # While it is `firing`, `run_at` is when that expires: see `settling.mark_firing`.
-        run_at = vars(self).get("planned_at", self.run_at)
         due_at = min(self.due_at, self.created_at) if self.step else self.due_at
-        return could_fire_at(due_at, self.created_at, self.ready_at, run_at, self.attempts)
+        return could_fire_at(due_at, self.created_at, self.ready_at, run_at or self.run_at, self.attempts)
 
 
 WAITING = (Timeout.State.PENDING, Timeout.State.HELD)
@@ -426,15 +423,3 @@ def ending_of(row: Any) -> str:
 def attempt_expired(longest_lease: timedelta) -> Q:
     """Return a condition for rows that are firing: their lease has ended, or ends later than any may."""
     return Q(run_at__lte=DatabaseNow()) | Q(run_at__gt=DatabaseNow() + longest_lease)
-
-
-def param(name: str) -> Param:
-    """Return the parameter for a column of the ledger."""
-    field: Any = Timeout._meta.get_field(name)
-    return Param(field)
-
-
-def params(name: str, count: int) -> list[Any]:
-    """Return parameters for a sequence of so many values of one column of the ledger."""
-    field: Any = Timeout._meta.get_field(name)
-    return [Param(field, name, index) for index in range(count)]

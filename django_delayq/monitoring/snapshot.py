@@ -20,12 +20,12 @@ from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
-from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at, param
+from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at
 from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import stop_label, undeclared_label
 from django_delayq.sql.now import database_now
-from django_delayq.sql.statements import Param, Raw, compiled, selected, sql_of
+from django_delayq.sql.statements import Param, Raw, compiled, param, selected, sql_of
 from django_delayq.times.clock import to_ms
 
 OVERDUE: Final = timedelta(minutes=1)

@@ -10,6 +10,8 @@ from django.utils import timezone
 from django_delayq.times import clock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
@@ -30,7 +32,7 @@ BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
 def record(row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> None:
     """Add an event to the history of `row`, in memory."""
-    row.history = with_event(row, what, at, by=by, reason=reason, **details)
+    row.history = with_event(row.history, what, at, by=by, reason=reason, **details)
 
 
 def record_death(row: Timeout, now: datetime) -> None:
@@ -39,16 +41,24 @@ def record_death(row: Timeout, now: datetime) -> None:
         record(row, "dead", row.settled_at or now, reason=row.reason)
 
 
+def with_events(row: Timeout, said: Iterable[Mapping[str, Any]], at: datetime) -> list[dict[str, Any]]:
+    """Return the history of `row` with the events `said`, each with `what` and what else `with_event` takes."""
+    history: list[dict[str, Any]] = row.history
+    for event in said:
+        history = with_event(history, at=at, **event)
+    return history
+
+
 def with_event(
-    row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any
+    history: list[dict[str, Any]], what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any
 ) -> list[dict[str, Any]]:
-    """Return the history of `row` with one more event; beyond the cap the oldest but the first are dropped.
+    """Return `history` with one more event; beyond the cap the oldest but the first are dropped.
 
     An event has `what`, `at`, and of the others those that are not empty; datetimes as ISO strings in UTC.
     """
     said = {"by": by, "reason": clipped(reason), **details}
     values = {name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value}
-    longer = [*row.history, {"at": iso(at), "what": what, **values}]
+    longer = [*history, {"at": iso(at), "what": what, **values}]
     return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[-MAX_EVENTS + 1 :]]
 
 

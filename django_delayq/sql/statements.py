@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from django.apps import apps
 from django.core.signals import setting_changed
 from django.db import Error, connections, transaction
 from django.db.models import BooleanField, CharField, Expression, F, Func, Q, QuerySet
@@ -80,6 +81,23 @@ class Param(Expression):
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Compile to a placeholder; the parameter is this object itself."""
         return "%s", (self,)
+
+
+def _ledger() -> Any:
+    """Return the fields of the ledger's model, which is above this room."""
+    return apps.get_model("django_delayq", "Timeout")._meta
+
+
+def param(name: str) -> Param:
+    """Return the parameter for a column of the ledger."""
+    field: Any = _ledger().get_field(name)
+    return Param(field)
+
+
+def params(name: str, count: int) -> list[Any]:
+    """Return parameters for a sequence of so many values of one column of the ledger."""
+    field: Any = _ledger().get_field(name)
+    return [Param(field, name, index) for index in range(count)]
 
 
 def padded(values: Collection[T]) -> list[T]:

@@ -43,7 +43,7 @@ from django_delayq.engine.engine import Engine, understood
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
-from django_delayq.firing.failures import settle_expired
+from django_delayq.firing.settling import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
 from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state, known_labels

@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_315, 9_500),
-    "code lines of the edges": (9_120, 4_900),
-    "modules": (221, 120),
+    "code lines of the core": (17_285, 9_500),
+    "code lines of the edges": (9_110, 4_900),
+    "modules": (220, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
     "imports in functions": (15, 14),
@@ -47,13 +47,14 @@ SOURCES = {
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
     ("root",): (1_040, 700),
-    ("models", "policy", "sql", "times"): (3_485, 1_580),
+    ("models", "policy", "sql", "times"): (3_510, 1_580),
     ("scheduling",): (1_080, 740),
     ("arming",): (1_940, 830),
-    ("ledger", "rounds"): (3_480, 1_900),
+    ("ledger",): (3_295, 1_900),
+    ("rounds",): (315, 450),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_825, 1_430),
+    ("firing",): (2_660, 1_430),
     ("worker",): (2_235, 1_480),
     ("operations", "monitoring"): (3_175, 1_470),
     ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),

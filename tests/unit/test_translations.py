@@ -221,7 +221,7 @@ def test_a_row_is_named_in_the_readers_language() -> None:
 def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None:
     sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     noted = r"\bwhat=\"(\w+)\"|\b(?:note|record|with_event)\(\s*row, \"(\w+)\"|\b_move\([^\n]*, \"(\w+)\""
-    noted += r"|\b_moves\(\"\w+\", \"(\w+)\""
+    noted += r"|\b_moves\(\"\w+\", \"(\w+)\"|\"what\": \"(\w+)\""
     kinds = {next(filter(None, found)) for found in re.findall(noted, sources)}
     assert {"extended", "failed", "postponed", "rescheduled", "snoozed", "suspected"} <= kinds
     assert kinds - EVENT_LABELS.keys() == set()

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
-from django_delayq.firing.rails.rail import UNLIMITED, Rail
+from django_delayq.firing.rails.rail import Rail
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import meter
 from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, put_stop, stop_cache
@@ -45,10 +45,11 @@ class BrakeRail(Rail):
     Each thread fires at most once beyond the limit: it counts before it fires more.
     """
 
+    guard = "brake"
+
     def room(self, policy: TimeoutPolicy[Any], guards: Guards) -> int:
         """Return one more than the brake still allows, by its last count."""
-        if guards.brake is None:
-            return UNLIMITED
+        assert guards.brake is not None
         return max(0, guards.brake.most - firing_state.brake_counts.get(policy.label, 0)) + 1
 
     def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
@@ -57,7 +58,8 @@ class BrakeRail(Rail):
         Errors are logged: the firing is committed, and the next one counts again.
         """
         brake, count = guards.brake, len(report.fired)
-        if brake is None or not count:
+        assert brake is not None
+        if not count:
             return
         try:
             total = _add_to_count(policy, brake, count, guards.changed_at, using)

@@ -36,9 +36,11 @@ class LateRail(Rail):
     The statement that locks, checks and marks knows the limit, and leaves what is too late to `settle`.
     """
 
+    guard = "late"
+
     def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
         """Return none of them if the limit is a span, which SQL cannot add."""
-        return candidates if guards.late is None or isinstance(guards.late.after, timedelta) else []
+        return candidates if guards.late and isinstance(guards.late.after, timedelta) else []
 
     def withholds(self, member: Member, guards: Guards, now: datetime) -> bool:
         """Return whether its first attempt would begin too late after the time it was to begin.
@@ -47,16 +49,16 @@ class LateRail(Rail):
         after that, also if no worker has stored it.
         """
         row, obj = member.row, member.obj
-        if guards.late is None or row.attempts or (row.is_requested and not row.step):
+        assert guards.late is not None
+        if row.attempts or (row.is_requested and not row.step):
             return False
         begins_at = row.run_at if guards.quiet is None else guards.quiet.opening(row.run_at, obj)
         latest = end_of(guards.late.after, begins_at, obj)
         return latest is not None and now > latest
 
-    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Member]:
         late = guards.late
-        if late is None:
-            return []
+        assert late is not None
         found = [each for each in members if self.withholds(each, guards, now)]
         reason = f"It would have begun more than {length_text(late.after)} after its deadline."
         late_steps = [each for each in found if each.row.step]
@@ -65,7 +67,7 @@ class LateRail(Rail):
         if withheld := [each.row for each in found if not each.row.step]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
-        return [each.row for each in found]
+        return found
 
     def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
         late = [row for _, row in report.signals if row.cause == Cause.LATE]
@@ -86,22 +88,25 @@ class QuietRail(Rail):
     Also of a retry, and of what an outage has delayed: no customer gets an SMS at night. No attempt is counted.
     """
 
+    guard = "quiet"
+
     def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
-        return [] if guards.quiet else candidates
+        return []
 
     def withholds(self, member: Member, guards: Guards, now: datetime) -> bool:
         """Return whether `within=` is closed at `now`."""
-        return bool(guards.quiet and not member.row.is_requested and guards.quiet.opening(now, member.obj) > now)
+        assert guards.quiet is not None
+        return not member.row.is_requested and guards.quiet.opening(now, member.obj) > now
 
-    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Member]:
         waiting = [each for each in members if self.withholds(each, guards, now)]
         for each in members:
-            if guards.quiet is not None and not each.row.is_requested:
+            if guards.quiet and not each.row.is_requested:
                 # lateness counts from the opening after the deadline, also if no worker has stored it before
                 opens_at = guards.quiet.opening(now if each in waiting else each.row.run_at, each.obj)
                 if opens_at > each.row.run_at:
                     settling.defer(each.row, opens_at, using)
-        return [each.row for each in waiting]
+        return waiting
 
 
 class ShadowRail(Rail):
@@ -110,13 +115,13 @@ class ShadowRail(Rail):
     A step in shadow mode is noted and not called, and the timeout continues.
     """
 
+    guard = "shadow"
+
     def admitted(self, candidates: Sequence[Candidate], guards: Guards) -> Sequence[Candidate]:
-        if not guards.shadow:
-            return candidates
         return [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
 
-    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Timeout]:
-        shadowed = [each for each in members if guards.shadow and is_in_shadow(each.row.object_id, guards.shadow)]
+    def settle(self, members: Sequence[Member], guards: Guards, now: datetime, using: str) -> list[Member]:
+        shadowed = [each for each in members if is_in_shadow(each.row.object_id, guards.shadow)]
         withheld = list[Timeout]()
         for member in shadowed:
             if member.row.step:
@@ -125,7 +130,7 @@ class ShadowRail(Rail):
                 withheld.append(member.row)
         if withheld:
             settling.mark_settled(withheld, Timeout.Cause.SHADOW, now, using)
-        return [each.row for each in shadowed]
+        return shadowed
 
 
 def is_in_shadow(object_id: str, percent: int) -> bool:

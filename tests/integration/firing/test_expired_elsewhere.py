@@ -6,15 +6,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_delayq import get_policy, timeout_dead
 from django_delayq.firing import settle_expired
-from django_delayq.firing.failures import WorkerDied, record_error
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.settling import settle
 from django_delayq.firing.works import Call
 from django_delayq.models import Timeout
+from django_delayq.rounds.outcomes import WorkerDied
+from django_delayq.signals import timeouts_settling
 from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order
 
@@ -32,7 +34,7 @@ def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(
     seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
     settle_expired("default")
     call = Call((row.pk,), seen)
-    record_error(get_policy((Order, "send_outside")), WorkerDied("died"), "default", call)
+    settle(get_policy((Order, "send_outside")), WorkerDied("died"), "default", call)
     assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
         f"Timeout {row.pk} ({row.policy}, object {order.pk}) is dead"
     ]
@@ -44,8 +46,26 @@ def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
     row = due(order, "send_outside")
     seen = {"state": "firing", "attempts": 1}
     call = Call((row.pk,), seen)
-    record_error(get_policy((Order, "send_outside")), RuntimeError("no"), "default", call)
+    settle(get_policy((Order, "send_outside")), RuntimeError("no"), "default", call)
     assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]
+
+
+def test_callbacks_of_receivers_run_after_a_death_is_recorded(order: Order) -> None:
+    row = due(order, "send_outside")
+    die_at(row, "committed")
+    expire(row)
+    Timeout.objects.update(suspected_at=timezone.now(), deaths=2)  # the third death
+    called: list[str] = []
+
+    def note(**_: Any) -> None:
+        transaction.on_commit(lambda: called.append(state(row)[0]))
+
+    timeouts_settling.connect(note)
+    try:
+        settle_expired("default")
+    finally:
+        timeouts_settling.disconnect(note)
+    assert called == ["dead"]
 
 
 def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:

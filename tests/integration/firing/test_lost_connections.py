@@ -15,8 +15,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
-from django_delayq.firing.failures import MAX_LOSSES
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.settling import MAX_LOSSES
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
@@ -242,7 +242,7 @@ def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
         calls.append(1)
         kill_own_connection()
 
-    monkeypatch.setattr("django_delayq.firing.failures.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("django_delayq.firing.settling.time.sleep", lambda seconds: None)
     row = due(order, declare(Order, handler, name="outside", atomic=False))
     assert fire(row).fired == (row.pk,)
     assert (state(row), calls) == (("fired", "due"), [1])

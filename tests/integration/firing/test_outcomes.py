@@ -390,7 +390,7 @@ def test_a_member_that_cannot_be_recorded_hides_nothing_of_the_others(
 
     policy = declare(Order, handler, name="one_fails", together=20)
     rows = [due(order, policy) for order in orders]
-    monkeypatch.setattr("django_delayq.firing.running.record_error", refuse)
+    monkeypatch.setattr("django_delayq.firing.attempt.settle", refuse)
     report = fire(*rows)
     assert set(report.fired) == {row.pk for row in rows} - {rows[2].pk}
     assert list(report.again) == [rows[2].pk]

@@ -318,7 +318,7 @@ def test_a_row_that_is_held_when_the_handler_is_done_is_settled_when_it_is_free(
         if len(pauses) == 3:
             held[0].__exit__(None, None, None)
 
-    monkeypatch.setattr("django_delayq.firing.failures.time.sleep", sleep)
+    monkeypatch.setattr("django_delayq.firing.settling.time.sleep", sleep)
     row = due(order, declare(Order, handler, name="outside", atomic=False))
     assert fire(row).fired == (row.pk,)
     assert len(pauses) == 3

@@ -9,9 +9,9 @@ import pytest
 from django.db import connection
 
 from django_delayq import TimeoutPolicy, clock, timeout_policy
-from django_delayq.firing import Work
 from django_delayq.firing.gathering import Gathering
 from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.works import RunningWork, Work
 from django_delayq.ledger.shares import provide_lock
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
@@ -44,8 +44,9 @@ def policy(request: pytest.FixtureRequest) -> Iterator[TimeoutPolicy[Any]]:
 def gathered(policy: TimeoutPolicy[Any], owner: str, tried: Sequence[int] = ()) -> list[int]:
     work = Work(policy.label, (-1,), ("-1",), share=owner)
     report = ReportBuilder(again=dict.fromkeys(tried, clock.now()))
+    running = RunningWork(work, "default", report, policy)
     provide_lock(policy, owner, "default")
-    return [candidate.id for candidate in Gathering(policy, work, "default", report).gather()]
+    return [candidate.id for candidate in Gathering(running, work).gather()]
 
 
 @pytest.mark.parametrize("owner", ["17", str(OWNERS), "unknown"])

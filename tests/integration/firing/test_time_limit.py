@@ -142,7 +142,7 @@ from django_delayq.firing.time_limits import _interrupt
 ours, theirs = socket.socketpair()
 blocked = threading.Thread(target=ours.recv, args=[1], daemon=True)
 blocked.start()
-running = RunningWork(work=None, thread_ids={blocked.ident})
+running = RunningWork(work=None, using="default", report=None, thread_ids={blocked.ident})
 sys.setprofile(lambda *_: None)
 running.interrupt(_interrupt)
 (lambda: print("it continues"))()

@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock, schedule_timeout
 from django_delayq.ledger.locking import for_update
-from django_delayq.models import Timeout, param, params
+from django_delayq.models import Timeout
 from django_delayq.sql import statements
 from django_delayq.sql.now import DatabaseNow
-from django_delayq.sql.statements import compiled, update
+from django_delayq.sql.statements import compiled, param, params, update
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

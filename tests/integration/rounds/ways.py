@@ -14,8 +14,8 @@ from django.db.models import Q
 import django_delayq as dq
 from django_delayq import Fired, GiveUp, Late, Limits, Retry, Skip, Snooze, WorkingHours, operations
 from django_delayq.arming.holding import end_holds_by_hand
-from django_delayq.firing.failures import settle_expired
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.settling import settle_expired
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from tests.integration.rounds.stage import AUTO, BARE, BY, DATA, MINUTE, SINCE, Stage, at
