@@ -31,6 +31,9 @@ NOT_CODE = {
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 NOT_TUNING = re.compile(r"_CODES$|^VERSION$")
 """Names of constants that tune nothing: codes of the errors of a server, and the version of a message."""
+OTHER_OWNERS = {"self", "cls", "change", "run", "call", "control", "copy", "meter", "sync", "record"}
+"""Variables that are no rows of the ledger."""
+AT_HOME = re.compile(r"/(rounds|ledger)/")
 Graph = Mapping[str, AbstractSet[str]]
 
 
@@ -161,6 +164,33 @@ class Module:
                 if count > MAX_PARAMETERS:
                     yield f"{self.path}:{node.lineno} {node.name}: {count}"
 
+    def columns(self) -> set[str]:
+        """Return the names of the fields of the model `Timeout`, if this module has it."""
+        models = [node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == "Timeout"]
+        fields = [each for model in models for each in model.body if isinstance(each, ast.Assign | ast.AnnAssign)]
+        targets = [each.target if isinstance(each, ast.AnnAssign) else each.targets[0] for each in fields]
+        return {target.id for target in targets if isinstance(target, ast.Name)}
+
+    def setters(self, columns: AbstractSet[str]) -> Iterator[str]:
+        """Yield the functions that set one of these attributes of a local variable, or several by `vars`."""
+        for function in ast.walk(self.tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                nodes = list(ast.walk(function))
+                is_one = any(
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, ast.Store)
+                    and node.attr in columns
+                    and isinstance(node.value, ast.Name)
+                    and node.value.id not in OTHER_OWNERS
+                    for node in nodes
+                )
+                if columns and (is_one or any(map(_updates_vars, nodes))):
+                    yield f"{self.path}:{function.lineno} {function.name}"
+
+
+def _updates_vars(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and bool(re.match(r"vars\((row|new|fired)\)\.update\(", ast.unparse(node)))
+
 
 def _is_text(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
@@ -230,6 +260,11 @@ class Package:
     def long_parameter_lists(self) -> list[str]:
         return [function for module in self._sources for function in module.long_parameter_lists()]
 
+    def setters(self) -> list[str]:
+        """Return the functions that set columns of a Timeout."""
+        columns = set[str]().union(*(module.columns() for module in self._sources))
+        return [function for module in self._sources for function in module.setters(columns)]
+
 
 def circles(graph: Graph) -> list[list[str]]:
     """Return the groups of modules that reach each other."""
@@ -286,6 +321,8 @@ def measure(package: Package) -> dict[str, int]:
         "numeric constants": len(constants),
         "numeric constants without a reason": sum(not constant.is_explained for constant in constants),
         "functions with more than 5 parameters": len(package.long_parameter_lists()),
+        "functions that set columns of a Timeout": len(package.setters()),
+        "of these outside of rounds and ledger": len([each for each in package.setters() if not AT_HOME.search(each)]),
     }
 
 
@@ -300,6 +337,7 @@ def _print(package: Package) -> None:
     deferred = {name: sorted(others) for name, others in package.deferred.items() if others}
     show("Imports in functions", (f"{name}: {' '.join(others)}" for name, others in deferred.items()))
     show("Functions with more than 5 parameters", package.long_parameter_lists())
+    show("Functions that set columns of a Timeout", package.setters())
     for title, is_explained in (("with", True), ("without", False)):
         chosen = [constant for constant in package.constants() if constant.is_explained is is_explained]
         show(f"Numeric constants {title} a reason", (f"{each.where} {each.name} = {each.value}" for each in chosen))

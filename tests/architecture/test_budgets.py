@@ -43,6 +43,8 @@ SOURCES = {
     "numeric constants": (248, 90),
     "numeric constants without a reason": (0, 0),
     "functions with more than 5 parameters": (26, 8),
+    "functions that set columns of a Timeout": (43, 30),
+    "of these outside of rounds and ledger": (18, 0),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
 ROOMS = {
@@ -151,6 +153,19 @@ def test_constants_are_found_with_their_reasons(sample: Package) -> None:
 
 def test_parameters_are_counted_without_self_and_collected_ones(sample: Package) -> None:
     assert [found.split()[1:] for found in sample.long_parameter_lists()] == [["check:", "6"]]
+
+
+def test_functions_that_set_columns_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "sample"
+    folder.mkdir()
+    (folder / "model.py").write_text("class Timeout:\n    state = Field()\n    due_at: Any = Field()\n")
+    (folder / "other.py").write_text(
+        "def one(row):\n    row.state, row.x = 1, 2\n"
+        "def many(row):\n    vars(row).update(x=1)\n"
+        "def more(row):\n    row.due_at += 1\n"
+        "def reads(row, self):\n    self.state = row.state\n    row.x = 1\n"
+    )
+    assert [found.split()[1] for found in Package(folder).setters()] == ["one", "many", "more"]
 
 
 @pytest.fixture
