@@ -18,7 +18,7 @@ from django_delayq.worker import Worker, lines
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.executors import Executor
 from django_delayq.worker.lines import MAX_TAKEN, Lines
-from tests.support.workers import due_orders
+from tests.support.workers import due_orders, needs_more_connections
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -283,6 +283,7 @@ def test_each_of_several_floods_goes_on(source: str, declare: Declare) -> None:
     assert min(counts.values()) >= 15, counts
 
 
+@needs_more_connections
 @pytest.mark.parametrize(("threads", "unheeded"), [(1, 9), (20, 9), (21, 0)])
 def test_a_worker_sleeps_until_reports_leave_room_worth_a_round_trip(threads: int, unheeded: int) -> None:
     """A quarter of what it has; but each one, if its threads could begin all of that at once."""
