@@ -129,7 +129,8 @@ def _memory_growth(samples: Samples) -> float:
 
 
 def _slowest_page(samples: Samples) -> float:
-    pages = [columns["p50"][0] for name, columns in samples.get("pages", {}).items() if not name.startswith("command")]
+    timed = {name: columns["p50"][0] for name, columns in samples.get("pages", {}).items() if "p50" in columns}
+    pages = [took for name, took in timed.items() if not name.startswith("command")]
     if not pages:
         raise NotMeasured("pages not measured")
     return max(pages)

@@ -32,7 +32,7 @@ CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 NOT_TUNING = re.compile(r"_CODES$|^VERSION$")
 """Names of constants that tune nothing: codes of the errors of a server, and the version of a message."""
 OTHER_OWNERS = {"self", "cls", "change", "run", "call", "control", "copy", "meter", "sync", "record"}
-"""Variables that are no rows of the ledger."""
+"""Names of variables that have other objects than rows of the ledger."""
 AT_HOME = re.compile(r"/(rounds|ledger)/")
 Graph = Mapping[str, AbstractSet[str]]
 
