@@ -61,6 +61,9 @@ def resumed_at(control: PolicyControl) -> datetime | None:
 def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
     """Return an expression for whether `policy` is stopped by the database clock, in the snapshot of the statement.
 
+    A firing reads it in the query that locks the row. A cached answer is not enough: the process may have been
+    suspended since then, and would fire a policy that was paused meanwhile.
+
     EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
     """
     return Exists(stops_in_force().filter(policy__in=policy.labels))

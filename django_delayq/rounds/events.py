@@ -1,7 +1,7 @@
 """What happens to a waiting or settled round: each event changes the columns of a row, in memory.
 
 No event asks a database or a clock: what it depends on is given, or comes from `Facts`. The caller has locked the row,
-and `ledger.paging.update_each` writes what was changed. What a firing does to a row is in `ledger.settling`.
+and `ledger.paging.update_each` writes what was changed. What an attempt makes of a row is in `outcomes`.
 """
 
 from __future__ import annotations
