@@ -79,7 +79,7 @@ class Settings:
             another one. None: no check.
         production: the name of the production installation, the same in all installations. In another one time can
             pass at once (`delayq_clock`).
-        executor: dotted path of a class like `django_delayq.worker.executors.Executor` that runs handlers. None:
+        executor: dotted path of a class like `django_delayq.firing.executors.Executor` that runs handlers. None:
             threads of the worker.
         around: functions `(policy, timeouts)` that return context managers, or dotted paths to some, entered around
             each call of a handler, for tracing.

@@ -21,6 +21,7 @@ from django.db import Error, connections
 from django_delayq.backoff import StateLog
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import MAX_ID
+from django_delayq.firing.executors import Done, Executor
 from django_delayq.firing.planning import plan
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, run
 from django_delayq.firing.state import firing_state
@@ -33,7 +34,6 @@ from django_delayq.models import Timeout
 from django_delayq.policy.declaring import MAX_LABEL
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.rounds.columns import is_suspect
-from django_delayq.worker.executors import Done, Executor
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
+from django_delayq.firing.executors import PREFETCH_SECONDS, Executor
 from django_delayq.firing.planning import plan
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Report, Work, suits_use_tz
 from django_delayq.ledger.errors import message_of, shown
 from django_delayq.policy.policies import registry
 from django_delayq.times.clock import plural
-from django_delayq.worker.executors import PREFETCH_SECONDS, Executor
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.sources.ledger import CLAIMED_AHEAD, Batch, SlotQueue

@@ -19,6 +19,7 @@ from django.db import connections
 
 from django_delayq import __version__
 from django_delayq.exceptions import DelayqError, EngineError, WrongInstallation
+from django_delayq.firing.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
@@ -37,7 +38,6 @@ from django_delayq.signals import worker_started
 from django_delayq.times.clock import brief, plural
 from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.executors import make_executor
 from django_delayq.worker.parts import WorkerParts
 from django_delayq.worker.servers import DatabaseHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS, slot_seconds

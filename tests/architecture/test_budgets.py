@@ -47,7 +47,7 @@ SOURCES = {
     "of these outside of rounds and ledger": (18, 0),
 }
 # rooms that belong together: (ceiling, budget) of their code lines
-# `executors` moved from the root to `worker`, and `statements` from `ledger` to `sql`: those two rooms grew by that.
+# `executors` moved from the root to `firing`, and `statements` from `ledger` to `sql`.
 ROOMS = {
     ("root",): (1_040, 700),
     ("models", "policy", "sql", "times"): (3_510, 1_580),
@@ -57,8 +57,8 @@ ROOMS = {
     ("rounds",): (315, 450),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_660, 1_430),
-    ("worker",): (2_235, 1_480),
+    ("firing",): (2_845, 1_430),
+    ("worker",): (2_045, 1_480),
     ("operations", "monitoring"): (3_175, 1_470),
     ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),
 }

@@ -21,7 +21,7 @@ PARTS = {
 NEVER = {
     "django_delayq.worker",
     "django_delayq.firing",
-    "django_delayq.worker.executors",
+    "django_delayq.firing.executors",
     "django_delayq.monitoring.doctor",
     "django_delayq.management",
     "django_delayq.testing",

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from django_delayq.firing import Report, Work
-from django_delayq.worker import executors
-from django_delayq.worker.executors import WorkQueue
+from django_delayq.firing import Report, Work, executors
+from django_delayq.firing.executors import WorkQueue
 
 
 def work(policy: str, number: int) -> Work:

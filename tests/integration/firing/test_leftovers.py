@@ -29,10 +29,10 @@ from django_delayq import signals
 from django_delayq.conf import ConfigError
 from django_delayq.contrib import remote
 from django_delayq.firing import Report, Work, run
+from django_delayq.firing.executors import make_executor
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from django_delayq.worker.executors import make_executor
 from tests.integration.firing.conftest import fire
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, needs_more_connections

@@ -16,8 +16,8 @@ from django.db import connection
 from django_delayq import Snooze, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.firing import Report, Work, run
+from django_delayq.firing.executors import Executor, make_executor
 from django_delayq.models import Timeout
-from django_delayq.worker.executors import Executor, make_executor
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, states
 from tests.testapp.models import Effect, Order

@@ -193,8 +193,8 @@ def test_the_thread_that_watches_handlers_rests_while_none_runs(
     start_worker: StartWorker, declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
-    monkeypatch.setattr("django_delayq.worker.executors.SLOW_SECONDS", 0.02)
-    monkeypatch.setattr("django_delayq.worker.executors.log_long_runs", lambda *_: looks.append(time.monotonic()))
+    monkeypatch.setattr("django_delayq.firing.executors.SLOW_SECONDS", 0.02)
+    monkeypatch.setattr("django_delayq.firing.executors.log_long_runs", lambda *_: looks.append(time.monotonic()))
     go_on = threading.Event()
     policy = declare(Order, lambda order, timeout: go_on.wait(30), name="waits")
     start_worker()

@@ -63,7 +63,7 @@ def test_a_clock_that_a_test_has_stopped_withholds_no_slots(
         work, is_late = next(works), bool(late) and late.pop() >= 0
         return run(replace(work, begin_by=0.0) if is_late else work, using)
 
-    monkeypatch.setattr("django_delayq.worker.executors.run_each", run_some_late)
+    monkeypatch.setattr("django_delayq.firing.executors.run_each", run_some_late)
     miss_no_slots(monkeypatch)
     overdue(policy := declare(Order, Begins(), name="rated", limits=Limits(rate=RATE)), 30)
     with clock.set_to(timezone.now() + timedelta(hours=1)):
@@ -88,7 +88,7 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
         may_go_on.wait(30)
         return run(replace(next(works), begin_by=0.0), using)
 
-    monkeypatch.setattr("django_delayq.worker.executors.run_each", run_late)
+    monkeypatch.setattr("django_delayq.firing.executors.run_each", run_late)
     caplog.set_level(logging.INFO)
     begins = Begins()
     policy = declare(Order, begins, name="rated", limits=Limits(rate=RATE))

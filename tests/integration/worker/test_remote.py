@@ -20,10 +20,10 @@ from django_delayq.conf import ConfigError
 from django_delayq.contrib import remote
 from django_delayq.contrib.remote import EXTEND_RETRY_SECONDS, RemoteExecutor, fire, outcomes
 from django_delayq.firing import Report, Work
+from django_delayq.firing.executors import make_executor
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
-from django_delayq.worker.executors import make_executor
 from tests.integration.firing.test_outside import raise_busy
 from tests.integration.operations.conftest import as_if
 from tests.integration.worker.test_periodic import make_read_only, own_session, write

@@ -12,11 +12,11 @@ import pytest
 
 from django_delayq import Limits, Rate, TimeoutPolicy, operations
 from django_delayq.firing import Report, Work, run
+from django_delayq.firing.executors import Executor
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, lines
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.executors import Executor
 from django_delayq.worker.lines import MAX_TAKEN, Lines
 from tests.support.workers import due_orders, needs_more_connections
 from tests.testapp.models import Order
