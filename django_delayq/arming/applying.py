@@ -17,11 +17,14 @@ from django_delayq.ledger import paging, writing
 from django_delayq.ledger.locking import lock_in_slot_order
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import update_each
+from django_delayq.ledger.planned import begin, planning_policy
+from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.subjects import slots_of, subject_at
-from django_delayq.ledger.writing import hold_rows
+from django_delayq.ledger.traces import current_trace
+from django_delayq.ledger.writing import resume_rows
 from django_delayq.models import Timeout
-from django_delayq.rounds.columns import far
-from django_delayq.rounds.memory import record
+from django_delayq.rounds import events
+from django_delayq.rounds.memory import SINCE_CHANGED
 from django_delayq.signals import (
     timeout_cancelled,
     timeout_held,
@@ -46,19 +49,9 @@ _rearmed_interval = LogInterval()
 def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
-    moved, cancelled = list[Timeout](), list[Timeout]()
+    cancelled = list[Timeout]()
     armed, ran = _insert(changes.insert, using, alone=signals)
-    if changes.move:
-        moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
-        restarted = [(row, changes.move[row.pk]) for row in moved]
-        for row, each in restarted:
-            row.terms = each.terms
-        writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], Facts(moved, using))
-        stopped = [(row, each.rest) for row, each in restarted if each.rest is not None]
-        for row, _ in stopped:
-            row.held_at = changes.move[row.pk].held_at
-        hold_rows(stopped, using, at=clock.now(), by="save")
-    moved += _recompute(changes.recompute, using)
+    moved = _restart(changes.move, using) + _recompute(changes.recompute, using)
     held, resumed = _set_clocks(changes, ran, using)
     if changes.cancel:
         _cancel(changes.cancel, using)
@@ -104,6 +97,24 @@ def _warn_of_rearmed(row: Timeout) -> None:
         )
 
 
+def _restart(rounds: dict[int, Round], using: str) -> list[Timeout]:
+    """Begin new rounds in waiting rows; return the rows. Their clocks run, also of those that were held."""
+    facts = Facts(_locked(Timeout.objects.using(using).filter(slot_taken=1), list(rounds), using), using)
+    begun, trace = [(row, rounds[row.pk]) for row in facts.rows], current_trace()
+    for row, each in begun:
+        events.restart(row, each.since_at, each.due_at, each.terms, trace)
+        if policy := planning_policy(row):
+            begin(row, policy, each.due_at, clock.now(), facts.needed(row, policy))
+    set_shares(facts.rows, using)
+    moves = [(row, each.due_at, None) for row, each in begun]
+    moved = writing.move_rows(moves, facts, what="rescheduled", at=clock.now(), by="save", reason=SINCE_CHANGED)
+    for row, each in begun:
+        if each.rest is not None:
+            events.hold(row, each.rest, clock.now(), since=each.held_at, by="save")
+    writing.write_waiting([row for row in moved if row.state == State.HELD], using)
+    return moved
+
+
 def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
     """Give waiting rows whose data has changed their new deadlines; return the rows.
 
@@ -114,9 +125,8 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
     for row in facts.rows:
         each = rounds[row.pk]
         time = each.state.policy.own_time(each.data, each.state.after)
-        plan = holding.plan_of(row, each.due_at, each.terms, time, facts)
-        holding.follow(row, plan)
-        row.asked_due_at = None if plan.due_at == plan.computed else plan.computed
+        plan = events.plan_of(row, each.due_at, each.terms, time, facts)
+        events.follow(row, plan)
         moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at, facts)))
     return writing.move_rows(moves, facts, what="recomputed", at=clock.now(), by="save")
 
@@ -134,17 +144,9 @@ def _new_row(each: Round, using: str) -> Timeout:
         values |= {"steps_over": each.kept.steps_over, "stops": each.kept.stops}
     row = writing.new_row(subject, each.due_at, each.since_at, terms=each.terms, obj=each.obj, **values)
     if each.kept is not None:
-        if each.kept.due_at is not None:
-            row.terms, row.computed_due_at = each.kept.terms, each.kept.computed_due_at
-        row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
-        row.idempotency_key = each.kept.key or row.idempotency_key
-        row.restarted_at, row.payload = each.kept.restarted_at, each.kept.payload
-        row.asked_due_at = None if each.kept.asked_due_at == row.due_at else each.kept.asked_due_at
-        if row.step == each.kept.step or each.rest is not None:
-            vars(row).update(each.kept.attempts, step=each.kept.step)
+        events.continue_round(row, each.kept, is_held=each.rest is not None)
     if each.rest is not None:
-        row.run_at, row.remaining, row.held_at = far(), each.rest, each.held_at
-        record(row, "held", row.created_at, by="save", rest=each.rest.total_seconds())
+        events.hold(row, each.rest, row.created_at, since=each.held_at, by="save")
     return row
 
 
@@ -160,11 +162,11 @@ def _set_clocks(changes: Changes, ran: Sequence[Timeout], using: str) -> tuple[l
     ended = holding.end_passed(locked, facts)
     if noted := [row for row in locked if row.held_by_hand]:
         for row in noted:
-            row.held_when = row.pk in changes.hold
+            events.note_condition(row, holds=row.pk in changes.hold)
         update_each(noted, using, (State.HELD,))
     running = [*ran, *(row for row in locked if row.pk in changes.hold and row.state == State.PENDING)]
     stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]
-    resumed = [*ended, *holding.resume([(row, facts.now) for row in stopped], facts, by="save")]
+    resumed = [*ended, *resume_rows([(row, facts.now) for row in stopped], facts, by="save")]
     return holding.hold(running, facts, by="save"), resumed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,7 +14,6 @@ from django.db import Error as DatabaseError
 from django_delayq.ledger.errors import message_of
 from django_delayq.models import Timeout
 from django_delayq.policy.terms import CONSTANT, follows_data, has_column, terms_of_code
-from django_delayq.rounds.columns import ATTEMPTS
 from django_delayq.sql.key_types import object_id_of
 from django_delayq.times import clock
 from django_delayq.times.clock import plural
@@ -22,64 +21,10 @@ from django_delayq.times.clock import plural
 if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
     from django_delayq.policy.policies import TimeoutPolicy
+    from django_delayq.rounds.events import RoundMemory
 
 RoundKey: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
-
-
-KEPT_COLUMNS: tuple[str, ...] = ("due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "own_key")
-KEPT_COLUMNS += ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "stops")
-KEPT_COLUMNS += ("remaining", "keeps_deadline", "held_at", "held_until", "held_when", "settled_at")
-KEPT_COLUMNS += ("step", *ATTEMPTS, "payload", "asked_due_at", "is_due_by_request")
-"""The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
-
-
-class RoundMemory(NamedTuple):
-    """What a round keeps when it is armed again. `due_at` is None if its policy decides the deadline."""
-
-    due_at: datetime | None
-    first_due_at: datetime
-    extensions: int
-    held_until: datetime
-    """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
-    key: str | None
-    """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
-    attempts: Mapping[str, Any]
-    """The columns `ATTEMPTS` of its step, or of its handler."""
-    asked_due_at: datetime
-    """The deadline before an operator or a hold moved it."""
-    stopped_at: datetime | None = None
-    """Since when its clock was stopped, and has been since; None: it was running."""
-    resumed_at: datetime | None = None
-    """When it began to run again although it was held: its hold by hand had an end, which no worker has noticed."""
-    restarted_at: datetime | None = None
-    """When its deadline was last set independently of the former one. If it was held: when its clock runs again."""
-    terms: str | None = None
-    """With which values its deadline was computed; None: it was set by hand."""
-    computed_due_at: datetime | None = None
-    is_guarded: bool = False
-    """A guard has ended it."""
-    steps_over: str = ""
-    """Its steps that ran, or were passed: they do not run again."""
-    step: str = ""
-    stops: Any = None
-    """When its clock was stopped before."""
-    payload: Any = None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> RoundMemory:
-        """Return what a round keeps of its row that its condition has ended, by `KEPT_COLUMNS`."""
-        kept = {name: row[name] for name in cls._fields if name in row}
-        kept["due_at"] = None if row["is_due_by_request"] else row["due_at"]
-        kept |= {
-            "attempts": {name: row[name] for name in ATTEMPTS},
-            "asked_due_at": row["asked_due_at"] or row["due_at"],
-        }
-        kept["held_until"] = row["hold_ended_at"] or row["created_at"]
-        stopped_at = None if row["keeps_deadline"] or row["remaining"] is None else row["held_at"]
-        ended_at = row["held_until"] if stopped_at and not row["held_when"] else None
-        resumed_at = ended_at if ended_at is not None and ended_at <= row["settled_at"] else None
-        return cls(**kept, key=row["own_key"], stopped_at=stopped_at, resumed_at=resumed_at)
 
 
 class Round(NamedTuple):

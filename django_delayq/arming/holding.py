@@ -19,32 +19,35 @@ stop is kept in `stops`, so that a deadline that is computed again is moved by t
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseError
+from django.db.models import Model
 
 from django_delayq.arming.row_state import on_hold_among
 from django_delayq.ledger.controls import PolicyState, Stop, policy_states
 from django_delayq.ledger.errors import message_of
-from django_delayq.ledger.locking import lock_in_slot_order
-from django_delayq.ledger.paging import Page, each_page
-from django_delayq.ledger.planned import final_at, next_at, waits_longer
-from django_delayq.ledger.subjects import Objects, model_and_pk_of, slots_of
-from django_delayq.ledger.writing import hold_rows, note_holds, resume_rows
+from django_delayq.ledger.locking import lock_in_slot_order, read_committed
+from django_delayq.ledger.paging import Page, each_page, update_each
+from django_delayq.ledger.planned import plan_of_row
+from django_delayq.ledger.subjects import lock_newest, lock_subject, model_and_pk_of, objects_of, slots_of
+from django_delayq.ledger.writing import hold_rows, resume_rows
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.memory import stops_of, with_stop
+from django_delayq.policy.steps import HANDLER, Planned
+from django_delayq.rounds import events
 from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import CHUNK, chunks
-from django_delayq.times.clock import shifted
 from django_delayq.times.lengths import OwnTime
-from django_delayq.times.spans import Length
+from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:
+    from django_delayq.ledger.subjects import Subject
     from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.worker")
@@ -65,8 +68,57 @@ def time_of(
     return policy.own_time(read() if policy.needs_object else None, in_force())
 
 
-class Facts(Objects):
-    """What events of the locked rows of a page depend on beside them. Each is read at most once, when it is needed."""
+class Facts:
+    """What events of the locked rows of a page depend on beside them. Each is read at most once, when it is needed.
+
+    So all objects of one model are read in one query.
+    """
+
+    def __init__(self, rows: Sequence[Timeout], using: str, read: dict[Any, Any] | None = None) -> None:
+        """Set the rows. `read`: objects that were read, or locked, by model and key: all that exist of a model."""
+        self.rows, self.using, self._read = rows, using, {} if read is None else read
+        self._followed = set[tuple[type[Model], tuple[str, ...]]]()
+
+    def of(self, row: Timeout, relations: tuple[str, ...] = ()) -> Any:
+        """Return the object of `row`, and read its `relations`, and those of the others; None: it does not exist."""
+        model, pk = model_and_pk_of(row, self.using)
+        if model is None:
+            return None
+        if model not in self._read:
+            pks, rows = dict(objects_of(self.rows, self.using)).get(model, []), model._base_manager.using(self.using)
+            self._read[model] = read_committed(rows, self.using).in_bulk(pks)
+        if (model, relations) not in self._followed:
+            read_relations(list(self._read[model].values()), relations)
+            self._followed.add((model, relations))
+        return self._read[model].get(pk)
+
+    def needed(self, row: Timeout, policy: TimeoutPolicy[Any]) -> Any:
+        """Return the object of `row` if the plan of its policy needs it, else None."""
+        return self.of(row, policy.followed) if policy.plan_needs_object else None
+
+    def next_at(self, row: Timeout, due_at: datetime | None = None, **given: Any) -> Planned:
+        """Return what is next of `row`, which waits, if its deadline is `due_at`. `given`: see `Course`."""
+        policy = registry.get(row.policy)
+        if policy is None or not policy.has_plan:
+            return Planned(due_at or row.due_at, row.step if policy is None else HANDLER)
+        return next(plan_of_row(row, policy, self.needed(row, policy), due_at=due_at or row.due_at, **given))
+
+    def opening(self, row: Timeout, at: datetime) -> datetime:
+        """Return when the policy of `row` may act: at `at`, or at its next opening."""
+        policy = registry.get(row.policy)
+        return at if policy is None else policy.opening(at)
+
+    def final_at(self, row: Timeout) -> datetime:
+        """Return when the handler of `row` acts: at its deadline, or at the end of its grace."""
+        policy = registry.get(row.policy)
+        if policy is None or policy.grace is None:
+            return row.due_at
+        return policy.acts_at(row.due_at, self.needed(row, policy))
+
+    @property
+    def row(self) -> Timeout | None:
+        """Return its only row, if there is one."""
+        return next(iter(self.rows), None)
 
     @classmethod
     def of_page(cls, page: Page) -> Facts:
@@ -102,106 +154,69 @@ class Facts(Objects):
             found |= {(policy, pk) for pk in on_hold_among(policy, pks, self.using)}
         return found
 
+    def policy_hold(self, row: Timeout, until: datetime) -> tuple[datetime, datetime]:
+        """Return begin and end of the time for which a hold of its policy has stopped the clock of `row` until then.
+
+        Its deadline has not moved by that yet. Equal: there is none.
+        """
+        policy = registry.get(row.policy)
+        if policy is None or (state := self.states[policy]).stop not in {Stop.HELD, Stop.RELEASING}:
+            return until, until
+        begin, end = state.stopped_at, min(state.until or until, until)
+        if state.stop == Stop.RELEASING:
+            moving = [each for each in self._moving if each.policy in policy.labels]
+            found = [each for each in moving if each.cursor < row.pk <= each.last_id]
+            if not found:  # it has moved the row already, or the row began later
+                return until, until
+            begin, end = found[0].held_from, found[0].held_until
+        begin = max(begin or until, self.counts_from(row, policy))
+        return (begin, end) if begin < end else (until, until)
+
     @cached_property
-    def moving(self) -> list[PolicyChange]:
+    def _moving(self) -> list[PolicyChange]:
         """Return the ends of holds that still move deadlines."""
         return list(PolicyChange.objects.using(self.using).filter(held_from__isnull=False, finished_at=None))
 
+    def counts_from(self, row: Timeout, policy: TimeoutPolicy[Any]) -> datetime:
+        """Return since when the deadline of `row` counts. One that was scheduled during a hold moves by the rest of it.
 
-def counts_from(row: Timeout, policy: TimeoutPolicy[Any], facts: Facts) -> datetime:
-    """Return since when the deadline of `row` counts. One that was scheduled during a hold moves by the rest of it.
-
-    A row that was armed counts from its `since`, also if it was armed later: its object matched again, or the sync
-    found it. Such a row may have a moved deadline, which its round had before.
-    """
-    begun = row.restarted_at or row.created_at
-    if row.since_at is None or row.since_at >= begun:
-        return begun
-    natural = None
-    try:
-        obj = facts.of(row, policy.followed) if policy.needs_object else None
-        if obj is not None or not policy.needs_object:
-            natural = policy.due_of(obj, row.since_at, facts.states[policy].after)
-    except DatabaseError:
-        raise
-    except (Exception, SystemExit):  # noqa: BLE001 - if `after` raises, it does not show that the row was armed
-        return begun
-    is_armed = natural == row.due_at or (natural == row.first_due_at and row.restarted_at is None)
-    return row.since_at if is_armed else begun
-
-
-def _policy_hold(row: Timeout, now: datetime, facts: Facts) -> tuple[datetime, datetime]:
-    """Return begin and end of the time for which a hold of its policy has stopped the clock of `row` until now.
-
-    Its deadline has not moved by that yet. Equal: there is none.
-    """
-    policy = registry.get(row.policy)
-    if policy is None or (state := facts.states[policy]).stop not in {Stop.HELD, Stop.RELEASING}:
-        return now, now
-    begin, end = state.stopped_at, min(state.until or now, now)
-    if state.stop == Stop.RELEASING:
-        found = [each for each in facts.moving if each.policy in policy.labels and each.cursor < row.pk <= each.last_id]
-        if not found:  # it has moved the row already, or the row began later
-            return now, now
-        begin, end = found[0].held_from, found[0].held_until
-    begin = max(begin or now, counts_from(row, policy, facts))
-    return (begin, end) if begin < end else (now, now)
+        A row that was armed counts from its `since`, also if it was armed later: its object matched again, or the sync
+        found it. Such a row may have a moved deadline, which its round had before.
+        """
+        begun = row.restarted_at or row.created_at
+        if row.since_at is None or row.since_at >= begun:
+            return begun
+        natural = None
+        try:
+            obj = self.of(row, policy.followed) if policy.needs_object else None
+            if obj is not None or not policy.needs_object:
+                natural = policy.due_of(obj, row.since_at, self.states[policy].after)
+        except DatabaseError:
+            raise
+        except (Exception, SystemExit):  # noqa: BLE001 - if `after` raises, it does not show that the row was armed
+            return begun
+        is_armed = natural == row.due_at or (natural == row.first_due_at and row.restarted_at is None)
+        return row.since_at if is_armed else begun
 
 
-def stop(row: Timeout, at: datetime, facts: Facts) -> timedelta:
-    """Set since when the clock of the pending, locked `row` is stopped, in memory; return the rest of its time.
-
-    That is since `at`, or since a hold of its policy began, which lasts. A hold that has ended, but has not moved its
-    deadline yet, moves it now.
-    """
-    time, (stopped, ended) = facts.time_of(row), _policy_hold(row, at, facts)
-    row.ready_at = row.run_at if waits_longer(row, facts) else None
-    if ended < at:
-        row.asked_due_at = row.asked_due_at or row.due_at
-        row.due_at = time.after_stop(row.due_at, stopped, ended)
-        row.ready_at = row.ready_at and time.after_stop(row.ready_at, stopped, ended)
-        row.stops, stopped = with_stop(row.stops, stopped, ended), at
-    row.held_at = stopped
-    return _rest(row, time, row.due_at, facts)
-
-
-def _rest(row: Timeout, time: OwnTime, due_at: datetime, objects: Objects) -> timedelta:
-    """Return the rest of the time of `row`, whose clock is stopped and whose deadline is `due_at`; at least nothing.
-
-    An attempt that waits for a retry or a snooze counts to it. Negative, in real time, if the deadline had passed, but
-    not the grace of its policy.
-    """
-    begin, waits = row.held_at or due_at, _waits_until(row)
-    end = due_at if waits is None or row.step else shifted(waits, row.due_at - final_at(row, objects))
-    if end >= begin:
-        return time.elapsed(begin, end)
-    policy = registry.get(row.policy)
-    return end - begin if policy is not None and policy.grace is not None else timedelta(0)
-
-
-def _waits_until(row: Timeout) -> datetime | None:
-    """Return until when a retry or a snooze of `row`, whose clock is stopped, was to wait; None: it was not."""
-    return row.ready_at if row.ready_at and row.held_at and row.ready_at > row.held_at else None
+def lock_waiting(subject: Subject) -> Facts:
+    """Lock the object of `subject`, then its waiting row; return its facts. Their `row` is None: nothing waits."""
+    obj, row = lock_subject(subject), lock_newest(subject, pending=True)
+    return Facts([] if row is None else [row], subject.using, {subject.model: {subject.pk: obj}})
 
 
 def hold(rows: Iterable[Timeout], facts: Facts, **event: Any) -> list[Timeout]:
     """Stop the clocks of pending, locked rows by their condition; return them. `event`: see `hold_rows`."""
-    return hold_rows([(row, stop(row, facts.now, facts)) for row in rows], facts.using, at=facts.now, **event)
+    return hold_rows([(row, events.stop(row, facts.now, facts)) for row in rows], facts.using, at=facts.now, **event)
 
 
 def hold_new(facts: Facts, *, is_computed: bool, **event: Any) -> list[Timeout]:
     """Stop the clocks of the locked rows of `facts`, which were scheduled just now; return them.
 
-    `is_computed`: by `since` and `after` of their policy, so that the whole span is left. Otherwise it is the delay of
-    the caller, from now on.
+    `is_computed`: see `events.stop_new`.
     """
-    rests, now = [], facts.now
-    for row in facts.rows:
-        row.held_at = min(row.since_at, now) if is_computed and row.since_at is not None else now
-        row.ready_at = None
-        row.steps_over = ""  # those that it passed when it was scheduled are ahead when its clock runs
-        rests.append((row, _rest(row, facts.time_of(row), row.due_at, facts)))
-    return hold_rows(rests, facts.using, at=now, **event)
+    rests = [(row, events.stop_new(row, facts, is_computed=is_computed)) for row in facts.rows]
+    return hold_rows(rests, facts.using, at=facts.now, **event)
 
 
 def hold_scheduled(
@@ -209,7 +224,7 @@ def hold_scheduled(
 ) -> None:
     """Stop the clocks of those rows of the locked objects `pks` for which `hold_when` holds, but not of the ids `kept`.
 
-    They were scheduled just now. `is_computed`: see `hold_new`.
+    They were scheduled just now. `is_computed`: see `events.stop_new`.
     """
     for chunk in chunks(on_hold_among(policy, pks, using)):
         slots = [slot for _, _, slot in slots_of(policy, chunk, key, using)]
@@ -222,59 +237,17 @@ def hold_by_hand(
 ) -> list[Timeout]:
     """Hold pending or held, locked rows by hand, `until` a datetime or until they are resumed; return them.
 
-    `keep_deadline`: pause them, instead of stopping their clocks. A clock that is stopped already stays stopped,
-    and what is paused already stays paused since then.
+    `keep_deadline`: see `events.stop_by_hand`.
     """
-    rests = []
-    for row in rows:
-        rest = row.remaining or timedelta(0)
-        if not (row.has_stopped_clock or (row.is_paused and keep_deadline)):
-            _let_run(row, facts)
-            longer = row.run_at - next_at(row, facts).at if waits_longer(row, facts) else timedelta(0)
-            rest = longer if keep_deadline else stop(row, facts.now, facts)
-            row.keeps_deadline = keep_deadline
-        elif not row.held_by_hand:
-            row.held_when = True
-        rests.append((row, rest))
-        row.held_by_hand, row.held_until = True, until
+    rests = [(row, events.stop_by_hand(row, until, facts, keep_deadline=keep_deadline)) for row in rows]
     return hold_rows(rests, facts.using, at=facts.now, **event)
 
 
-def _let_run(row: Timeout, facts: Facts) -> None:
-    """Make of a paused row, in memory, one that waits for its next attempt."""
-    if row.is_paused:
-        row.run_at, row.held_at = next_at(row, facts).at + (row.remaining or timedelta(0)), None
-
-
-def resume(starts: Iterable[tuple[Timeout, datetime]], facts: Facts, **event: Any) -> list[Timeout]:
-    """Let the clocks of held, locked rows run, each since its start; return the rows. `event`: see `hold_rows`."""
-    deadlines = []
-    for row, start in starts:
-        due_at, row.ready_at = _resumed(row, start, facts)
-        deadlines.append((row, start, due_at))
-    return resume_rows(deadlines, facts, at=facts.now, **event)
-
-
-def _resumed(row: Timeout, start: datetime, facts: Facts) -> tuple[datetime, datetime | None]:
-    """Return the deadline of a held row if its clock runs from `start` on, and until when it waits for an attempt."""
-    if row.keeps_deadline:
-        return row.due_at, None
-    time, stopped_at, waits = facts.time_of(row), row.held_at or start, _waits_until(row)
-    return time.after_stop(row.due_at, stopped_at, start), waits and time.after_stop(waits, stopped_at, start)
-
-
-def deadline_if_resumed(row: Timeout, facts: Facts) -> datetime:
-    """Return the deadline of a held row if its clock ran from now on, or since the end of its hold."""
-    return _resumed(row, min(row.held_until or facts.now, facts.now), facts)[0]
-
-
-def attempt_if_resumed(row: Timeout, facts: Facts) -> datetime:
-    """Return when a held row would be tried next if its clock ran from now on, or since the end of its hold."""
-    resumed_at = min(row.held_until or facts.now, facts.now)
-    due_at, waits = _resumed(row, resumed_at, facts)
-    stops = row.stops if row.is_paused else with_stop(row.stops, row.held_at or resumed_at, resumed_at)
-    attempt = next_at(row, facts, due_at, stops=stops_of(stops)).at
-    return attempt + (row.remaining or timedelta(0)) if row.is_paused else max(attempt, waits or attempt)
+def if_resumed(row: Timeout, facts: Facts) -> Timeout:
+    """Return a held row as it would be if its clock ran from now on, or since the end of its hold."""
+    then = copy.copy(row)
+    events.resume(then, min(row.held_until or facts.now, facts.now), facts, at=facts.now)
+    return then
 
 
 def end_hold_by_hand(rows: Sequence[Timeout], facts: Facts, **event: Any) -> list[Timeout]:
@@ -289,13 +262,10 @@ def end_hold_by_hand(rows: Sequence[Timeout], facts: Facts, **event: Any) -> lis
         if not facts.is_on_hold(row) or (ended_at < now and not row.is_paused):
             starts.append((row, ended_at))
             continue
-        if row.is_paused:  # from then on its condition has stopped its clock
-            _let_run(row, facts)
-            row.remaining, row.keeps_deadline = stop(row, ended_at, facts), False
-        row.held_by_hand, row.held_until, row.held_when = False, None, False
+        events.release_by_hand(row, ended_at, facts, **event)
         noted.append(row)
-    resumed = resume(starts, facts, **event)
-    note_holds(noted, facts.using, what="resumed", at=now, **event)
+    resumed = resume_rows(starts, facts, **event)
+    update_each(noted, facts.using, (State.HELD,))
     hold([row for row in resumed if facts.is_on_hold(row)], facts, by="save")
     return [row for row in resumed if not facts.is_on_hold(row)]
 
@@ -319,65 +289,6 @@ def extended_from(row: Timeout) -> datetime:
     policy = registry.get(row.policy)
     has_grace = policy is not None and policy.grace is not None
     return row.due_at if has_grace or not row.has_stopped_clock else max(row.due_at, row.held_at or row.due_at)
-
-
-def retarget(row: Timeout, due_at: datetime, facts: Facts, by: Length | None) -> None:
-    """Set the clock of `row`, if it is stopped, before its deadline is moved to `due_at`.
-
-    Args:
-        row: locked; it still has its former deadline.
-        due_at: the new deadline.
-        facts: of its page.
-        by: the duration by which it is moved; the time for which it was stopped moves the new deadline, too.
-            None: the deadline is given, and only a stop from now on moves it.
-    """
-    if not row.has_stopped_clock:
-        return
-    if by is None:
-        row.stops, row.held_at = with_stop(row.stops, row.held_at or facts.now, facts.now), facts.now
-    row.remaining = _rest(row, facts.time_of(row), due_at, facts)
-
-
-class Plan(NamedTuple):
-    """A waiting round as its policy computes it again."""
-
-    due_at: datetime
-    rest: timedelta | None
-    """The rest of its time; None: it is pending."""
-    computed: datetime
-    """The deadline before holds moved it."""
-    terms: str
-
-    def is_of(self, row: Timeout) -> bool:
-        """Return whether `row` is so already."""
-        return self == (row.due_at, row.remaining, row.computed_due_at, row.terms)
-
-
-def plan_of(row: Timeout, computed: datetime, terms: str, time: OwnTime, objects: Objects) -> Plan:
-    """Return `row`, pending or held, with the deadline that its policy computes for it now.
-
-    What has stopped its clock in this round moves it, measured in its present time: the same facts in another order
-    lead to the same deadline.
-
-    Args:
-        row: pending or held.
-        computed, terms: the deadline, and with what values it is computed.
-        time: in which it counts.
-        objects: of the rows of its page.
-    """
-    due_at = time.after_stops(computed, stops_of(row.stops))
-    rest = _rest(row, time, due_at, objects) if row.has_stopped_clock else row.remaining
-    return Plan(due_at, rest, computed, terms)
-
-
-def follow(row: Timeout, plan: Plan) -> None:
-    """Set what `row` has of `plan` beside the deadline, before it is moved to that."""
-    if not row.is_computed:  # the deadline counts from `since` again, and no caller has asked for another one
-        row.restarted_at, row.is_requested, row.is_due_by_request = None, False, False
-    row.remaining, row.terms = plan.rest, plan.terms
-    row.computed_due_at = plan.computed
-    # Never earlier: a row is pruned after its first deadline. Else it would be armed again if the value changed back.
-    row.first_due_at = max(row.first_due_at, plan.computed)
 
 
 def end_holds_by_hand(using: str) -> int:

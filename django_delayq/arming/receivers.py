@@ -20,8 +20,9 @@ from django_delayq.arming.reconcile import arm_one
 from django_delayq.arming.sync import cancel_of_deleted, sync_timeouts
 from django_delayq.ledger.locking import lock_keys, lock_parents, rows_of, transaction_of
 from django_delayq.ledger.routing import has_timeouts
-from django_delayq.models import Timeout, slot_of
-from django_delayq.policy.policies import M, get_policies, registry
+from django_delayq.ledger.subjects import renew_slot
+from django_delayq.models import Timeout
+from django_delayq.policy.policies import M, get_policies
 from django_delayq.policy.reads import policies_by_table
 from django_delayq.sql.statements import chunks
 
@@ -61,17 +62,6 @@ def _connect_to(sender: type[Model], **_: Any) -> None:
         post_save.connect(arm_saved, sender, dispatch_uid="django_delayq.arm_saved")
         if _table(sender)._meta.parents:
             pre_save.connect(lock_parents_first, sender, dispatch_uid="django_delayq.lock_parents_first")
-
-
-def renew_slot(sender: type[Timeout], instance: Timeout, *, raw: bool = False, **_: Any) -> None:
-    """Compute the slot of a timeout that `loaddata` writes: its content type may have another id in this database.
-
-    Not of an erased one, whose key is no longer known.
-    """
-    if raw and instance.erased_at is None:
-        policy = registry.get(instance.policy)
-        label = policy.oldest_label if policy else instance.policy
-        instance.slot = slot_of(label, instance.content_type_id, instance.object_id, instance.key)
 
 
 def lock_parents_first(

@@ -29,16 +29,7 @@ from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from django_delayq.arming import holding
 from django_delayq.arming.applying import apply
-from django_delayq.arming.changes import (
-    KEPT_COLUMNS,
-    Changes,
-    Failures,
-    Round,
-    RoundKey,
-    RoundMemory,
-    is_of_one_object,
-    terms_now,
-)
+from django_delayq.arming.changes import Changes, Failures, Round, RoundKey, is_of_one_object, terms_now
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
@@ -57,6 +48,7 @@ from django_delayq.ledger.locking import lock_keys, lock_row, read_committed, tr
 from django_delayq.ledger.planned import acts_at
 from django_delayq.models import Installation, Timeout
 from django_delayq.policy.terms import changed, has_column, has_since_path, reads_again, terms_of_code, values_in
+from django_delayq.rounds.events import KEPT_COLUMNS, RoundMemory
 from django_delayq.rounds.memory import stops_of, with_stop
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock

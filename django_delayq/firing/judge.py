@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
-from django_delayq.arming.holding import Facts, stop
+from django_delayq.arming.holding import Facts
 from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.conf import get_settings
 from django_delayq.firing import rails, steps
@@ -32,6 +32,7 @@ from django_delayq.ledger.locking import has_own_manager
 from django_delayq.ledger.shares import shares_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.rounds import events
 
 State, Cause = Timeout.State, Timeout.Cause
 ROW_LOCKED = "another transaction has locked a row or an object of the same value"
@@ -146,7 +147,7 @@ def _hold(case: Case, rows: list[Timeout], now: datetime, report: ReportBuilder)
     """Stop the clocks of rows on whose objects `hold_when` holds. Only of a step the deadline may be ahead."""
     if rows:
         has_plan, facts = case.policy.has_plan, Facts(rows, case.using)
-        rests = [(row, stop(row, now, facts) if has_plan else timedelta(0)) for row in rows]
+        rests = [(row, events.stop(row, now, facts) if has_plan else timedelta(0)) for row in rows]
         settling.mark_held(rests, now, case.using)
         report.add_outcomes(rows)
 

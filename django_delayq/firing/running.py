@@ -35,7 +35,7 @@ from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.outcomes import TransientFailure
+from django_delayq.rounds.outcomes import TransientFailure, as_given
 from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -209,7 +209,7 @@ def _fire_non_atomic(running: RunningWork, candidate: Candidate) -> None:
         return
     [member], driver_connection = attempt.ready, connections[using].connection
     row, function = member.row, steps.function_of(policy, member.row)
-    given = row if function is None else steps.as_given(row)
+    given = row if function is None else as_given(row, row.attempts)
     names = ("state", "attempts", "step", "suspected_at", "idempotency_key", "due_at")
     call = Call((row.pk,), {name: getattr(row, name) for name in names}, planned_at=member.planned_at)
     call.obj, call.could_begin_at = member.obj, member.could_fire_at()

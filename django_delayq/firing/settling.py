@@ -6,7 +6,6 @@ What is raised is written by a second, short transaction after the rollback; wha
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -30,8 +29,9 @@ from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.rounds import outcomes
 from django_delayq.rounds.columns import ATTEMPTS
-from django_delayq.rounds.outcomes import Change, Facts, TransientFailure, WorkerDied, superseded, values_of
+from django_delayq.rounds.outcomes import Change, Facts, TransientFailure, WorkerDied
 from django_delayq.times import clock
 
 logger = logging.getLogger("django_delayq.firing")
@@ -150,7 +150,7 @@ def change_of(
     if row.step and policy is not None:
         then, over = steps.following_of(policy, row, call.obj)
         facts = facts._replace(then=then, over=over)
-    return values_of(policy, row, outcome, now, facts)
+    return outcomes.values_of(policy, row, outcome, now, facts)
 
 
 def write(row: Timeout, change: Change, now: datetime, *, is_superseded: bool = False) -> bool:
@@ -161,7 +161,7 @@ def write(row: Timeout, change: Change, now: datetime, *, is_superseded: bool = 
     using = row._state.db or "default"
     takes_slot = change.values.get("slot_taken") and not row.slot_taken
     if takes_slot and (is_superseded or settling.is_superseded(row, using)):
-        change = superseded(row, change, now)
+        change = outcomes.superseded(row, change, now)
     return settling.compare_and_set(row, using, **change.values)
 
 
@@ -193,8 +193,7 @@ def keep(
     """
     row, before, again = member.row, member.row, {"cause": "", "settled_at": None}
     if member.given is not None:
-        before = copy.copy(member.given)
-        before.attempts -= 1
+        before = outcomes.before_attempt(member.given)
         again = {name: getattr(before, name) for name in ("step", "steps_over", *ATTEMPTS)}
     change = change_of(policy, before, outcome, now, replace(call, obj=member.obj))
     if change.error is not None and not isinstance(change.error, GiveUp):

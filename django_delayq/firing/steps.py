@@ -6,8 +6,6 @@ transaction moves it. A step that is due but was missed, because a later one is 
 
 from __future__ import annotations
 
-import copy
-import hashlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, Planned, newest_due, step_of, with_over
 from django_delayq.rounds.columns import ATTEMPTS
 from django_delayq.rounds.memory import with_events
-from django_delayq.rounds.outcomes import Change, Facts, after_step
+from django_delayq.rounds.outcomes import Change, Facts, after_step, as_given
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -37,17 +35,6 @@ def function_of(policy: TimeoutPolicy[Any], row: Timeout) -> Callable[..., Any] 
     return None if step is None else step.handler
 
 
-def as_given(row: Timeout) -> Timeout:
-    """Return `row` as its step gets it: as it is now, with an idempotency key of the step.
-
-    The key follows from those of the round and of the step: all attempts of a step have the same one, also after its
-    condition has ended the round for a while.
-    """
-    given, text = copy.copy(row), f"{row.idempotency_key}\0{row.step}"
-    given.idempotency_key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return given
-
-
 def following_of(policy: TimeoutPolicy[Any], row: Timeout, obj: Any) -> tuple[Planned, str]:
     """Return what follows the step of `row`, and when it may run by `within`, and what is over then."""
     then, over = following(row, policy, obj)
@@ -56,8 +43,7 @@ def following_of(policy: TimeoutPolicy[Any], row: Timeout, obj: Any) -> tuple[Pl
 
 def mark(member: Member, now: datetime, using: str) -> bool:
     """Mark the row of a step as moved to what follows, and keep what the step gets. Return False if it is not due."""
-    given = as_given(member.row)
-    given.attempts += 1
+    given = as_given(member.row, member.row.attempts + 1)
     if not end(member, RAN, now, using):
         return False
     member.given = given

@@ -6,13 +6,13 @@ Rows of policies without steps and without grace have no plan: their handler run
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django_delayq.conf import get_settings
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from django_delayq.policy.steps import HANDLER, Course, Planned, passed_before, with_over
+from django_delayq.policy.steps import Course, Planned, passed_before, with_over
 from django_delayq.rounds.memory import stops_of
 from django_delayq.sql.key_types import pk_of
 from django_delayq.times.paths import read_relations
@@ -20,7 +20,6 @@ from django_delayq.times.paths import read_relations
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from django_delayq.ledger.subjects import Objects
     from django_delayq.policy.policies import TimeoutPolicy
 
 
@@ -41,40 +40,10 @@ def course_of(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any) 
     return course._replace(**{"obj": obj, "over": row.steps_over, "stops": stops_of(row.stops), **given})
 
 
-def needed_of(row: Timeout, policy: TimeoutPolicy[Any], objects: Objects) -> Any:
-    """Return the object of `row` if the plan of its policy needs it, else None."""
-    return objects.of(row, policy.followed) if policy.plan_needs_object else None
-
-
 def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime) -> Course:
     """Return the course of a round. In staging it began earlier by how much the clock was advanced since then."""
     since, created = (at and at - registry.advanced(policy.concrete_model, at) for at in (since_at, created_at))
     return Course(due_at, since if since is not None and since < due_at else created or created_at)
-
-
-def next_at(row: Timeout, objects: Objects, due_at: datetime | None = None, **given: Any) -> Planned:
-    """Return what is next of a waiting row if its deadline is `due_at`, by default its own. `given`: see `Course`."""
-    policy = registry.get(row.policy)
-    if policy is None or not policy.has_plan:
-        return Planned(due_at or row.due_at, row.step if policy is None else HANDLER)
-    return next(plan_of_row(row, policy, needed_of(row, policy, objects), due_at=due_at or row.due_at, **given))
-
-
-def waits_longer(row: Timeout, objects: Objects) -> bool:
-    """Return whether `row`, which is pending, waits for a retry or a snooze beyond when its next step is planned."""
-    return bool(row.attempts or row.snoozes) and row.run_at > next_at(row, objects).at
-
-
-class Plans(NamedTuple):
-    """What events ask about rows: see `rounds.events.Facts`."""
-
-    objects: Objects
-
-    def next_at(self, row: Timeout, due_at: datetime) -> Planned:
-        return next_at(row, self.objects, due_at)
-
-    def opening(self, row: Timeout, at: datetime) -> datetime:
-        return policy.opening(at) if (policy := registry.get(row.policy)) else at
 
 
 def begin(row: Timeout, policy: TimeoutPolicy[Any], due_at: datetime, now: datetime, obj: Any) -> datetime:
@@ -119,14 +88,6 @@ def following(row: Timeout, policy: TimeoutPolicy[Any], obj: Any = None) -> tupl
         rows = rows_of(policy.model, row._state.db or "default").filter(pk=pk_of(policy.concrete_model, row.object_id))
         obj = read_committed(rows, rows.db).first()
     return next(plan_of_row(row, policy, obj, over=over)), over
-
-
-def final_at(row: Timeout, objects: Objects) -> datetime:
-    """Return when the handler of `row` acts: at its deadline, or at the end of its grace."""
-    policy = registry.get(row.policy)
-    if policy is None or policy.grace is None:
-        return row.due_at
-    return policy.acts_at(row.due_at, needed_of(row, policy, objects))
 
 
 def acts_at(policy: TimeoutPolicy[Any], due_at: datetime, obj: Any) -> datetime:

@@ -25,10 +25,9 @@ from django_delayq.rounds.memory import clean
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.sql.statements import compiled, param
-from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from django.contrib.contenttypes.models import ContentTypeManager
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -172,6 +171,17 @@ def slots_of(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: st
         yield pk, object_id, digest.hexdigest()
 
 
+def renew_slot(sender: type[Timeout], instance: Timeout, *, raw: bool = False, **_: Any) -> None:
+    """Compute the slot of a timeout that `loaddata` writes: its content type may have another id in this database.
+
+    Not of an erased one, whose key is no longer known.
+    """
+    if raw and instance.erased_at is None:
+        policy = registry.get(instance.policy)
+        label = policy.oldest_label if policy else instance.policy
+        instance.slot = slot_of(label, instance.content_type_id, instance.object_id, instance.key)
+
+
 def _subject_of_row(row: Timeout) -> Subject:
     if row.pk is None:
         raise ValueError("This Timeout is not a row of the ledger.")
@@ -220,28 +230,6 @@ def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model
         if len(keys) > 1:
             yield root, sorted(set().union(*keys.values()))
         yield from ((model, sorted(pks)) for model, pks in keys.items() if len(keys) == 1 or model is not root)
-
-
-class Objects:
-    """The objects of rows. Those of one model are read in one query, by the first row that needs its own."""
-
-    def __init__(self, rows: Collection[Timeout], using: str, read: dict[Any, Any] | None = None) -> None:
-        """Set the rows. `read`: objects that were read, or locked, by model and key: all that exist of a model."""
-        self.rows, self.using, self._read = rows, using, {} if read is None else read
-        self._followed = set[tuple[type[Model], tuple[str, ...]]]()
-
-    def of(self, row: Timeout, relations: tuple[str, ...] = ()) -> Any:
-        """Return the object of `row`, and read its `relations`, and those of the others; None: it does not exist."""
-        model, pk = model_and_pk_of(row, self.using)
-        if model is None:
-            return None
-        if model not in self._read:
-            pks, rows = dict(objects_of(self.rows, self.using)).get(model, []), model._base_manager.using(self.using)
-            self._read[model] = read_committed(rows, self.using).in_bulk(pks)
-        if (model, relations) not in self._followed:
-            read_relations(list(self._read[model].values()), relations)
-            self._followed.add((model, relations))
-        return self._read[model].get(pk)
 
 
 @functools.cache

@@ -15,21 +15,15 @@ from django.db import connections
 from django_delayq.ledger.locking import can_lock_and_write, lock_clause, locking_update, read_committed
 from django_delayq.ledger.outbox import Line, announce, push_rows, remove_entries, remove_ids
 from django_delayq.ledger.paging import insert_statement, update_each
-from django_delayq.ledger.planned import Plans, begin, needed_of, next_at, planning_policy, waits_longer
+from django_delayq.ledger.planned import begin, planning_policy
 from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.subjects import lock_newest
 from django_delayq.ledger.traces import current_trace
 from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.rounds import events
-from django_delayq.rounds.columns import (
-    DEFAULTS,
-    ROUND_FIELDS,
-    RUNNING_CLOCK,
-    TIMES,
-    settled,
-)
-from django_delayq.rounds.memory import SINCE_CHANGED, clipped, record
+from django_delayq.rounds.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES, settled
+from django_delayq.rounds.memory import clipped
 from django_delayq.signals import timeout_cancelled
 from django_delayq.sql import statements
 from django_delayq.sql.now import DatabaseNow, column_within_calendar
@@ -43,8 +37,9 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.db.models.sql import UpdateQuery
 
-    from django_delayq.ledger.subjects import Objects, Subject
+    from django_delayq.ledger.subjects import Subject
     from django_delayq.policy.policies import TimeoutPolicy
+    from django_delayq.rounds.events import Facts
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -196,26 +191,24 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
         insert([new], using)
         return new
     vars(row).update({name: vars(new)[name] for name in (*ROUND_FIELDS, *RUNNING_CLOCK)})
-    return _waiting([row], using)[0]
+    return write_waiting([row], using)[0]
 
 
-def move_rows(
-    moves: Sequence[tuple[Timeout, datetime, datetime | None]], objects: Objects, **event: Any
-) -> list[Timeout]:
+def move_rows(moves: Sequence[tuple[Timeout, datetime, datetime | None]], facts: Facts, **event: Any) -> list[Timeout]:
     """Move waiting, locked rows to other deadlines, in one statement; return the rows.
 
-    A held row keeps its `run_at`. The caller has set its clock: see `arming.holding.retarget`.
+    A held row keeps its `run_at`. The caller has set its clock: see `events.retarget`.
 
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`. None: when what is next of it is planned.
             `within=` may let it run later.
-        objects: of the rows.
+        facts: of the rows.
         **event: `what`, `at`, `by` and others, see `memory.record`. `to` is by default the new `due_at`. `fixed`: the
             new deadline was given as a datetime, and does not count from the former one.
     """
     for row, due_at, attempt_at in moves:
-        events.move(row, due_at, attempt_at, Plans(objects), **event)
-    return _waiting([row for row, *_ in moves], objects.using)
+        events.move(row, due_at, attempt_at, facts, **event)
+    return write_waiting([row for row, *_ in moves], facts.using)
 
 
 def hold_rows(rests: Sequence[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:
@@ -232,59 +225,34 @@ def hold_rows(rests: Sequence[tuple[Timeout, timedelta]], using: str, *, at: dat
     """
     for row, rest in rests:
         events.hold(row, rest, at, **event)
-    return _waiting([row for row, _ in rests], using)
+    return write_waiting([row for row, _ in rests], using)
 
 
-def resume_rows(
-    deadlines: Sequence[tuple[Timeout, datetime, datetime]], objects: Objects, *, at: datetime, **event: Any
-) -> list[Timeout]:
-    """Let the clocks of held, locked rows run: each since when it counts, with its deadline; return the rows.
-
-    The other arguments are those of `hold_rows`.
-    """
-    for row, counts_from, due_at in deadlines:
-        events.resume(row, counts_from, due_at, Plans(objects), at=at, **event)
-    return _waiting([row for row, *_ in deadlines], objects.using)
+def resume_rows(starts: Iterable[tuple[Timeout, datetime]], facts: Facts, **event: Any) -> list[Timeout]:
+    """Let the clocks of held, locked rows run, each since its start; return the rows. `event`: see `hold_rows`."""
+    rows = []
+    for row, start in starts:
+        events.resume(row, start, facts, at=facts.now, **event)
+        rows.append(row)
+    return write_waiting(rows, facts.using)
 
 
-def note_holds(rows: Sequence[Timeout], using: str, reason: str = "", **event: Any) -> None:
-    """Write by what the held, locked `rows` are held, which the caller has changed."""
-    for row in rows:
-        record(row, reason=clipped(reason), **event)
-    update_each(rows, using, (State.HELD,))
-
-
-def _waiting(rows: list[Timeout], using: str) -> list[Timeout]:
+def write_waiting(rows: list[Timeout], using: str) -> list[Timeout]:
     """Write the waiting `rows`, and what Redis has of them; return them."""
     update_each(rows, using, WAITING)
     push_rows(rows, using)  # which removes the entries of those whose clock is stopped
     return rows
 
 
-def run_at_of(row: Timeout, due_at: datetime, objects: Objects) -> datetime:
+def run_at_of(row: Timeout, due_at: datetime, facts: Facts) -> datetime:
     """Return when to run `row` if it is moved to `due_at`: a retry or a snooze that waits longer continues to wait.
 
     Also one whose clock is stopped: it is not due. One that an operator wants fired has no step before its handler.
     """
     if planning_policy(row) is None or row.is_requested:
         return max(row.run_at, due_at) if row.run_at > row.due_at else due_at
-    coming = next_at(row, objects, due_at)
-    return max(row.run_at, coming.at) if coming.name == row.step and waits_longer(row, objects) else coming.at
-
-
-def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], objects: Objects) -> list[Timeout]:
-    """Begin new rounds in waiting, locked rows: each with the `since_at` and `due_at` of its round; return the rows.
-
-    The caller has set their `terms`. Their clocks run, also of those that were held.
-    """
-    moves, trace = [], current_trace()
-    for row, since_at, due_at in rounds:
-        events.restart(row, since_at, due_at, trace)
-        if policy := planning_policy(row):
-            begin(row, policy, due_at, clock.now(), needed_of(row, policy, objects))
-        moves.append((row, due_at, None))
-    set_shares([row for row, *_ in moves], objects.using)
-    return move_rows(moves, objects, what="rescheduled", at=clock.now(), by="save", reason=SINCE_CHANGED)
+    coming = facts.next_at(row, due_at)
+    return max(row.run_at, coming.at) if coming.name == row.step and events.waits_longer(row, facts) else coming.at
 
 
 def cancel_ids(entries: Mapping[int, Line], using: str, cause: Timeout.Cause, reason: str = "") -> int:

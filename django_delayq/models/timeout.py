@@ -177,12 +177,12 @@ class Timeout(models.Model):
         _("idempotency key"), max_length=32, default=new_idempotency_key, editable=False
     )
 
-    # Of a stopped clock: see `arming.holding`. Mostly NULL, which takes no space.
+    # Of a stopped clock: see `rounds.events`. Mostly NULL, which takes no space.
     remaining: Field[timedelta | None, timedelta | None] = models.DurationField(
         _("rest of its time"), null=True, blank=True, default=None
     )
     """Of a row that is held, or was when it was cancelled: how long its deadline is ahead when its clock runs again.
-    Negative if its clock was stopped within the grace of its policy. Only displayed: see `arming.holding`."""
+    Negative if its clock was stopped within the grace of its policy. Only displayed: see `rounds.events`."""
     held_at: Field[datetime | None, datetime | None] = models.DateTimeField(
         _("on hold since"), null=True, blank=True, default=None
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -127,8 +127,23 @@ class SyncStatus:
     """The objects for which `since` or `after` raises: in the last complete pass, or if more, in the present one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCounts:
+    """How many timeouts are in each state that needs attention, up to `search.MAX_COUNT`."""
+
+    pending: Count = NOTHING
+    due: Count = NOTHING
+    overdue: Count = NOTHING
+    failing: Count = NOTHING
+    """Pending timeouts of which an attempt has failed, and which are tried again."""
+    firing: Count = NOTHING
+    dead: Count = NOTHING
+    held: Count = NOTHING
+    """Timeouts whose clock is stopped."""
+
+
 @dataclass(frozen=True, slots=True)
-class PolicyStatus:
+class PolicyStatus(StateCounts):
     """The counts of one policy, up to `search.MAX_COUNT` each; `fired` and `skipped` are those of the last day.
 
     Of timeouts that were to run more than a day ago, such as before a long pause, the last ones are examined: all that
@@ -138,17 +153,8 @@ class PolicyStatus:
     label: str
     state: PolicyState | None
     """What is declared and in force; None: rows have this label, but no policy declares it (renamed, removed)."""
-    pending: Count = NOTHING
-    due: Count = NOTHING
-    overdue: Count = NOTHING
-    failing: Count = NOTHING
-    """Pending timeouts of which an attempt has failed, and which are tried again."""
-    firing: Count = NOTHING
-    dead: Count = NOTHING
     fired: Count = NOTHING
     skipped: Count = NOTHING
-    held: Count = NOTHING
-    """Timeouts whose clock is stopped."""
     oldest_due_at: datetime | None = None
     """Since when the due row that has waited longest could fire; None: no row is due."""
     lag_p50: float | None = None
@@ -204,7 +210,7 @@ class RedisStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(StateCounts):
     """The state of the installation at `at`, by the database's clock. The counts are sums over the policies."""
 
     at: datetime
@@ -212,14 +218,6 @@ class Snapshot:
     workers: tuple[WorkerStatus, ...]
     policies: tuple[PolicyStatus, ...]
     redis: RedisStatus
-    pending: Count = NOTHING
-    due: Count = NOTHING
-    overdue: Count = NOTHING
-    failing: Count = NOTHING
-    firing: Count = NOTHING
-    dead: Count = NOTHING
-    held: Count = NOTHING
-    """Timeouts whose clock is stopped."""
     oldest_overdue_seconds: float = 0.0
     """How long the oldest due row of a policy that is not stopped has been due; 0: none is due."""
     lag_p50: float | None = None
@@ -245,8 +243,7 @@ def snapshot(using: str | None = None) -> Snapshot:
         running = [policy for policy in policies if policy.state is not None and not policy.is_stopped]
         oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
         sums: dict[str, Any] = {
-            name: sum((getattr(policy, name) for policy in policies), NOTHING)
-            for name in ("pending", "due", "overdue", "failing", "firing", "dead", "held")
+            each.name: sum((getattr(policy, each.name) for policy in policies), NOTHING) for each in fields(StateCounts)
         }
         worst: dict[str, Any] = {
             name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)

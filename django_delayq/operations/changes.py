@@ -20,24 +20,24 @@ from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from django_delayq.arming.holding import Facts, Plan, counts_from, retarget
+from django_delayq.arming.holding import Facts
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import outbox, paging
 from django_delayq.ledger.controls import lock_control, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
-from django_delayq.ledger.planned import waits_longer
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
-from django_delayq.rounds.memory import clipped, with_stop
+from django_delayq.rounds import events
+from django_delayq.rounds.events import Plan
+from django_delayq.rounds.memory import clipped
 from django_delayq.sql import statements
 from django_delayq.sql.now import database_now
-from django_delayq.times.clock import shifted
 
 logger = logging.getLogger("django_delayq.operations")
 Stop, What = PolicyControl.Stop, PolicyChange.What
@@ -250,14 +250,11 @@ Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]
 
 def moves_of_hold(facts: Facts, change: PolicyChange, policy: TimeoutPolicy[Any]) -> Moves:
     """Yield the rows of a page that the end of a hold moves. Note it in others: in another calendar they might move."""
-    in_force, failed = facts.states[policy].after, list[str]()
+    failed = list[str]()
     for row in [each for each in facts.rows if not each.has_stopped_clock]:
-        begin = max(change.held_from, counts_from(row, policy, facts))
+        begin = max(change.held_from, facts.counts_from(row, policy))
         try:
-            time = policy.own_time(facts.of(row, policy.followed) if policy.needs_object else None, in_force)
-            due_at = time.after_stop(row.due_at, begin, change.held_until)
-            if not row.is_paused and (waits_longer(row, facts) or row.is_requested):  # an attempt waits as much longer
-                row.run_at = time.after_stop(row.run_at, begin, change.held_until)
+            due_at = events.pass_hold(row, begin, change.held_until, facts, at=change.touched_at)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
         except DatabaseError:
@@ -265,21 +262,15 @@ def moves_of_hold(facts: Facts, change: PolicyChange, policy: TimeoutPolicy[Any]
         except Exception as error:  # noqa: BLE001 - a calendar of the application; else it would stop the change
             failed.append(failure(row, error))
             continue
-        row.stops = with_stop(row.stops, begin, change.held_until)
         if due_at != row.due_at:
             yield row, due_at, row.run_at if row.is_requested else run_at_of(row, due_at, facts)
-        elif row.stops:
-            row.hold_ended_at = change.touched_at
     log_failures(policy.label, failed)
 
 
 def _shifted(facts: Facts, by: timedelta) -> Moves:
     for row in facts.rows:
         with suppress(InvalidDelay):  # too far in the future: it stays where it is
-            due_at = shifted(row.due_at, by)
-            computed = row.computed_due_at and shifted(row.computed_due_at, by)
-            retarget(row, due_at, facts, by)
-            row.computed_due_at = computed
+            due_at = events.shift(row, by, facts)
             if by:
                 yield row, due_at, run_at_of(row, due_at, facts)
 

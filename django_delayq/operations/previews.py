@@ -11,7 +11,7 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
 
-from django_delayq.arming.holding import Facts, Plan
+from django_delayq.arming.holding import Facts
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.routing import database_of
@@ -24,6 +24,7 @@ from django_delayq.operations.runner import Refusal, Result
 from django_delayq.operations.selection import names_of
 from django_delayq.policy.options import Brake
 from django_delayq.policy.policies import TimeoutPolicy, get_policy
+from django_delayq.rounds.events import Plan
 from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import CHUNK
 from django_delayq.times import clock

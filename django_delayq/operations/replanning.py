@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from django.db import Error as DatabaseError
 
 from django_delayq import signals
-from django_delayq.arming.holding import Facts, Plan, follow, plan_of
+from django_delayq.arming.holding import Facts
 from django_delayq.arming.row_state import terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
@@ -19,6 +19,8 @@ from django_delayq.models import Timeout
 from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target, refuse_unless_waiting
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.terms import has_column, terms_of_code, values_in
+from django_delayq.rounds import events
+from django_delayq.rounds.events import Plan
 from django_delayq.times.paths import read_relations
 
 logger = logging.getLogger("django_delayq.operations")
@@ -80,7 +82,7 @@ class Plans:
             return Refusal.NO_DEADLINE
         if policy.is_automatic and policy.needs_object and not has_column(policy):
             terms = terms_of_code(policy, obj, begun)
-        return plan_of(row, computed, terms, policy.own_time(data, in_force), self._facts)
+        return events.plan_of(row, computed, terms, policy.own_time(data, in_force), self._facts)
 
 
 def failure(row: Timeout, error: Exception) -> str:
@@ -102,7 +104,7 @@ def write_plans(plans: Iterable[tuple[Timeout, Plan]], facts: Facts, **event: An
     """Move locked rows to their planned deadlines; return them. `event`: see `writing.move_rows`."""
     moves = []
     for row, plan in plans:
-        follow(row, plan)
+        events.follow(row, plan)
         moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at, facts)))
     return writing.move_rows(moves, facts, what="replanned", **event)
 

@@ -38,6 +38,7 @@ from django_delayq.operations.runner import (
     refuse_unless_waiting,
 )
 from django_delayq.policy.policies import registry
+from django_delayq.rounds import events
 from django_delayq.rounds.memory import clipped, record, record_death
 from django_delayq.scheduling.holding import checked_end
 from django_delayq.sql.now import database_now
@@ -163,7 +164,7 @@ def _moves(
         except InvalidDelay:
             return Refusal.TOO_FAR
         is_stopped = row.has_stopped_clock and by is None
-        before = holding.deadline_if_resumed(row, context.facts) if is_stopped else row.due_at
+        before = holding.if_resumed(row, context.facts).due_at if is_stopped else row.due_at
         if due_at == before or (due_at < before and unless is Refusal.NOT_LATER):
             return unless
         context.fires(row, writing.run_at_of(row, due_at, context.facts) <= context.now)
@@ -173,7 +174,7 @@ def _moves(
         holding.end_passed(rows, context.facts)
         deadlines = [(row, new(row, context)) for row in rows]
         for row, due_at in deadlines:
-            holding.retarget(row, due_at, context.facts, by)
+            events.retarget(row, due_at, context.facts, is_given=by is None)
         moves = [(row, due_at, writing.run_at_of(row, due_at, context.facts)) for row, due_at in deadlines]
         writing.move_rows(moves, context.facts, what=what, fixed=by is None, **context.event)
 
@@ -476,7 +477,7 @@ def resume_timeout(target: Target, **how: Unpack[How]) -> Result:
         if why := refuse_unless_waiting(row, context) or (None if row.held_by_hand else Refusal.NOT_HELD):
             return why
         facts = context.facts
-        context.fires(row, not facts.is_on_hold(row) and holding.attempt_if_resumed(row, facts) <= facts.now)
+        context.fires(row, not facts.is_on_hold(row) and holding.if_resumed(row, facts).run_at <= facts.now)
         return None
 
     def write(rows: list[Timeout], context: Context) -> list[Timeout]:

@@ -52,8 +52,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 ROUND_FIELDS = (*GIVEN, *DEADLINE, *STEPS, *ROUND, *ATTEMPTS, *LEASE, *NEXT, "stops", "policy", "history")
 """The columns that replacing a pending row overwrites."""
-MOVED_FIELDS = (*DEADLINE, *STEPS, *LEASE, *NEXT, "extensions", "history")
-"""The columns that moving a row reads or writes."""
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""
 

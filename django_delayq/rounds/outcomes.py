@@ -5,6 +5,8 @@ Pure: nothing here reads or writes. `firing/settling.py` reads the facts before,
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from django_delayq.conf import get_settings
@@ -182,6 +184,24 @@ def _of_firing(row: Timeout, change: Change, now: datetime) -> Change:
     if change.values["state"] == State.PENDING:
         return change
     return change._replace(values={"run_at": _ended_at(row, now), **change.values})
+
+
+def as_given(row: Timeout, attempts: int) -> Timeout:
+    """Return `row` as its step gets it: as it is now, with the number of the attempt and a key of the step.
+
+    The key follows from those of the round and of the step: all attempts of a step have the same one, also after its
+    condition has ended the round for a while.
+    """
+    given, text = copy.copy(row), f"{row.idempotency_key}\0{row.step}"
+    given.attempts, given.idempotency_key = attempts, hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return given
+
+
+def before_attempt(given: Timeout) -> Timeout:
+    """Return the row of a step, which got it as `given`, as it was before the attempt was counted."""
+    before = copy.copy(given)
+    before.attempts -= 1
+    return before
 
 
 def superseded(row: Timeout, change: Change, now: datetime) -> Change:

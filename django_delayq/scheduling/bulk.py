@@ -18,7 +18,7 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.rounds.columns import MOVED_FIELDS
+from django_delayq.rounds.columns import ATTEMPTS, GROUPS
 from django_delayq.scheduling import single
 from django_delayq.scheduling.errors import TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 LOCKED_AT_ONCE = 5_000
 """To find 500 rows of a table of 50,000, PostgreSQL reads all of it, so smaller pages take longer."""
-COLUMNS = (*MOVED_FIELDS, *OBJECT_COLUMNS, "queue", "state", "first_due_at", "remaining", "held_until")
-COLUMNS += ("held_when", "keeps_deadline", "since_at", "created_at", "attempts", "snoozes", "held_at", "stops")
+COLUMNS = (*OBJECT_COLUMNS, "queue", "state", "since_at", "created_at", "history", *ATTEMPTS)
+COLUMNS += tuple(name for group in ("deadline", "moves", "clock", "steps", "lease") for name in GROUPS[group])
 """What moving a row reads and writes."""
 
 

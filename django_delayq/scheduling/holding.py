@@ -11,7 +11,7 @@ from django_delayq.arming import holding
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.subjects import lock_newest, lock_subject, subject_of
+from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_held, timeout_resumed
 from django_delayq.times import clock
@@ -53,11 +53,9 @@ def hold_timeout(
     end = checked_end(until)
     subject = subject_of(obj, policy, key)
     with transaction_of(subject.using):
-        locked = lock_subject(subject)
-        row = lock_newest(subject, pending=True)
-        if row is None:
+        facts = holding.lock_waiting(subject)
+        if (row := facts.row) is None:
             return None
-        facts = holding.Facts([row], subject.using, {subject.model: {subject.pk: locked}})
         holding.end_passed([row], facts)
         holding.hold_by_hand([row], facts, end, keep_deadline=keep_deadline, by="hand", reason=reason)
         announce(timeout_held, row, subject.using)
@@ -78,14 +76,12 @@ def resume_timeout(
     """
     subject = subject_of(obj, policy, key)
     with transaction_of(subject.using):
-        locked = lock_subject(subject)
-        row = lock_newest(subject, pending=True)
-        if row is None or not row.held_by_hand:
+        facts = holding.lock_waiting(subject)
+        if facts.row is None or not facts.row.held_by_hand:
             return None
-        facts = holding.Facts([row], subject.using, {subject.model: {subject.pk: locked}})
-        for resumed in holding.end_hold_by_hand([row], facts, by="hand", reason=reason):
+        for resumed in holding.end_hold_by_hand(facts.rows, facts, by="hand", reason=reason):
             announce(timeout_resumed, resumed, subject.using)
-        return row
+        return facts.row
 
 
 def checked_end(until: datetime | None) -> datetime | None:

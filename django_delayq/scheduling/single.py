@@ -26,10 +26,10 @@ from django_delayq.ledger.controls import Stop, read_delay
 from django_delayq.ledger.errors import shown
 from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.planned import final_at
 from django_delayq.ledger.subjects import lock_newest, lock_subject, place_of, subject_at, subject_of
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policy.terms import CONSTANT, reads_again
+from django_delayq.rounds import events
 from django_delayq.rounds.memory import record_death
 from django_delayq.scheduling.errors import ExtensionLimit, TimeoutConflict
 from django_delayq.scheduling.payloads import check_payload
@@ -316,7 +316,7 @@ def _is_late(subject: Subject, row: Timeout) -> bool:
     Not if its clock is stopped, also by a hold of its policy.
     """
     facts = Facts([row], subject.using)
-    acts_at = final_at(row, facts)
+    acts_at = facts.final_at(row)
     if row.has_stopped_clock or acts_at > facts.now:
         return False
     if row.state == State.PENDING and facts.is_on_hold(row):
@@ -389,12 +389,11 @@ def _move(
     `by`: see `move_by_hand`.
     """
     with transaction_of(subject.using):
-        obj = lock_subject(subject)
-        row = lock_newest(subject, pending=True)
-        if row is None:
+        facts = holding.lock_waiting(subject)
+        if (row := facts.row) is None:
             return None
-        facts = Facts([row], subject.using, {subject.model: {subject.pk: obj}})
-        holding.end_passed([row], facts)
+        obj = facts.of(row)
+        holding.end_passed(facts.rows, facts)
         due_at = deadline_of(row, obj)
         check_total(row, due_at, subject, obj)
         move_by_hand([(row, due_at)], facts, what, reason, by)
@@ -411,7 +410,7 @@ def move_by_hand(
     """
     moves = []
     for row, due_at in deadlines:
-        holding.retarget(row, due_at, facts, by)
+        events.retarget(row, due_at, facts, is_given=by is None)
         moves.append((row, due_at, writing.run_at_of(row, due_at, facts) if what == "extended" else None))
     return writing.move_rows(moves, facts, what=what, at=clock.now(), by="hand", reason=reason)
 

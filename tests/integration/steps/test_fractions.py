@@ -11,7 +11,7 @@ from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import Working, WorkingHours, clock, operations
-from django_delayq.arming.holding import Facts, attempt_if_resumed
+from django_delayq.arming.holding import Facts, if_resumed
 from django_delayq.testing import fire_due
 from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, note, planned, row_of, sent
 from tests.testapp.models import Order
@@ -145,4 +145,4 @@ def test_the_outlook_of_a_stopped_clock_is_what_follows(declare: Declare) -> Non
         dq.hold_timeout(order, policy)
     row = row_of(order)
     with at(5):
-        assert days(attempt_if_resumed(row, Facts([row], "default"))) == 6
+        assert days(if_resumed(row, Facts([row], "default")).run_at) == 6
