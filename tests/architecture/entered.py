@@ -1,4 +1,4 @@
-"""Measure which files of the package an operation enters, by running it.
+"""Measure which files of the package an operation enters, and how many Python functions it calls, by running it.
 
 The operation runs several times. Only files that each run enters count, so neither a first call nor what a worker does
 occasionally changes the result.
@@ -73,6 +73,27 @@ def files_of_call(act: Callable[[], object]) -> list[str]:
         return files
 
     return _entered_each_time(run)
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Return how many Python functions `act` calls in this thread at least, also of Django and of the driver."""
+
+    def run() -> int:
+        calls = 0
+
+        def note(_frame: FrameType, event: str, _: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(note)
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    run()  # imports, caches and connections
+    return min(run() for _ in range(RUNS))
 
 
 def files_of_worker(start: Callable[[], object], fire_one: Callable[[], object]) -> list[str]:

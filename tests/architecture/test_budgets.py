@@ -14,9 +14,10 @@ import pytest
 from django.db import connection
 
 from django_delayq import TimeoutPolicy, cancel_timeout, schedule_timeout
+from django_delayq.firing import Work, run
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
-from tests.architecture.entered import files_of_call, files_of_worker
+from tests.architecture.entered import calls_of, files_of_call, files_of_worker
 from tests.architecture.measures import Package, circles, longest_chain, measure
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker
@@ -65,6 +66,8 @@ ROOMS = {
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (52, 18), "schedule_timeout": (21, 12), "cancel_timeout": (18, 10)}
+# what is run: the ceiling of the Python functions that it calls, with SQLite, whose driver is not in Python
+CALLS = {"firing": 790}
 
 SAMPLE = '''"""A module
 of the sample."""
@@ -191,6 +194,21 @@ def test_the_verbs_enter_few_files(declare: Callable[..., TimeoutPolicy[Any]]) -
     for what, names in files.items():
         assert "scheduling/single.py" in names
         assert len(names) <= ENTERED[what][0], f"{what} enters {', '.join(names)}"
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_plain_firing_calls_few_functions(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    policy = declare(Order, name="measured")
+    orders = [Order.objects.create(status="new") for _ in range(4)]
+    rows = iter([schedule_timeout(order, policy, seconds=0) for order in orders])
+
+    def fire_one() -> None:
+        row = next(rows)
+        run(Work(row.policy, (row.pk,), (row.object_id,)), "default")
+
+    found = calls_of(fire_one)
+    assert {row.state for row in Timeout.objects.all()} == {"fired"}
+    assert found <= CALLS["firing"], f"a plain firing calls {found} Python functions"
 
 
 @pytest.mark.usefixtures("ready")
