@@ -34,7 +34,7 @@ from django_delayq.ledger.shares import shares_of
 from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.ledger.traces import current_trace
 from django_delayq.models import Timeout
-from django_delayq.rounds.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES
+from django_delayq.rounds.columns import DEFAULTS, REPLACED, TIMES
 from django_delayq.rounds.memory import clipped
 from django_delayq.sql import statements
 from django_delayq.sql.dialects import dialect_of
@@ -311,7 +311,7 @@ def insert_statement(
     source = source.format(values=", ".join(sqls.values()))
     end = dialect.on_conflict_keep
     if replace:
-        replaced = [names[name] for name in (*ROUND_FIELDS, *RUNNING_CLOCK)]
+        replaced = [names[name] for name in REPLACED]
         end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], replaced)
     sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(names.values())}) {source} {end}"
     fields: list[Any] = [Timeout._meta.get_field(name) for name in returning]

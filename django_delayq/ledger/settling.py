@@ -34,7 +34,7 @@ from django_delayq.models import Timeout, TimeoutQuerySet, attempt_expired
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import reads_other_rows
 from django_delayq.policy.terms import reads_again
-from django_delayq.rounds.columns import RUNNING_CLOCK, settled
+from django_delayq.rounds.columns import RUNNING_CLOCK, firing, settled
 from django_delayq.rounds.memory import clipped
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import array_of, object_id_of
@@ -261,8 +261,7 @@ def mark_firing(row: Timeout, until: datetime, using: str, *, suspected_at: date
 
     `suspected_at`: now, if it runs alone in its process.
     """
-    values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
-    return move_on(row, using, **values, suspected_at=suspected_at)
+    return move_on(row, using, **firing(until, row.attempts + 1), suspected_at=suspected_at)
 
 
 def move_on(row: Timeout, using: str, **values: Any) -> bool:
@@ -349,9 +348,9 @@ def extend(ids: Collection[int], until: datetime, using: str) -> bool:
     A row that is locked cannot be settled by another worker either. To wait for it would let the others expire.
     """
     found = Timeout.objects.using(using).filter(pk__in=ids)
-    firing = dialect_of(connections[using]).in_states(found, [State.FIRING])
-    free = update_free(firing, using, run_at=until)
-    return not firing.exclude(pk__in=free).exists()
+    unknown = dialect_of(connections[using]).in_states(found, [State.FIRING])
+    free = update_free(unknown, using, run_at=until)
+    return not unknown.exclude(pk__in=free).exists()
 
 
 class Old(NamedTuple):

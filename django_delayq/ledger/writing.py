@@ -22,7 +22,7 @@ from django_delayq.ledger.subjects import lock_newest
 from django_delayq.ledger.traces import current_trace
 from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.rounds import events
-from django_delayq.rounds.columns import DEFAULTS, ROUND_FIELDS, RUNNING_CLOCK, TIMES, settled
+from django_delayq.rounds.columns import DEFAULTS, REPLACED, RUNNING_CLOCK, TIMES, settled
 from django_delayq.rounds.memory import clipped
 from django_delayq.signals import timeout_cancelled
 from django_delayq.sql import statements
@@ -190,7 +190,7 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     if row is None:
         insert([new], using)
         return new
-    vars(row).update({name: vars(new)[name] for name in (*ROUND_FIELDS, *RUNNING_CLOCK)})
+    events.replace(row, new)
     return write_waiting([row], using)[0]
 
 
@@ -317,7 +317,7 @@ def _cancelled(using: str, locked: tuple[type[Model] | None, str | None], column
 @compiled
 def _replaced(using: str, model: type[Model]) -> Raw:
     pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
-    changed = update(pending, **{name: param(name) for name in ROUND_FIELDS}, **RUNNING_CLOCK)
+    changed = update(pending, **{name: param(name) for name in REPLACED})
     return locking_update(changed, model, _READ_BACK, using)
 
 

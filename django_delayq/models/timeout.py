@@ -212,7 +212,7 @@ class Timeout(models.Model):
     claimed_until = models.DateTimeField(null=True, default=None, editable=False)  # until then, no worker claims it
 
     # Internal: what the round has been through, as far as decisions depend on it. They do not read `history`, which
-    # drops the oldest events. Mostly NULL, which takes no space. Replacing a row resets them: see `ROUND_FIELDS`.
+    # drops the oldest events. Mostly NULL, which takes no space. Replacing a row resets them: see `rounds.columns`.
     snoozes = models.PositiveSmallIntegerField(default=0, editable=False)
     """How often the handler has snoozed since the round began, or since an operator has retried it."""
     retried_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)

@@ -50,8 +50,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "end": END,
     "audit": AUDIT,
 }
-ROUND_FIELDS = (*GIVEN, *DEADLINE, *STEPS, *ROUND, *ATTEMPTS, *LEASE, *NEXT, "stops", "policy", "history")
-"""The columns that replacing a pending row overwrites."""
+REPLACED = ("policy", *GIVEN, *DEADLINE, *RUNNING_CLOCK, "stops", *ATTEMPTS, *STEPS, *LEASE, *NEXT, *ROUND, "history")
+"""The columns of a waiting row that a new round overwrites: see `events.replace`."""
 TIMES = ("due_at", "run_at", "first_due_at")
 """The columns that are equal in a new row."""
 
@@ -64,6 +64,11 @@ def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
 def waiting(run_at: datetime) -> dict[str, Any]:
     """Return the columns of a pending row whose next attempt is at `run_at`."""
     return {"state": Timeout.State.PENDING, "slot_taken": 1, "run_at": run_at, **LEASE}
+
+
+def firing(until: datetime, attempts: int) -> dict[str, Any]:
+    """Return the columns of a row whose handler runs outside a transaction, `until` its lease ends."""
+    return {"state": Timeout.State.FIRING, "slot_taken": None, "run_at": until, "attempts": attempts}
 
 
 def far() -> datetime:

@@ -13,7 +13,7 @@ from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy.options import MAX_STORED
 from django_delayq.policy.steps import HANDLER
 from django_delayq.rounds import memory
-from django_delayq.rounds.columns import ATTEMPTS, LEASE, RUNNING_CLOCK, far, settled, waiting
+from django_delayq.rounds.columns import ATTEMPTS, LEASE, REPLACED, RUNNING_CLOCK, far, settled, waiting
 from django_delayq.rounds.memory import clipped, record, record_death, stops_of, with_stop
 from django_delayq.times.clock import shifted
 
@@ -105,6 +105,11 @@ class Facts(Protocol):
 
     def policy_hold(self, row: Timeout, until: datetime) -> tuple[datetime, datetime]:
         """Return begin and end of a hold of its policy which has not moved its deadline yet. Equal: there is none."""
+
+
+def replace(row: Timeout, new: Timeout) -> None:
+    """Begin in the waiting `row` the new round that `new` is."""
+    vars(row).update({name: vars(new)[name] for name in REPLACED})
 
 
 def restart(row: Timeout, since_at: datetime, due_at: datetime, terms: str, trace: str) -> None:
