@@ -5,7 +5,7 @@ a save that was missed.
 
 | the row | the ledger has | change |
 | --- | --- | --- |
-| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_settled_rounds` |
+| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `settled` |
 | `when` holds, `since` is set | a pending round of the same `since` | none if it was set by hand |
 | also its data has changed | a computed round of the same `since` | compute it; cancel it if too old or exempt |
 | also `hold_when` holds | a round whose clock runs | stop it; a round that is armed or moved is held, too |
@@ -317,7 +317,8 @@ class _Comparison:
             due_at = moved
         continues = kept is not None and kept.stopped_at is not None  # however long ago it was held
         due_at, kept, rest = self._with_clock(state, since_at, due_at, kept)
-        is_too_old = self._is_too_old(state, due_at, has_row=bool(pending_id or kept)) and not continues
+        until = max(due_at, (kept and kept.waits_until) or due_at)  # a snooze may be longer than what is too old
+        is_too_old = self._is_too_old(state, until, has_row=bool(pending_id or kept)) and not continues
         if pending_id is None:
             if is_too_old:
                 changes.too_old += 1
@@ -343,7 +344,9 @@ class _Comparison:
             begin = stopped_at or min(since_at, clock.now())
             return due_at, kept, max(time.elapsed(begin, due_at), timedelta(0))
         end = kept.resumed_at or kept.restarted_at or clock.now()
-        kept = kept._replace(stopped_at=None, restarted_at=end, stops=with_stop(kept.stops, stopped_at, end))
+        waits = kept.waits_until and time.after_stop(kept.waits_until, stopped_at, end)
+        kept = kept._replace(stopped_at=None, restarted_at=end, waits_until=waits)
+        kept = kept._replace(stops=with_stop(kept.stops, stopped_at, end))
         return time.after_stop(due_at, stopped_at, end), kept, None
 
     def _is_too_old(self, state: RowState, due_at: datetime, *, has_row: bool) -> bool:
@@ -418,11 +421,13 @@ class _Comparison:
             if due_at is None or since_at is None or each.stopped_at is not None or not spans:
                 continue
             obj, stops = self._object_of(state) if state.policy.needs_object else None, each.stops
+            waits = each.waits_until
             time = state.policy.own_time(obj, state.after)
             for span, end in sorted(spans):
                 begin = max(span, each.restarted_at or since_at)
+                waits = waits and time.after_stop(waits, begin, end)
                 due_at, stops = time.after_stop(due_at, begin, end), with_stop(stops, begin, end)
-            moved[place] = each._replace(due_at=due_at, stops=stops)
+            moved[place] = each._replace(due_at=due_at, stops=stops, waits_until=waits)
         return moved
 
 

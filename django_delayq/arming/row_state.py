@@ -79,7 +79,7 @@ class RowState:
     """How the pending round is held: see `held_how`."""
     terms: str | None = None
     pending_terms: str | None = None
-    """The terms of the row now, if SQL knows them, and of the pending round: see `policy_terms`."""
+    """The terms of the row now, if SQL knows them, and of the pending round: see `policy.terms`."""
 
 
 def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lock: bool) -> list[RowState]:
@@ -227,7 +227,7 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
 
 
 def data_changed(policy: TimeoutPolicy[Any], terms: Any) -> Q:
-    """Return the condition on rounds that data of their computed deadline has changed: see `policy_terms.changed`.
+    """Return the condition on rounds that data of their computed deadline has changed: see `terms.changed`.
 
     `terms`: those of their object now.
     """

@@ -4,7 +4,7 @@
 
 Arming reads the delay in the query that reads the row, so the delay is never outdated and costs no query.
 
-A firing reads the stop in the query that locks the row: see `ledger.stops`. `StopCache` is an optimization around it:
+A firing reads the stop in the query that locks the row: see `stop_in_force`. `StopCache` is an optimization around it:
 rows of stopped policies need not be locked to find out that they are. It also has the guard rails that operators have
 set, which a firing follows within two seconds without a statement of its own.
 """
@@ -97,7 +97,7 @@ class PolicyState:
     stopped_at: datetime | None = None
     until: datetime | None = None
     resumed_at: datetime | None = None
-    """See `stops.resumed_at`."""
+    """When a stop has last ended: lateness counts from then."""
     after: timedelta | None = None
     """The delay that an operator has set instead of the declared one."""
     by: str = ""
@@ -270,7 +270,7 @@ class Guards(NamedTuple):
     quiet: TimeoutPolicy[Any] | None = None
     """The policy itself, if it has `within=`: it fires nothing outside of these opening hours."""
     resumed_at: datetime | None = None
-    """See `stops.resumed_at`."""
+    """When a stop has last ended: lateness counts from then."""
 
 
 class StopChanges(NamedTuple):

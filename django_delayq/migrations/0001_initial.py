@@ -274,7 +274,6 @@ class Migration(migrations.Migration):
                 ('settled_at', models.DateTimeField(blank=True, null=True, verbose_name='settled at')),
                 ('ready_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('claimed_until', models.DateTimeField(default=None, editable=False, null=True)),
-                ('retried_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('restarted_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('asked_due_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('hold_ended_at', models.DateTimeField(default=None, editable=False, null=True)),

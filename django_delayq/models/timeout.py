@@ -1,6 +1,6 @@
 """The ledger: one row per timeout, written in the caller's transaction. It is the truth; Redis is an index.
 
-Only modules of `ledger` change rows, each change a compare-and-set. Constraints tie every state to its columns, so
+Only `ledger` writes rows, each change a compare-and-set; what changes is decided in `rounds`. Constraints tie every state to its columns, so
 that the database refuses an inconsistent row.
 """
 
@@ -153,7 +153,7 @@ class Timeout(models.Model):
     terms: Field[str | None, str | None] = models.CharField(  # noqa: DJ001 - NULL is not empty
         max_length=200, null=True, default=None, editable=False
     )
-    """The values with which its policy has computed its deadline, see `policy_terms`; NULL: it was set by hand."""
+    """The values with which its policy has computed its deadline, see `policy.terms`; NULL: it was set by hand."""
     computed_due_at: Field[datetime | None, datetime | None] = models.DateTimeField(
         null=True, default=None, editable=False
     )
@@ -215,8 +215,6 @@ class Timeout(models.Model):
     # drops the oldest events. Mostly NULL, which takes no space. Replacing a row resets them: see `rounds.columns`.
     snoozes = models.PositiveSmallIntegerField(default=0, editable=False)
     """How often the handler has snoozed since the round began, or since an operator has retried it."""
-    retried_at: Field[Any, Any] = models.DateTimeField(null=True, default=None, editable=False)
-    """When an operator has last retried it."""
     restarted_at = models.DateTimeField(null=True, default=None, editable=False)
     """When its deadline was last set independently of the former one. A hold before this time does not move it."""
     asked_due_at = models.DateTimeField(null=True, default=None, editable=False)

@@ -31,10 +31,12 @@ RUNNING_CLOCK |= _defaults("held_by_hand", "held_when", "keeps_deadline")
 ATTEMPTS = _defaults("attempts", "snoozes", "deaths", "first_failed_at", "last_failed_at")
 """The columns of the attempts of one step, with the values that the next one begins with."""
 STEPS = ("step", "steps_over")
+NEW_ROUND = {**RUNNING_CLOCK, **ATTEMPTS, **_defaults("stops", "hold_ended_at", "extensions", "steps_over")}
+"""What another value of `since` resets in a waiting row, beside what a move does."""
 LEASE = _defaults("claims", "claimed_until", "suspected_at")
 """What a worker has written of a row that it has, with the values of a row that no worker has."""
 NEXT = ("run_at", "ready_at")
-ROUND = ("since_at", "created_at", "retried_at", "idempotency_key")
+ROUND = ("since_at", "created_at", "idempotency_key")
 END = ("state", "slot_taken", "cause", "settled_at", "final_attempt", "is_guarded")
 AUDIT = ("history", "erased_at")
 GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy.options import MAX_STORED
 from django_delayq.policy.steps import HANDLER
 from django_delayq.rounds import memory
-from django_delayq.rounds.columns import ATTEMPTS, LEASE, REPLACED, RUNNING_CLOCK, far, settled, waiting
+from django_delayq.rounds.columns import ATTEMPTS, LEASE, NEW_ROUND, REPLACED, RUNNING_CLOCK, far, settled, waiting
 from django_delayq.rounds.memory import clipped, record, record_death, stops_of, with_stop
 from django_delayq.times.clock import shifted
 
@@ -30,7 +30,7 @@ State, Cause = Timeout.State, Timeout.Cause
 KEPT_COLUMNS: tuple[str, ...] = ("due_at", "first_due_at", "extensions", "created_at", "hold_ended_at", "own_key")
 KEPT_COLUMNS += ("restarted_at", "terms", "computed_due_at", "is_guarded", "steps_over", "stops")
 KEPT_COLUMNS += ("remaining", "keeps_deadline", "held_at", "held_until", "held_when", "settled_at")
-KEPT_COLUMNS += ("step", *ATTEMPTS, "payload", "asked_due_at", "is_due_by_request")
+KEPT_COLUMNS += ("step", *ATTEMPTS, "run_at", "ready_at", "payload", "asked_due_at", "is_due_by_request")
 """The columns of a cancelled row that `RoundMemory.of` takes; the idempotency key is None in another installation."""
 
 
@@ -46,6 +46,8 @@ class RoundMemory(NamedTuple):
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
     attempts: Mapping[str, Any]
     """The columns `ATTEMPTS` of its step, or of its handler."""
+    waits_until: datetime | None
+    """The end of a snooze, or the next retry; None: it did not wait for either."""
     asked_due_at: datetime
     """The deadline before an operator or a hold moved it."""
     stopped_at: datetime | None = None
@@ -74,12 +76,22 @@ class RoundMemory(NamedTuple):
         kept |= {
             "attempts": {name: row[name] for name in ATTEMPTS},
             "asked_due_at": row["asked_due_at"] or row["due_at"],
+            "waits_until": cls._waits_until(row) if row["attempts"] or row["snoozes"] else None,
         }
         kept["held_until"] = row["hold_ended_at"] or row["created_at"]
         stopped_at = None if row["keeps_deadline"] or row["remaining"] is None else row["held_at"]
         ended_at = row["held_until"] if stopped_at and not row["held_when"] else None
         resumed_at = ended_at if ended_at is not None and ended_at <= row["settled_at"] else None
         return cls(**kept, key=row["own_key"], stopped_at=stopped_at, resumed_at=resumed_at)
+
+    @staticmethod
+    def _waits_until(row: Mapping[str, Any]) -> datetime | None:
+        """Return until when a snooze or a retry was to wait; None: of a step that was paused it is not known."""
+        if row["remaining"] is None:
+            return row["run_at"]  # type: ignore[no-any-return]
+        if row["keeps_deadline"]:
+            return None if row["step"] else row["due_at"] + row["remaining"]
+        return row["ready_at"]  # type: ignore[no-any-return]
 
 
 class Facts(Protocol):
@@ -114,7 +126,7 @@ def replace(row: Timeout, new: Timeout) -> None:
 
 def restart(row: Timeout, since_at: datetime, due_at: datetime, terms: str, trace: str) -> None:
     """Begin a new round in the waiting `row`. `move` gives it its deadline, and `hold` stops its clock."""
-    vars(row).update(RUNNING_CLOCK | ATTEMPTS, stops=None, hold_ended_at=None, extensions=0, steps_over="", trace=trace)
+    vars(row).update(NEW_ROUND, trace=trace)
     row.since_at, row.first_due_at, row.idempotency_key = since_at, due_at, new_idempotency_key()
     row.terms, row.computed_due_at = terms, due_at
 
@@ -127,8 +139,11 @@ def continue_round(row: Timeout, kept: RoundMemory, *, is_held: bool) -> None:
     row.idempotency_key = kept.key or row.idempotency_key
     row.restarted_at, row.payload = kept.restarted_at, kept.payload
     row.asked_due_at = None if kept.asked_due_at == row.due_at else kept.asked_due_at
-    if row.step == kept.step or is_held:
-        vars(row).update(kept.attempts, step=kept.step)
+    until, is_same = kept.waits_until or row.created_at, row.step == kept.step or is_held
+    if is_same or until > row.created_at:  # else the step was passed
+        run_at = max(row.run_at, until) if is_same else min(row.run_at, until)  # what follows a step does not wait
+        values = {"step": kept.step, "steps_over": kept.steps_over, "ready_at": kept.waits_until, "run_at": run_at}
+        vars(row).update(kept.attempts, **values)
 
 
 def move(row: Timeout, due_at: datetime, attempt_at: datetime | None, facts: Facts, *, what: str, **event: Any) -> None:
@@ -400,7 +415,7 @@ def retry(row: Timeout, at: datetime, **event: Any) -> None:
     record_death(row, at)
     record(row, "retried", at, to=at, **event)
     values = {**waiting(at), "cause": "", "settled_at": None, "reason": "", "final_attempt": False, **ATTEMPTS}
-    vars(row).update(values, retried_at=at, restarted_at=at, is_requested=True)
+    vars(row).update(values, restarted_at=at, is_requested=True)
 
 
 def erase(row: Timeout, at: datetime, **event: Any) -> None:

@@ -194,7 +194,7 @@ def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Orde
     since: Any = (lambda _: None) if how == "after a function" else None
     policy = declare(Order, name="replaced", since=since)
     row, at = dq.schedule_timeout(order, policy, hours=1), timezone.now()
-    times = ["retried_at", "restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
+    times = ["restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
     times += ["first_failed_at", "last_failed_at"]
     been_through = {
         **dict.fromkeys(times, at),

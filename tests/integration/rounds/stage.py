@@ -52,7 +52,6 @@ PENDING: dict[str, Any] = {
     "claims": 4,
     "claimed_until": at(-10),
     "snoozes": 2,
-    "retried_at": at(-200),
     "restarted_at": at(-190),
     "hold_ended_at": at(-180),
     "is_requested": True,

@@ -42,12 +42,54 @@ def test_a_condition_that_comes_back_gives_a_handler_no_more_attempts_than_its_r
     policy = declare(Order, fail, name="fails", retry=dq.Retry([3600, 3600]), **ARMED)
     order = Order.objects.create(status="unpaid", created_at=at(-31))
     found = []
-    for _ in range(3):
-        testing.fire_due(policy, raises=False)
-        row = newest(order, policy)
-        found.append((row.state, row.attempts, row.first_failed_at))
-        flap(order)
+    for hours in range(3):
+        with dq.clock.set_to(at(60 * hours)):
+            testing.fire_due(policy, raises=False)
+            row = newest(order, policy)
+            found.append((row.state, row.attempts, row.first_failed_at))
+            flap(order)
     assert found == [("pending", 1, NOW), ("pending", 2, NOW), ("dead", 3, NOW)]
+
+
+def fire(order: Order, policy: Any) -> None:
+    testing.fire_due(policy, raises=False)
+
+
+def fire_and_hold(order: Order, policy: Any) -> None:
+    fire(order, policy)
+    dq.hold_timeout(order, policy)
+
+
+def fire_hold_and_resume(order: Order, policy: Any) -> None:
+    fire_and_hold(order, policy)
+    with dq.clock.set_to(at(1)):
+        dq.resume_timeout(order, policy)
+
+
+@pytest.mark.parametrize("act", [fire, fire_and_hold, fire_hold_and_resume])
+@pytest.mark.parametrize("wait", ["snooze", "retry"])
+@pytest.mark.parametrize("case", [(True, 4, 2), (False, 4, 2), (False, 30_000, 20_000)])
+def test_a_condition_that_comes_back_does_not_end_a_wait(declare: Declare, act: Any, wait: str, case: Any) -> None:
+    """Not even after as many days as are too late to arm a round."""
+    is_step, waited, returns = case
+
+    def handle(*_: Any) -> None:
+        raise dq.Snooze(minutes=waited) if wait == "snooze" else ValueError("the partner is down")
+
+    found = []
+    for flaps in (0, 1):
+        policy = declare(Order, handle, name=f"waits_{flaps}", retry=dq.Retry([waited * 60]), **ARMED)
+        if is_step:
+            policy.step(-10 * MINUTE, name="remind")(handle)
+        order = Order.objects.create(status="unpaid", created_at=at(-20 if is_step else -31))
+        act(order, policy)
+        with dq.clock.set_to(at(returns)):
+            if flaps:
+                flap(order)
+            dq.resume_timeout(order, policy)
+        row = newest(order, policy)
+        found.append((row.state, row.step, row.run_at, row.attempts, row.snoozes))
+    assert found[0] == found[1]
 
 
 def test_a_payload_survives_a_payment_that_fails(declare: Declare) -> None:

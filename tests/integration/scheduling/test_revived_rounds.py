@@ -66,7 +66,7 @@ def states() -> list[str]:
 def test_no_clock_lets_an_operator_retry_a_round_that_a_newer_one_has_replaced(order: Order, newer: str) -> None:
     """The newer one may have been stored by a process whose clock is behind that of the database."""
     row = dead(order, newer)
-    Timeout.objects.filter(pk=row.pk).update(retried_at=timezone.now() + HOUR)
+    Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() + HOUR)
     assert operations.retry(row, by="ada").refusals == ((row.pk, "superseded"),)
     assert states() == ["dead", newer]
 
