@@ -3,9 +3,9 @@
 A worker that dies with a claim leaves its count behind, so that the row is a poison suspect when it is claimed again.
 A claim decides nothing else: any worker may fire a claimed row, once.
 
-Policies with a rate or a brake have counters that all workers share: one row for each policy and name, written under a
-lock. Those of a rate give out slots, in which timeouts are claimed. If the rate counts by a value, each value has slots
-of its own, in `RateShare`, under the lock of the policy.
+The timeouts of policies with a rate are claimed in slots, which all workers share. `RateShare` has when the next one is
+free; if the rate counts by a value, of each value. The row of the empty value is the lock of the policy. `meter` locks
+and changes other counters that workers share, such as those of brakes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
@@ -22,7 +21,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import CharField, Exists, F, Min, OuterRef, Q, QuerySet, TextField, Window
+from django.db.models import CharField, Exists, F, Min, OuterRef, Q, QuerySet, TextField, Value, Window
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import RowNumber
 
@@ -31,13 +30,14 @@ from django_delayq.ledger.controls import stops_in_force
 from django_delayq.ledger.locking import delete_free, for_update, transaction_of
 from django_delayq.ledger.paging import update_each
 from django_delayq.ledger.settling import lock_free, update_free
+from django_delayq.ledger.shares import lock_share, provide_lock
 from django_delayq.models import PolicyMeter, RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policy.options import MAX_STORED, Rate
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.now import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.sql.statements import Param, Raw, chunks, compiled, sql_of, upsert
-from django_delayq.times.clock import is_set, to_ms
+from django_delayq.times.clock import is_set
 
 AHEAD_SECONDS: Final = 1.0
 """How far ahead of time slots are assigned. A worker that dies loses that many of them at most."""
@@ -83,8 +83,10 @@ class Spacing:
         lateness = min(max(period / LATENESS_PART, MIN_LATENESS_SECONDS), MAX_LATENESS_SECONDS)
         return cls(rate.count // works, (period + lateness) / works, lateness)
 
-    def slots(self, free_in: float, soonest: float, works: int) -> list[float]:
-        """Return in how many seconds at most `works` works may begin; [] if it is too early to ask.
+    def slots(self, free_in: float, soonest: float, timeouts: int) -> list[float]:
+        """Return in how many seconds each of at most so many timeouts may begin; [] if it is too early to ask.
+
+        Those of one work begin together.
 
         Args:
             free_in: when the first slot is free that is not assigned. No slot is assigned so far ahead that it can be
@@ -94,10 +96,10 @@ class Spacing:
         first = soonest if free_in > self.furthest_seconds else max(soonest, free_in)
         if first > TURN_SECONDS:
             return []
-        count = min(works, 1 + int((AHEAD_SECONDS - first) / self.interval))
-        return [first + number * self.interval for number in range(count)]
+        count = min(timeouts, self.size * (1 + int((AHEAD_SECONDS - first) / self.interval)))
+        return [first + number // self.size * self.interval for number in range(count)]
 
-    def slot(self, at: float, share: str = "") -> Slot:
+    def slot(self, at: float, share: str) -> Slot:
         """Return the slot that begins `at`."""
         return Slot(at, at + 0.7 * self.lateness, share)
 
@@ -106,13 +108,9 @@ class Spacing:
         """Return how far ahead the first free slot may be, beyond which it is not believed: see `slots`."""
         return AHEAD_SECONDS + self.interval + 0.1
 
-    def works(self, timeouts: int) -> int:
-        """Return how many works so many timeouts need."""
-        return -(-timeouts // self.size)
-
 
 @contextmanager
-def meter(policy: str, name: str, using: str, *, wait: bool = True) -> Iterator[dict[str, Any] | None]:
+def meter(policy: str, name: str, using: str) -> Iterator[dict[str, Any]]:
     """Lock a counter and yield its state, plain types for JSON; store what the block changes in it.
 
     The block runs in a transaction of its own, which locks the row until it commits: keep it short. An exception rolls
@@ -122,7 +120,6 @@ def meter(policy: str, name: str, using: str, *, wait: bool = True) -> Iterator[
         policy: the present label of the policy.
         name: which counter of the policy; it is created, with an empty state, at its first use.
         using: the database.
-        wait: False: yield None if another transaction has locked the counter.
 
     Raises:
         django.db.Error: the database failed.
@@ -133,14 +130,9 @@ def meter(policy: str, name: str, using: str, *, wait: bool = True) -> Iterator[
         # one that wants to write.
         PolicyMeter.objects.using(using).bulk_create([PolicyMeter(policy=policy, name=name)], ignore_conflicts=True)
     with transaction_of(using):
-        row = next(iter(for_update(rows, using, wait=wait)), None)  # first() would sort, and MySQL lock other rows
-        if row is None:
-            yield None
-            return
-        before = deepcopy(row.state)
+        [row] = for_update(rows, using)
         yield row.state
-        if row.state != before:
-            rows.update(state=row.state)
+        rows.update(state=row.state)
 
 
 CHUNK = 200
@@ -167,7 +159,7 @@ class Granted(NamedTuple):
     slots: Mapping[int, Slot]
     wait_seconds: float
     has_more: bool = False
-    """Rows are due that wait for a slot of their value. Known if the rate counts by one."""
+    """Rows are due that wait for a slot; or it is not known, because there was no slot."""
 
 
 def claimable(using: str, queues: Sequence[str] | None, label: str, ahead: timedelta = timedelta(0)) -> TimeoutQuerySet:
@@ -261,9 +253,9 @@ def claim_in_slots(
 ) -> Granted | None:
     """Claim at most `limit` due rows of a policy with a rate, as many as may begin soon, each with its slot.
 
-    The transaction holds the counter of the policy while it claims. So over all workers the order of the slots is that
-    of the deadlines, and a slot is used up only if there is a row for it. If the rate counts by a value, this holds for
-    each value by itself: see `_Shares`.
+    The transaction holds the lock of the policy while it claims. So over all workers the order of the slots is that of
+    the deadlines, and a slot is used up only if there is a row for it. If the rate counts by a value, this holds for
+    each value by itself.
 
     Args:
         policy: its `limits` have a rate.
@@ -278,29 +270,12 @@ def claim_in_slots(
     Raises:
         django.db.Error: the database failed.
     """
-    assert policy.rate is not None
-    spacing, rows = Spacing.of(policy.rate, policy.transaction_size), list[tuple[datetime, int, int]]()
-    with meter(policy.label, "rate", using, wait=False) as state:
-        if state is None:
+    provide_lock(policy, "", using, timedelta(0))
+    with transaction_of(using):
+        if not lock_share(policy, "", using):
             return None
-        now, arrived = database_now(using), monotonic()
-        if policy.counts_by is not None:
-            return _Shares(policy, using, queues, now).grant(min(limit, CHUNK), seconds, preparation, arrived)
-        # A clock that a test has stopped would free no slot after the first ones.
-        free_in = 0.0 if is_set() else (state.get("free_ms", 0) - to_ms(now)) / 1000
-        slots = spacing.slots(free_in, preparation, spacing.works(limit))
-        most = min(limit, len(slots) * spacing.size)  # without any slot no row is read
-        for label in policy.labels:  # one query for each, as only those can be read from the index in this order
-            due = for_update(claimable(using, queues, label), using, wait=False)
-            rows += due.values_list("run_at", "id", "claims")[:most]
-        found = {id: claims for _, id, claims in sorted(rows)[:most]}
-        if found:
-            free_in = slots[0] + spacing.works(len(found)) * spacing.interval
-            state["free_ms"] = to_ms(now) + ceil(1000 * free_in)
-        claimed = _mark_claimed(found, now, seconds, using)
-    begins = (arrived + slots[place // spacing.size] for place in range(len(found)))
-    granted = {id: spacing.slot(at) for id, at in zip(found, begins, strict=True)}
-    return Granted(claimed, granted, max(0.0, free_in - TURN_SECONDS))
+        due = _DueRows(policy, using, queues, database_now(using))
+        return due.grant(min(limit, CHUNK) if policy.counts_by else limit, seconds, preparation, monotonic())
 
 
 class _Due(NamedTuple):
@@ -310,51 +285,58 @@ class _Due(NamedTuple):
     share: str
 
 
-class _Shares:
-    """The due rows of a policy whose rate counts by a value, while its counter is locked.
+class _DueRows:
+    """The due rows of a policy with a rate, while its slots are locked.
 
-    The first rows by deadline are nearly always all there are. Where they are a part, a value with a long backlog could
-    have all of them: then the first rows of the other values are read, too, without those whose next slot is not free.
+    The first rows by deadline are nearly always all there are. Where they are a part, and the rate counts by a value, a
+    value with a long backlog could have all of them: then the first rows of the other values are read, too, without
+    those whose next slot is not free.
     """
 
     def __init__(self, policy: TimeoutPolicy[Any], using: str, queues: Sequence[str] | None, now: datetime) -> None:
         assert policy.rate is not None
         self._policy, self._using, self._queues, self._now = policy, using, queues, now
-        self._spacing = Spacing.of(policy.rate)
+        self._by, self._spacing = policy.counts_by, Spacing.of(policy.rate, policy.transaction_size)
         self._free_in = defaultdict[str, float](float)
         """In how many seconds the next slot of each value is free."""
 
     def grant(self, limit: int, seconds: timedelta, preparation: float, arrived: float) -> Granted:
         """Claim at most `limit` rows, those with the earliest slots; see `claim_in_slots`."""
-        first, is_all = self._first(2 * limit)
-        shares, others = {row.share for row in first}, list[_Due]()
-        if not is_all and sum(self._free_in[share] <= TURN_SECONDS for share in shares) < limit:
+        count, others = 2 * limit, list[_Due]()
+        if not self._by:  # without any slot no row is read
+            self._read_slots({""})
+            count = len(self._spacing.slots(self._free_in[""], preparation, limit))
+        first, is_all = self._first(count)
+        shares = {row.share for row in first}
+        if self._by:
+            self._read_slots(shares)
+        if self._by and not is_all and sum(self._free_in[each] <= TURN_SECONDS for each in shares) < limit:
             others = self._of_others(shares, limit)
         due = defaultdict[str, list[_Due]](list)
-        for row in self._locked([*first, *others]):
+        for row in sorted([*first, *self._locked(others)]):
             due[row.share].append(row)
         offers = list[tuple[float, _Due]]()
         for share, rows in due.items():
-            slots = self._spacing.slots(self._free_in[share], preparation, len(rows))
-            offers += zip(slots, rows, strict=False)
+            offers += zip(self._spacing.slots(self._free_in[share], preparation, len(rows)), rows, strict=False)
         chosen = sorted(offers)[:limit]
         self._store({row.share: at + self._spacing.interval for at, row in chosen})
         claimed = _mark_claimed({row.id: row.claims for _, row in chosen}, self._now, seconds, self._using)
-        slots_of = {row.id: self._spacing.slot(arrived + at, row.share) for at, row in chosen}
-        left = {row.share for row in (*first, *others) if row.id not in slots_of}
-        has_more = bool(left) or not is_all
-        if not has_more or len(chosen) == limit:
-            return Granted(claimed, slots_of, 0.0, has_more)
-        return Granted(claimed, slots_of, self._seconds_left(left, shares, is_all=is_all), has_more)
+        slots = {row.id: self._spacing.slot(arrived + at, row.share) for at, row in chosen}
+        left = {row.share for row in (*first, *others) if row.id not in slots}
+        has_more, wait = bool(left) or not is_all, self._free_in[""] - TURN_SECONDS
+        if self._by:
+            wait = self._seconds_left(left, shares, is_all=is_all) if has_more and len(chosen) < limit else 0.0
+        return Granted(claimed, slots, max(0.0, wait), has_more)
 
     def _first(self, count: int) -> tuple[list[_Due], bool]:
-        """Return the first due rows by deadline, at most `count` of each label, and whether they are all."""
+        """Lock the first due rows by deadline, at most `count` of each label; return them, and whether they are all."""
         rows, is_all = list[_Due](), True
+        columns = ("run_at", "id", "claims", "share" if self._by else Value(""))
         for label in self._policy.labels:
-            found = [_Due(*row) for row in self._due(label).values_list(*_Due._fields)[:count]]
+            due = for_update(self._due(label), self._using, wait=False)
+            found = [_Due(*row) for row in due.values_list(*columns)[:count]]
             rows, is_all = rows + found, is_all and len(found) < count
-        self._read_slots({row.share for row in rows})
-        return sorted(rows), is_all
+        return rows, is_all
 
     def _of_others(self, shares: Collection[str], count: int) -> list[_Due]:
         """Return due rows of values other than `shares` whose next slot is free, the first ones of each value first."""
@@ -386,11 +368,11 @@ class _Shares:
                 self._free_in[share] = (free_at - self._now).total_seconds()
 
     def _locked(self, rows: Sequence[_Due]) -> list[_Due]:
-        """Lock `rows`; return those that are still due, and that no other transaction has locked, in due order."""
+        """Lock `rows`; return those that are still due, and that no other transaction has locked."""
         free, every = set[int](), Timeout.objects.using(self._using).due().filter(_unclaimed(_longest_claim()))
         for ids in chunks(sorted(row.id for row in rows)):
             free.update(lock_free(every.filter(pk__in=ids), self._using))
-        return sorted(row for row in rows if row.id in free)
+        return [row for row in rows if row.id in free]
 
     def _store(self, free_in: Mapping[str, float]) -> None:
         """Store when the next slots of these values are free, in one statement."""
@@ -400,7 +382,10 @@ class _Shares:
         upsert(RateShare.objects.using(self._using), rows, ("policy", "share"), ("free_at",))
 
     def _seconds_left(self, left: Collection[str], known: Collection[str], *, is_all: bool) -> float:
-        """Return for how long nothing can be claimed: until a value with due rows has a slot, or a row becomes due."""
+        """Return for how long nothing can be claimed: until a value with due rows has a slot, or a row becomes due.
+
+        Negative or 0: more may be claimed now.
+        """
         times = [self._free_in[share] - TURN_SECONDS for share in left]
         coming = Timeout.objects.using(self._using).filter(state=Timeout.State.PENDING, run_at__gt=DatabaseNow())
         for label in self._policy.labels:
@@ -411,7 +396,7 @@ class _Shares:
                 due = self._due(label).exclude(share__in=known).order_by().values("share").distinct()
                 free_at = self._waiting().filter(share__in=due).aggregate(first=Min("free_at"))["first"]
                 times += [(free_at - self._now).total_seconds() - TURN_SECONDS] if free_at else []
-        return max(0.0, min(times, default=0.0))
+        return min(times, default=0.0)
 
 
 def forget_free_shares(using: str) -> None:

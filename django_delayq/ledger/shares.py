@@ -62,19 +62,20 @@ def set_shares(rows: Sequence[Timeout], using: str) -> bool:
     return bool(counted)
 
 
-def provide_lock(policy: TimeoutPolicy[Any], share: str, using: str) -> None:
+def provide_lock(policy: TimeoutPolicy[Any], share: str, using: str, kept: timedelta = LOCK_KEPT) -> None:
     """Insert the row that `lock_share` locks, if it is missing. Call it before the transaction that locks it.
 
-    Where two workers insert it at once, InnoDB would let both lock it, and then abort one that wants to write.
+    Where two workers insert it at once, InnoDB would let both lock it, and then abort one that wants to write. `kept`:
+    how long it stays if nothing is stored in it. Of a rate no time at all, because it has when the next slot is free.
     """
     if not connections[using].features.has_select_for_update or _locks_of(policy, share, using).exists():
         return
-    row = RateShare(policy=policy.label, share=share, free_at=database_now(using) + LOCK_KEPT)
+    row = RateShare(policy=policy.label, share=share, free_at=database_now(using) + kept)
     RateShare.objects.using(using).bulk_create([row], ignore_conflicts=True)
 
 
 def lock_share(policy: TimeoutPolicy[Any], share: str, using: str) -> bool:
-    """Reserve the timeouts of one value for the present transaction; return False if another one has them.
+    """Reserve the timeouts of one value, or the slots of a policy, for this transaction; False: another one has them.
 
     Without waiting. On SQLite, of which only one transaction at a time may write, the transaction has them.
     """

@@ -151,7 +151,7 @@ class PolicySync(models.Model):
 
 
 class PolicyMeter(models.Model):
-    """A counter of one policy that all workers share: its rate, or its brake."""
+    """A counter of one policy that all workers share, such as that of its brake."""
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)
@@ -169,7 +169,7 @@ class PolicyMeter(models.Model):
 
 
 class RateShare(models.Model):
-    """When the next slot of one value is free, by which the rate of a policy counts. Deleted when it is long free.
+    """When the next slot of a policy with a rate is free, or that of one value by which it counts. Deleted when it is.
 
     Or of one value of `batch_by`: a firing locks the row, so that no other one fires timeouts of the value meanwhile.
     """

@@ -30,12 +30,12 @@ def test_no_period_has_more_attempts_than_the_rate(
     begins: list[float] = []
     for pause, preparation, works, used in claims:
         now += pause
-        slots = spacing.slots(free_at - now, preparation, works)
+        slots = spacing.slots(free_at - now, preparation, works * spacing.size)
         found = slots[: round(used * len(slots))]
         if found:
-            free_at = now + found[0] + spacing.works(len(found) * spacing.size) * spacing.interval
+            free_at = now + found[-1] + spacing.interval
         for number, slot in enumerate(found):
-            begins += [now + slot + (spacing.lateness if number % 2 else 0.0)] * spacing.size
+            begins.append(now + slot + (spacing.lateness if number // spacing.size % 2 else 0.0))
     begins.sort()
     for place, begin in enumerate(begins):
         assert bisect_left(begins, begin + per.total_seconds() - 1e-9) - place <= count
@@ -52,10 +52,10 @@ def test_little_of_the_rate_is_lost(count: int, per: timedelta, together: int) -
     assert spacing.lateness <= max(period / 16, 0.01) + 1e-9
 
 
-@given(free_in=st.floats(-1e9, 1e9), soonest=st.floats(0, 0.5), works=st.integers(1, 1000))
-def test_a_slot_is_found_within_a_second_wherever_the_clock_was_set(free_in: float, soonest: float, works: int) -> None:
-    slots = Spacing.of(Rate(20)).slots(free_in, soonest, works)
-    assert len(slots) <= works
+@given(free_in=st.floats(-1e9, 1e9), soonest=st.floats(0, 0.5), count=st.integers(1, 1000))
+def test_a_slot_is_found_within_a_second_wherever_the_clock_was_set(free_in: float, soonest: float, count: int) -> None:
+    slots = Spacing.of(Rate(20)).slots(free_in, soonest, count)
+    assert len(slots) <= count
     assert all(soonest <= slot <= AHEAD_SECONDS for slot in slots)
     assert slots or 0.5 < free_in < 1.5, "it would never fire"
 
@@ -64,3 +64,4 @@ def test_a_batch_counts_each_of_its_objects() -> None:
     spacing = Spacing.of(Rate(20), together=15)
     assert spacing.size == 10
     assert spacing.interval == pytest.approx(1.0625 / 2)
+    assert spacing.slots(0.0, 0.0, 13) == [0.0] * 10 + [spacing.interval] * 3

@@ -89,7 +89,6 @@ def _add_to_count(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_
         except EngineError as error:  # the circuit breaker has logged it
             operations_logger.debug("The brake of %s counts in the ledger: %s", policy.label, error)
     with meter(policy.label, "brake", using) as state:
-        assert state is not None
         present = to_ms(database_now(using)) // slice_ms
         shape = [since_ms, slice_ms]
         if state.get("shape", shape)[0] > since_ms:  # this count would replace that of a thread that knows the change

@@ -1,10 +1,10 @@
 """Where due timeouts come from: Redis while it works, the ledger while it does not.
 
-`redis.Sources` is both as one. `redis.RedisSource` leases entries, `ledger.LedgerSource` claims rows, and
-`ledger.PacedSource` claims rows of policies with a rate.
+`redis.Sources` is both as one. `redis.RedisSource` leases entries. `ledger.LedgerSource` claims rows, always those of
+policies with a rate.
 
-`RedisSource` and `LedgerSource` have the same methods. They belong to the thread of the worker, except `extend`, which
-any thread may call. Each may be called again after an error:
+Both have the same methods. They belong to the thread of the worker, except `extend`, which any thread may call. Each
+may be called again after an error:
 
 due           the lines that have due timeouts, of those that may be asked
 take          lease or claim at most so many due timeouts of each line for one `LEASE`

@@ -1,9 +1,9 @@
 """Claim due rows in the ledger, each for one worker.
 
 Without Redis, `LedgerSource` asks once a second which lines have some, or will have before it asks again: the worker
-waits for each deadline. `PacedSource` always claims those of policies with a rate, as many as may begin soon, and
-`SlotQueue` keeps their works until their slots come. Redis only shows that their line is due: until it is claimed
-shortly before its slot, a timeout is neither leased nor claimed.
+waits for each deadline. It always claims those of policies with a rate, as many as may begin soon, and `SlotQueue`
+keeps their works until their slots come. Redis only shows that their line is due: until it is claimed shortly before
+its slot, a timeout is neither leased nor claimed.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ class LedgerSource:
         """Until when each id is claimed."""
         self._again: dict[datetime, dict[int, datetime]] = {}
         """What to release, by the expiry of its claim."""
+        self._claim_seconds = 0.0
+        """How long the last claim of a policy with a rate took."""
+        self.without_slots: set[str] = set()
+        """The policies of which due rows were left, because their slots, or those of their values, are used up."""
 
     def check_now(self) -> None:
         """Make the next `due` ask."""
@@ -113,14 +117,31 @@ class LedgerSource:
         has_more = any(line in may_run and line not in waiting for line in self._with_more)
         return 0.0 if has_more else max(0.0, self._poll_at - time.monotonic())
 
-    def take_in_slots(self, policy: TimeoutPolicy[Any], limit: int, preparation: float) -> claiming.Granted | None:
-        """Claim due rows of a policy with a rate: see `claiming.claim_in_slots`."""
+    def take_in_slots(self, policy: TimeoutPolicy[Any], lines: Lines, left: int) -> claiming.Granted | None:
+        """Claim due rows of `policy` with their slots, and refuse its lines until the next slots are assigned.
+
+        None: this worker has enough of them, or another one is claiming some. At most `left`.
+        """
+        limit = min(lines.size(policy) - lines.in_flight[policy.label], left)
+        if limit <= 0:
+            lines.refuse(policy, BUSY_SECONDS)
+            return None
+        began, soonest = time.monotonic(), min(PREPARATION_SECONDS + 2 * self._claim_seconds, TURN_SECONDS)
         lease = get_settings().lease
         granted = claiming.claim_in_slots(
-            policy, self._using, self.queues, limit=limit, seconds=lease, preparation=preparation
+            policy, self._using, self.queues, limit=limit, seconds=lease, preparation=soonest
         )
-        if granted is not None:
-            self._note(granted.claimed)
+        if granted is None:
+            lines.refuse(policy, random.uniform(0.0, BUSY_SECONDS))
+            return None
+        self._claim_seconds = time.monotonic() - began
+        self._note(granted.claimed)
+        (self.without_slots.add if granted.has_more else self.without_slots.discard)(policy.label)
+        # Without any, it was too early for a slot, another worker was faster, or Redis has an entry that is outdated.
+        wait = granted.wait_seconds
+        if policy.counts_by is not None:  # a timeout of another value that is scheduled for now does not end the wait
+            wait = min(wait, POLL_SECONDS)
+        lines.refuse(policy, max(wait, 0.0 if granted.slots else BUSY_SECONDS))
         return granted
 
     def _note(self, claimed: claiming.Claimed) -> None:
@@ -164,44 +185,6 @@ def slot_seconds(policy: TimeoutPolicy[Any]) -> float:
     return Spacing.of(policy.rate, policy.transaction_size).interval if policy.rate else 0.0
 
 
-class PacedSource:
-    """The due timeouts of policies with a rate. For the worker's own thread.
-
-    `ledger` claims them, and releases, extends and resolves the claims.
-    """
-
-    def __init__(self, ledger: LedgerSource) -> None:
-        self._ledger = ledger
-        self._seconds = 0.0
-        """How long the last claim took."""
-        self.with_more: set[str] = set()
-        """The policies of which due rows were left, because the slots of their values are used up."""
-
-    def take(self, policy: TimeoutPolicy[Any], lines: Lines, left: int) -> claiming.Granted | None:
-        """Claim due timeouts of `policy` with their slots, and refuse its lines until the next slots are assigned.
-
-        None: this worker has enough of them, or another one is claiming some. At most `left`. Raises the database's
-        errors.
-        """
-        limit = min(lines.size(policy) - lines.in_flight[policy.label], left)
-        if limit <= 0:
-            lines.refuse(policy, BUSY_SECONDS)
-            return None
-        began = time.monotonic()
-        granted = self._ledger.take_in_slots(policy, limit, min(PREPARATION_SECONDS + 2 * self._seconds, TURN_SECONDS))
-        if granted is None:
-            lines.refuse(policy, random.uniform(0.0, BUSY_SECONDS))
-            return None
-        self._seconds = time.monotonic() - began
-        (self.with_more.add if granted.has_more else self.with_more.discard)(policy.label)
-        # Without any, it was too early for a slot, another worker was faster, or Redis has an entry that is outdated.
-        wait = granted.wait_seconds
-        if policy.counts_by is not None:  # a timeout of another value that is scheduled for now does not end the wait
-            wait = min(wait, POLL_SECONDS)
-        lines.refuse(policy, max(wait, 0.0 if granted.slots else BUSY_SECONDS))
-        return granted
-
-
 class SlotQueue:
     """The works of one policy with a rate, or of one value by which it counts, in due order, and their slots.
 
@@ -215,10 +198,6 @@ class SlotQueue:
     def __init__(self) -> None:
         self._works: list[tuple[float, int, Work]] = []
         self._slots: list[Slot] = []
-
-    def __len__(self) -> int:
-        """Return how many timeouts wait."""
-        return sum(len(work.ids) for _, _, work in self._works)
 
     def add(self, work: Work) -> None:
         """Insert a work with its slot."""

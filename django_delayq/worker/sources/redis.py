@@ -25,7 +25,7 @@ from django_delayq.ledger.db_connections import check_connections
 from django_delayq.policy.policies import registry
 from django_delayq.times.clock import plural
 from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource, PacedSource
+from django_delayq.worker.sources.ledger import POLL_SECONDS, Batch, LedgerSource
 
 if TYPE_CHECKING:
     from django_delayq.ledger.claiming import Granted, Slot
@@ -211,7 +211,6 @@ class Sources:
         self._skew = skew
         self.redis = RedisSource(health.engine, queues, skew)
         self.ledger = LedgerSource(using, only, skew)
-        self._paced = PacedSource(self.ledger)
         self._must_poll = self._is_turn_of_redis = False
         self._database_used_at, self._look_at = time.monotonic(), 0.0
         self._first_due: Mapping[str, int] = {}
@@ -281,7 +280,7 @@ class Sources:
         """
         due = due or source.due(lines)
         # Redis may show no due entry of these: those of rows that got no slot are checked again a second later.
-        if more := self._paced.with_more.intersection(lines.declared()):
+        if more := self.ledger.without_slots.intersection(lines.declared()):
             due = dict.fromkeys((*due, *more))
         if due:
             self._use_database()
@@ -292,7 +291,7 @@ class Sources:
         taken: Counter[str] = Counter()
         try:
             for policy in dict.fromkeys(may_run[line] for line in due if line in may_run and may_run[line].rate):
-                granted = self._paced.take(policy, lines, left - len(deliveries))
+                granted = self.ledger.take_in_slots(policy, lines, left - len(deliveries))
                 if granted is not None:
                     deliveries |= granted.claimed.claims
                     slots |= granted.slots

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def miss_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on no slot is missed, however busy the machine is."""
-    monkeypatch.setattr(Spacing, "slot", lambda _, at: Slot(at, at + 1000.0))
+    monkeypatch.setattr(Spacing, "slot", lambda _, at, share: Slot(at, at + 1000.0, share))
 
 
 @pytest.mark.usefixtures("without_redis")

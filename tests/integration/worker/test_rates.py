@@ -17,9 +17,10 @@ from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
 from django_delayq.firing import Work, plan, run, running
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
-from django_delayq.ledger.claiming import Slot, meter
-from django_delayq.models import PolicyMeter, Timeout
+from django_delayq.ledger.claiming import Slot
+from django_delayq.models import RateShare, Timeout
 from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import SlotQueue
@@ -97,8 +98,10 @@ def test_slots_are_assigned_in_due_order_for_the_next_second_only(declare: Decla
     begins = [granted.slots[id].begin_at for id in ids[:10]]
     assert [later - first for first, later in pairwise(begins)] == [pytest.approx(2.125 / 20)] * 9
     assert 0.5 < granted.wait_seconds < 0.6
-    nothing = claim(policy)
+    with CaptureQueriesContext(connection) as queries:
+        nothing = claim(policy)
     assert (nothing.claimed.claims, nothing.slots) == ({}, {})
+    assert "run_at" not in str(queries.captured_queries), "without any slot no row is read"
     assert Timeout.objects.filter(claimed_until__isnull=False).count() == 10
 
 
@@ -143,9 +146,8 @@ def test_rows_under_a_former_name_are_claimed_in_their_turn(declare: Declare) ->
 def test_two_workers_never_claim_at_the_same_time(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
     overdue(policy, 3)
-    with meter(policy.label, "rate", "default"):
-        pass
-    with another_session(lambda: list(PolicyMeter.objects.select_for_update())):
+    assert len(claim(policy, 1).slots) == 1
+    with another_session(lambda: list(RateShare.objects.select_for_update())):
         minute = timedelta(minutes=1)
         assert claiming.claim_in_slots(policy, "default", None, limit=5, seconds=minute, preparation=0.0) is None
 
@@ -208,7 +210,6 @@ def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
     queue = SlotQueue()
     for work in works:
         queue.add(work)
-    assert len(queue) == 5
     begun = list(queue.ready(0.0))
     assert [work.ids for work in begun] == [(9,), (8,)], "two slots are over, two have come"
     assert [work.begin_at for work in begun] == [works[2].begin_at, works[3].begin_at]
@@ -216,7 +217,7 @@ def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
     assert queue.without_slot() == []
     assert [work.ids for work in queue.ready(600.0)] == [(9,)], "the one that came back is the first"
     assert [work.ids for work in queue.without_slot()] == [(7,), (6,), (5,)]
-    assert (len(queue), queue.next_at) == (0, float("inf"))
+    assert queue.next_at == float("inf")
 
 
 def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
@@ -231,6 +232,34 @@ def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
     with CaptureQueriesContext(connection) as queries:
         assert sources.take(lines, 100).deliveries == {}
     assert not queries
+
+
+@WITH_REDIS
+def test_until_its_next_slot_entries_of_a_policy_stay_in_redis(source: str, declare: Declare) -> None:
+    """They are not outdated: their rows wait."""
+    policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
+    ids = overdue(policy, 10)
+    worker, lines = Worker(concurrency=1), Lines("default", 4, 0.5)
+    engine = get_worker_engine("default")
+    assert engine is not None
+    engine.queue("default", 0).ensure(policy.label, [(id, 0) for id in ids])
+    worker._connect(engine)
+    worker.redis.probe_at_start(worker.queues)
+    sources = worker.sources
+    assert set(sources.take(lines, 100).deliveries) == {ids[0]}
+    lines.refuse(policy, 0.0)
+    sources.check_now()
+    assert sources.take(lines, 100).deliveries == {}
+
+
+@needs_row_locks
+@needs_more_connections
+@pytest.mark.parametrize("by", [None, "status"])
+def test_rows_that_others_have_locked_hide_no_later_ones(by: str | None, declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=Rate(20, per=timedelta(seconds=2), by=by)))
+    ids = overdue(policy, 10)
+    with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=ids[:6]))):
+        assert list(claim(policy, 2).slots) == ids[6:8]
 
 
 def test_a_worker_that_has_enough_leaves_slots_to_others(declare: Declare) -> None:
@@ -258,7 +287,7 @@ def test_a_stopped_policy_uses_no_slots(declare: Declare) -> None:
     overdue(policy, 4)
     operations.pause(policy, by="script:test")
     assert made_sources().take(Lines("default", 4, 0.5), 100).deliveries == {}
-    assert not PolicyMeter.objects.exists()
+    assert not RateShare.objects.exists()
     operations.resume(policy, by="script:test")
     assert len(made_sources().take(Lines("default", 4, 0.5), 100).deliveries) == 4
 
