@@ -50,7 +50,7 @@ class Preview:
         changed: how many timeouts it would change, or concern.
         will: what happens to these `{n}`, by number; None: nothing but what follows.
         due: how many are due and would fire at once; None: it makes none fire.
-        ids: timeouts that would fire at once, or else would change: at least the three of them that are due first.
+        ids: of the timeouts that would fire at once, or else would change, the three that are due first.
         refused: how many would stay unchanged, by reason.
         brakes: by policy, the brakes that would stop it again, because they allow fewer firings than are due.
         notes: what else will happen, in sentences.
@@ -65,10 +65,10 @@ class Preview:
     notes: tuple[str, ...] = ()
 
     def names(self, user: Any = None) -> list[str]:
-        """Return what people call the objects of the first three of `ids`: see `selection.names_of`."""
+        """Return what people call the objects of `ids`: see `selection.names_of`."""
         using = database_of(Timeout)
-        rows = Timeout.objects.using(using).filter(pk__in=self.ids).order_by("due_at", "id")
-        found = list(rows.only("content_type", "object_id", "due_at")[:3])
+        rows = Timeout.objects.using(using).filter(pk__in=self.ids).only("content_type", "object_id", "due_at")
+        found = sorted(rows, key=lambda row: (row.due_at, row.pk))
         names = names_of(found, using, user)
         return [names.get((row.content_type_id, row.object_id)) or row.object_id for row in found]
 
@@ -97,7 +97,7 @@ def preview_timeouts(result: Result, will: Any) -> Preview:
     due = {**result.due, **{state.label: 0 for state in states if state.is_stopped}}
     brakes = {label: brake for state in states for label, brake in _stopping(state, due.get(state.label, 0)).items()}
     fires = Count(sum(due.values())) if any(due.values()) else None
-    return Preview(Count(result.changed), will, fires, result.ids, result.refused, brakes)
+    return Preview(Count(result.changed), will, fires, result.first, result.refused, brakes)
 
 
 def preview_waiting(policy: str | TimeoutPolicy[Any], **_arguments: Any) -> Preview:
