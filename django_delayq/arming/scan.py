@@ -195,7 +195,7 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
         if since is not None:
             rows = with_since(rows, policy).filter(**{since: OuterRef("since_at")})
         rows = _with_same_data(policy, rows, using).filter(pk=key_of(OuterRef("object_id"), model, using))
-        rows = rows.filter(Exact(text, OuterRef("object_id")))  # several texts may have one key
+        rows = rows.filter(Exact(text, OuterRef("object_id")))  # several ids may have one key
         yield from filter(None, _pages(policy, waiting.filter(has_none(rows))))
 
 

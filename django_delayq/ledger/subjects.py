@@ -278,7 +278,7 @@ def object_id(reference: Any, model: type[Model], using: str) -> Combinable:
 def key_of(reference: Any, model: type[Model], using: str) -> Combinable:
     """Return the primary key of `model` for `reference`, an `object_id`; NULL if that is not a key.
 
-    Of the key's own type, so that its index finds it. Several texts may have one key: compare `object_id`, too.
+    Of the key's own type, so that its index finds it. Several ids may have one key: compare `object_id`, too.
     """
     return cast("Combinable", key_type(model).key(reference, root_of_key(model), connections[using]))
 

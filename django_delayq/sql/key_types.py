@@ -56,7 +56,7 @@ class KeyType:
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the key of which `reference` is the text, as SQL that can use the key's index; NULL if it is none.
 
-        It may be the key of other texts, too: by its collation, or because the cast is lenient.
+        It may be the key of other strings, too: by its collation, or because the cast is lenient.
         """
         template = dialect_of(connection).text_as_key.get(self.name)
         return Cast(reference, field) if template is None else _Template(template, reference, field)

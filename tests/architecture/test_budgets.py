@@ -43,7 +43,7 @@ SOURCES = {
     "imports in functions": (15, 14),
     "numeric constants": (248, 90),
     "numeric constants without a reason": (0, 0),
-    "functions with more than 5 parameters": (26, 8),
+    "functions with more than 5 parameters": (23, 8),
     "functions that set columns of a Timeout": (39, 30),
     "of these outside of rounds and ledger": (0, 0),
 }
@@ -54,7 +54,7 @@ ROOMS = {
     ("root",): (1_040, 700),
     ("models", "policy", "sql", "times"): (3_510, 1_580),
     ("scheduling",): (1_060, 740),
-    ("arming",): (1_845, 830),
+    ("arming",): (1_800, 830),
     ("ledger",): (3_245, 1_900),
     ("rounds",): (460, 450),
     ("engine", "redis_clients"): (1_000, 820),
