@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_280, 9_500),
+    "code lines of the core": (17_250, 9_500),
     "code lines of the edges": (9_100, 4_900),
     "modules": (220, 120),
     "longest chain of imports": (21, 18),
