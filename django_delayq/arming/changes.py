@@ -136,6 +136,23 @@ class Failures:
         return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
 
 
+class Arming(NamedTuple):
+    """How rows are compared with the ledger."""
+
+    using: str
+    """The database."""
+    oldest: timedelta | None
+    """A round overdue by this or more is not armed, unless it has a row or `by_handler_of` applies; None: any is."""
+    failures: Failures | None = None
+    """Counts the objects for which a callable raises. None: what it raises is raised."""
+    is_new: bool = False
+    """The rows were inserted just now, so that their rounds keep nothing."""
+    wait: bool = True
+    """Wait for rows that other transactions have locked, and do not leave them out."""
+    dry_run: bool = False
+    """Lock and write nothing."""
+
+
 def is_of_one_object(error: BaseException) -> bool:
     """Return whether `error` may be one of a single object: its code, or a value that the driver cannot read."""
     return isinstance(error, DataError) or not isinstance(error, DatabaseError)

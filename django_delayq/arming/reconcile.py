@@ -29,7 +29,7 @@ from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from django_delayq.arming import holding
 from django_delayq.arming.applying import apply
-from django_delayq.arming.changes import Changes, Failures, Round, RoundKey, is_of_one_object, terms_now
+from django_delayq.arming.changes import Arming, Changes, Round, RoundKey, is_of_one_object, terms_now
 from django_delayq.arming.row_state import (
     CLOSING,
     RowState,
@@ -95,7 +95,7 @@ def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_n
     if is_committed and not is_new:
         if ledger_fits(policies, pk, using):
             return
-        if not diff(row_state(policies, pk, using, lock=False), using, oldest).pks:
+        if not diff(row_state(policies, pk, using, lock=False), Arming(using, oldest)).pks:
             return
     # The row is free again, as after each save outside a transaction. A query that waits for its lock would show the
     # row as it is afterwards, but the ledger as it was before, and arm a round that was closed in between.
@@ -104,32 +104,19 @@ def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_n
         if must_lock_first:
             lock_row(policies[0].concrete_model, pk, using)
         states = row_state(policies, pk, using, lock=not must_lock_first)
-        apply(diff(states, using, oldest, is_new=is_new), using, signals=True)
+        apply(diff(states, Arming(using, oldest, is_new=is_new)), using, signals=True)
 
 
-def arm_many(
-    policies: Sequence[TimeoutPolicy[Any]],
-    pks: Collection[Any],
-    using: str,
-    oldest: timedelta | None,
-    *,
-    failures: Failures | None = None,
-    wait: bool = True,
-    dry_run: bool = False,
-) -> Changes:
-    """Make the ledger fit the rows `pks` in one transaction; return what was written.
-
-    `oldest` and `failures`: see `diff`. `wait`: see `lock_keys`. `dry_run`: lock and write
-    nothing.
-    """
-    if dry_run:
-        return diff(row_states(policies, pks, using), using, oldest, failures=failures)
-    with transaction_of(using):
-        locked = lock_keys(policies[0].concrete_model, pks, using, wait=wait)
-        if failures is not None:
-            failures.locked += len(pks) - len(locked)
-        changes = diff(row_states(policies, locked, using), using, oldest, failures=failures)
-        apply(changes, using, signals=False)
+def arm_many(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], how: Arming) -> Changes:
+    """Make the ledger fit the rows `pks` in one transaction; return what was written, or with `dry_run` would be."""
+    if how.dry_run:
+        return diff(row_states(policies, pks, how.using), how)
+    with transaction_of(how.using):
+        locked = lock_keys(policies[0].concrete_model, pks, how.using, wait=how.wait)
+        if how.failures is not None:
+            how.failures.locked += len(pks) - len(locked)
+        changes = diff(row_states(policies, locked, how.using), how)
+        apply(changes, how.using, signals=False)
     return changes
 
 
@@ -148,47 +135,33 @@ def arm_outdated(policy: TimeoutPolicy[Any], rows: Iterable[tuple[Any, Timeout]]
     if has_column(policy):
         outdated += [pk for pk, (_, terms) in present.items() if changed(policy, waiting[pk].terms, terms)]
     if outdated:
-        arm_many([policy], outdated, using, get_settings().catch_up)
+        arm_many([policy], outdated, Arming(using, get_settings().catch_up))
     return [waiting[pk].pk for pk in set(outdated)]
 
 
-def arm_readable(
-    failures: Failures, pks: Sequence[Any], using: str, oldest: timedelta | None, **options: bool
-) -> Changes:
-    """Do as `arm_many` for the policy of `failures`, and count the objects that cannot be read: one by one, if some."""
+def arm_readable(policy: TimeoutPolicy[Any], pks: Sequence[Any], how: Arming) -> Changes:
+    """Do as `arm_many`, and count the objects that cannot be read among its `failures`: one by one, if some cannot."""
     try:
-        return arm_many([failures.policy], pks, using, oldest, failures=failures, **options)
+        return arm_many([policy], pks, how)
     except Exception as error:
-        if not is_of_one_object(error):
+        if how.failures is None or not is_of_one_object(error):
             raise
     changes = Changes()
     for pk in pks:
-        with failures.counting(pk):
-            changes.add(arm_many([failures.policy], [pk], using, oldest, failures=failures, **options))
+        with how.failures.counting(pk):
+            changes.add(arm_many([policy], [pk], how))
     return changes
 
 
-def diff(
-    states: Sequence[RowState],
-    using: str,
-    oldest: timedelta | None,
-    *,
-    objects: dict[type[Model], dict[Any, Any]] | None = None,
-    failures: Failures | None = None,
-    is_new: bool = False,
-) -> Changes:
+def diff(states: Sequence[RowState], how: Arming, objects: dict[type[Model], dict[Any, Any]] | None = None) -> Changes:
     """Return the changes that the table above requires for `states`. A hint unless their rows are locked.
 
     Args:
         states: of rows of one table.
-        using: the database.
-        oldest: a round overdue by this or more is not armed, unless it has a row or `by_handler_of` applies; None:
-            rounds of any age are.
+        how: see `Arming`.
         objects: by model and key, those that the caller has read. Others are read if a callable needs them.
-        failures: counts the objects for which a callable raises. None: what it raises is raised.
-        is_new: the rows were inserted just now, so that their rounds keep nothing.
     """
-    return _Comparison(states, using, oldest, objects or {}, failures, is_new).compared()
+    return _Comparison(states, how, objects or {}).compared()
 
 
 @dataclass
@@ -196,11 +169,8 @@ class _Comparison:
     """The rows of one table beside their rounds in the ledger. The fields are those of `diff`, and what it finds."""
 
     states: Sequence[RowState]
-    using: str
-    oldest: timedelta | None
+    how: Arming
     objects: dict[type[Model], dict[Any, Any]]
-    failures: Failures | None
-    is_new: bool
     changes: Changes = field(default_factory=Changes)
     unfit: list[tuple[RowState, datetime | None]] = field(default_factory=list)
     """The rows of which no round is pending, or one of another `since`, each with its `since` now."""
@@ -223,7 +193,7 @@ class _Comparison:
         return self.changes
 
     def _counting(self, state: RowState) -> AbstractContextManager[None]:
-        return self.failures.counting(state.pk) if self.failures else nullcontext()
+        return self.how.failures.counting(state.pk) if self.how.failures else nullcontext()
 
     def _compare(self, state: RowState) -> None:
         """Compare a row that matches with its pending round."""
@@ -273,7 +243,7 @@ class _Comparison:
         """
         for policy in {state.policy for state in self.states if state.on_hold is not None}:
             by_pk = {state.pk: state for state in self.states if state.policy is policy}
-            for pk, row_id, held in keyed_rounds(policy, by_pk, self.using):
+            for pk, row_id, held in keyed_rounds(policy, by_pk, self.how.using):
                 self.changes.set_clock(by_pk[pk], row_id, held)
 
     def _object_of(self, state: RowState) -> Any:
@@ -285,12 +255,12 @@ class _Comparison:
         if model not in read:
             pks = {each.pk for each in self.states if each.holds and each.policy.model is model}
             try:
-                found = objects_of_policy(state.policy, pks, self.using)
+                found = objects_of_policy(state.policy, pks, self.how.using)
                 read_relations(list(found.values()), {name for each in self.states for name in each.policy.followed})
             except Exception as error:
                 if not is_of_one_object(error):
                     raise
-                return objects_of_policy(state.policy, [state.pk], self.using).get(state.pk)
+                return objects_of_policy(state.policy, [state.pk], self.how.using).get(state.pk)
             read[model] = found
         return read[model].get(state.pk)
 
@@ -355,7 +325,7 @@ class _Comparison:
         A sync leaves more of the old rounds alone than a save, but not those that have a row: they are pending, or
         their condition had ended them, and holds again.
         """
-        policy, oldest = state.policy, self.oldest
+        policy, oldest = state.policy, self.how.oldest
         if oldest is None or policy in _handled.get():
             return False
         if policy.grace is not None:
@@ -371,7 +341,7 @@ class _Comparison:
         If they kept nothing, an order whose payment was tried and failed would lose its extensions, and could be
         extended without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
         """
-        closed, kept, is_new, using = set[RoundKey](), dict[RoundKey, RoundMemory](), self.is_new, self.using
+        closed, kept, is_new, using = set[RoundKey](), dict[RoundKey, RoundMemory](), self.how.is_new, self.how.using
         # Not those that are known to be closed, nor pending and new ones that are known to be open: these keep nothing.
         asked = [
             each
@@ -412,7 +382,7 @@ class _Comparison:
         moved, first = dict(kept), min(each.held_until for each in kept.values())
         by_place = {(state.policy.label, state.pk): state for state, _ in self.unfit}
         policies = {by_place[label, pk].policy for label, pk, _ in kept}
-        held = {policy: holds_ended(policy, first, self.using) for policy in policies}
+        held = {policy: holds_ended(policy, first, self.how.using) for policy in policies}
         for place, each in kept.items():
             label, pk, since_at = place
             state = by_place[label, pk]

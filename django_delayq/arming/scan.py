@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -10,7 +9,7 @@ from django.db.models import F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Concat, Left
 from django.db.models.lookups import Exact, In
 
-from django_delayq.arming.changes import Failures, is_of_one_object
+from django_delayq.arming.changes import Arming, Failures, is_of_one_object
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import (
     CLOSING,
@@ -26,14 +25,13 @@ from django_delayq.ledger.controls import holds_ended, read_delay
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 from django_delayq.policy.reads import since_name, with_since
-from django_delayq.policy.terms import changed, has_column, lacks_none, prefix, terms_column
-from django_delayq.sql.key_types import HAS_KEY, pk_of, root_of_key
+from django_delayq.policy.terms import has_column, lacks_none, prefix, terms_column
+from django_delayq.sql.key_types import HAS_KEY, keys_in, root_of_key
 from django_delayq.sql.statements import CHUNK, chunks
 from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import datetime
 
     from django_delayq.policy.policies import TimeoutPolicy
 
@@ -50,17 +48,16 @@ class Step(NamedTuple):
     may_be_gone: bool = False
 
 
-def steps(
-    policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, after: Any = None
-) -> Iterator[Step]:
+def steps(policy: TimeoutPolicy[Any], how: Arming, after: Any = None) -> Iterator[Step]:
     """Compare the table of `policy` with the ledger, page by page and without locks.
 
     Where `since` is in SQL and `after` a timedelta, the database finds the few rows that do not fit. Where one of them
     is a callable or a span, each object that may lack a round is read, page by page from the one after the key `after`.
     """
+    using, oldest = how.using, how.oldest
     is_constant = isinstance(policy.after, timedelta | None) and isinstance(policy.grace, timedelta | None)
     if callable(policy.since) or not is_constant:
-        yield from _checked(policy, using, oldest, failures, after)
+        yield from _checked(policy, how, after)
     else:
         delay = _delay(policy, using)
         for ids in () if oldest is None or delay is None else _moved(policy, using, oldest, delay):
@@ -75,16 +72,15 @@ def steps(
     yield from map(Step, _with_wrong_clock(policy, using))
 
 
-def _checked(
-    policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, place: Any
-) -> Iterator[Step]:
+def _checked(policy: TimeoutPolicy[Any], how: Arming, place: Any) -> Iterator[Step]:
     """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
+    using = how.using
     rows = candidates(policy, using)
     rows = rows.select_related(*policy.relations) if policy.relations else rows  # without arguments: all of them
     in_force = None if policy.after is None else read_delay(policy, using)
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
-        keys, page = _read(rows if place is None else rows.filter(pk__gt=place), failures)
+        keys, page = _read(rows if place is None else rows.filter(pk__gt=place), how.failures)
         objects = {to_python(obj.pk): obj for obj in page}  # fewer, if a condition on other rows repeats some
         # With a column `since`, the query has left out the objects whose rounds are pending.
         pending = pending_rounds([policy], objects, using) if callable(policy.since) else {}
@@ -92,19 +88,19 @@ def _checked(
         for pk, obj in objects.items():
             since_at = None if callable(policy.since) else policy.since_of(obj)
             states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())[:2]))
-        changes = diff(states, using, oldest, objects={policy.model: objects}, failures=failures)
+        changes = diff(states, how, {policy.model: objects})
         place = keys[-1] if len(keys) == CHUNK else None
         yield Step(changes.pks, place, len(set(keys)), changes.too_old)
         if place is None:
             return
 
 
-def _read(rows: QuerySet[Any], failures: Failures) -> tuple[list[Any], list[Any]]:
+def _read(rows: QuerySet[Any], failures: Failures | None) -> tuple[list[Any], list[Any]]:
     """Return the keys of the first page of `rows`, and its objects without those that cannot be read."""
     try:
         page = list(rows[:CHUNK])
     except Exception as error:
-        if not is_of_one_object(error):
+        if failures is None or not is_of_one_object(error):
             raise
     else:
         return [obj.pk for obj in page], page
@@ -187,35 +183,20 @@ def _moved(policy: TimeoutPolicy[Any], using: str, oldest: timedelta, delay: tim
     states = (Timeout.State.CANCELLED, Timeout.State.SKIPPED)
     rows = Timeout.objects.using(using).of_labels(policy.labels).filter(state__in=states, run_at__gt=due, key="")
     rows = rows.filter(since_at__lte=latest - delay, cause=Timeout.Cause.CONDITION)
-    ids = set()
-    for object_id_ in rows.values_list("object_id", flat=True):
-        with suppress(ValueError):  # unreadable: no object has this key
-            ids.add(pk_of(policy.concrete_model, object_id_))
-    yield from chunks(list(ids))
+    yield from chunks(list(keys_in(policy.concrete_model, rows.values_list("object_id", flat=True)).values()))
 
 
 def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     """Yield pages of keys of rows that no longer fit their pending round."""
-    model = policy.concrete_model
-    key = key_of(OuterRef("object_id"), model, using)
-    since = since_name(policy)
+    model, since = policy.concrete_model, since_name(policy)
+    text = object_id(F(cast("Any", model._meta.pk).name), model, using)
     for waiting, on_hold in _by_clock(policy, using):
         rows = _matching(policy, on_hold, using)
         if since is not None:
             rows = with_since(rows, policy).filter(**{since: OuterRef("since_at")})
-        rows = _with_same_data(policy, rows, using)
-        # The database finds them, mostly none, in one query, if it can compare the keys.
-        wrongly = waiting if key is None else waiting.filter(has_none(rows.filter(pk=key)))
-        last = 0
-        while page := list(wrongly.filter(pk__gt=last).values_list("id", "object_id", "since_at", "terms")[:CHUNK]):
-            last = page[-1][0]
-            rounds: dict[Any, Any] = {}
-            for _, object_id_, *round_ in page:
-                with suppress(ValueError):  # unreadable: firing settles it as gone
-                    rounds[pk_of(model, object_id_)] = round_
-            wrong = list(rounds) if key is not None else _without_fit(policy, rounds, on_hold, using)
-            if wrong:
-                yield wrong
+        rows = _with_same_data(policy, rows, using).filter(pk=key_of(OuterRef("object_id"), model, using))
+        rows = rows.filter(Exact(text, OuterRef("object_id")))  # several ids may have one key
+        yield from filter(None, _pages(policy, waiting.filter(has_none(rows))))
 
 
 def _with_same_data(policy: TimeoutPolicy[Any], rows: QuerySet[Any], using: str) -> QuerySet[Any]:
@@ -237,8 +218,8 @@ def _matching(policy: TimeoutPolicy[Any], on_hold: bool | None, using: str) -> Q
 
 
 def _by_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[tuple[QuerySet[Any], bool | None]]:
-    """Yield the waiting rounds of `policy`, by id, and what `hold_when` must be for their objects; None: either."""
-    rows = Timeout.objects.using(using).of_labels(policy.labels).filter(key="").order_by("id")
+    """Yield the waiting rounds of `policy`, and what `hold_when` must be for their objects; None: either."""
+    rows = Timeout.objects.using(using).of_labels(policy.labels).filter(key="")
     if policy.hold_when is None:
         yield rows.waiting(), None
         return
@@ -249,37 +230,17 @@ def _by_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[tuple[QuerySet
 
 def _with_wrong_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     """Yield pages of keys of objects that have rounds with a key whose clock must be stopped, or must run."""
-    rows = Timeout.objects.using(using).of_labels(policy.labels).waiting().filter(HAS_KEY, held_by_hand=False)
-    last, model = 0, policy.concrete_model
-    while policy.hold_when is not None and (
-        page := list(rows.filter(pk__gt=last).order_by("id").values_list("id", "object_id", "state")[:CHUNK])
-    ):
-        last, held = page[-1][0], dict[Any, set[bool]]()
-        for _, object_id_, state in page:
-            with suppress(ValueError):
-                held.setdefault(pk_of(model, object_id_), set()).add(state == Timeout.State.HELD)
-        on_hold = set(on_hold_among(policy, list(held), using))
-        if wrong := [pk for pk, seen in held.items() if seen != {pk in on_hold}]:
-            yield wrong
+    rows = Timeout.objects.using(using).of_labels(policy.labels).filter(HAS_KEY, held_by_hand=False)
+    for clocks, is_stopped in () if policy.hold_when is None else ((rows.pending(), False), (rows.held(), True)):
+        for page in _pages(policy, clocks):
+            on_hold = set(on_hold_among(policy, page, using))
+            if wrong := [pk for pk in page if (pk in on_hold) != is_stopped]:
+                yield wrong
 
 
-def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], on_hold: bool | None, using: str) -> list[Any]:
-    """Return the keys of rows that do not fit their round; `rounds` has `since_at` and `terms` of each key's round."""
-    rows = _matching(policy, on_hold, using).filter(pk__in=list(rounds))
-    since = since_name(policy)
-    to_python = root_of_key(policy.concrete_model).to_python
-    try:
-        terms = terms_column(policy, using) if has_column(policy) else F("pk")
-        found = list(with_since(rows, policy).values_list("pk", "pk" if since is None else F(since), terms))
-    except Exception as error:  # for `repair`, which reads one by one
-        if not is_of_one_object(error):
-            raise
-        return list(rounds)
-    matching = {to_python(pk): values for pk, *values in found}
-
-    def is_wrong(pk: Any, since_at: datetime | None, terms: str | None) -> bool:
-        if pk not in matching or (since is not None and matching[pk][0] != since_at):
-            return True
-        return has_column(policy) and changed(policy, terms, matching[pk][1])
-
-    return [pk for pk, round_ in rounds.items() if is_wrong(pk, *round_)]
+def _pages(policy: TimeoutPolicy[Any], rounds: QuerySet[Any]) -> Iterator[list[Any]]:
+    """Yield the keys of the objects of `rounds`, page by page; firing settles those that no object can have."""
+    last = 0
+    while page := list(rounds.filter(pk__gt=last).order_by("id").values_list("id", "object_id")[:CHUNK]):
+        last = page[-1][0]
+        yield list(keys_in(policy.concrete_model, [object_id_ for _, object_id_ in page]).values())

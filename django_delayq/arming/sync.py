@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db.models import Model, Q, QuerySet
 
-from django_delayq.arming.changes import Failures
+from django_delayq.arming.changes import Arming, Failures
 from django_delayq.arming.reconcile import arm_many, arm_readable, oldest_in_sync
 from django_delayq.arming.scan import Step, candidates, steps
 from django_delayq.backoff import Backoff
@@ -87,7 +87,7 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
         ValueError: an object without a primary key; nothing is written.
         TypeError: `target` is something else.
     """
-    changed, oldest = 0, get_settings().catch_up
+    changed = 0
     for model, using, objects in list(_targets(target)):
         for policies in policies_by_table(model):
             table: Any = policies[0].concrete_model
@@ -96,7 +96,7 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
             else:
                 found = map(policies[0].pk_of, objects)
             for pks in chunks(sorted(set(map(root_of_key(table).to_python, found)))):
-                changed += len(arm_many(policies, pks, using, oldest).pks)
+                changed += len(arm_many(policies, pks, Arming(using, get_settings().catch_up)).pks)
     return changed
 
 
@@ -130,35 +130,29 @@ def sync_policy(
     """
     oldest = newer_than if backfill else oldest_in_sync(policy)
     found, done = Failures(policy) if failures is None else failures, Synced()
-    for step in steps(policy, using, oldest, found):
-        done += repair(step, using, oldest, found, wait=backfill, dry_run=dry_run)
+    # The next sync of a worker arms no round that is as old as those of a backfill, so that a backfill waits.
+    how = Arming(using, oldest, found, wait=backfill, dry_run=dry_run)
+    for step in steps(policy, how):
+        done += repair(step, policy, how)
         progress(max(step.checked, len(step.wrong)))
     if failures is None and found.first is not None:
         raise found.first[1]
     return done
 
 
-def repair(
-    step: Step,
-    using: str,
-    oldest: timedelta | None,
-    failures: Failures,
-    *,
-    wait: bool = False,
-    dry_run: bool = False,
-) -> Synced:
+def repair(step: Step, policy: TimeoutPolicy[Any], how: Arming) -> Synced:
     """Change what `step` found, if that is still so: each object is locked and read again, a few at a time.
 
-    Objects that other transactions have locked are left to the next sync of a worker. It arms no round that is as old
-    as those of a backfill, so that a backfill has `wait`, and waits for them.
+    Unless `how` waits, objects that other transactions have locked are left to the next sync of a worker.
     """
-    done, policy = Synced(too_old=step.too_old), failures.policy
+    done = Synced(too_old=step.too_old)
     for pks in chunks(step.wrong, LOCKED):
-        changes = arm_readable(failures, pks, using, oldest, wait=wait, dry_run=dry_run)
+        changes = arm_readable(policy, pks, how)
         found = (changes.insert, {**changes.move, **changes.recompute}, changes.cancel)
         done += (*map(len, found), changes.too_old, len(changes.hold), len(changes.resume))
         if step.may_be_gone:
-            done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0, 0, 0)
+            gone, _left = cancel_of_deleted(policy.concrete_model, pks, how.using, dry_run=how.dry_run)
+            done += Synced(cancelled=gone)
     return done
 
 
@@ -288,7 +282,8 @@ class TableSync:
         with suppress(ValueError):  # if a migration has given the keys another type, the pass begins again
             place = pk_of(policy.concrete_model, row.place) if row.place else None
         failures = Failures(policy)
-        found = steps(policy, self._using, oldest, failures, place)
+        how = Arming(self._using, oldest, failures, wait=False)
+        found = steps(policy, how, place)
         while True:
             began = time.monotonic()
             step = next(found, None)
@@ -296,7 +291,7 @@ class TableSync:
             if step is None:
                 row.place, row.total, row.finished_at = "", row.checked, cast("Any", DatabaseNow())
                 break
-            repair(step, self._using, oldest, failures)
+            repair(step, policy, how)
             row.checked += max(step.checked, len(step.wrong))
             if step.wrong:  # there may be very many: `delayq_status` shows how far it is
                 row.save(using=self._using, update_fields=PROGRESS)
@@ -354,7 +349,8 @@ def _was_left(row: PolicySync, since: datetime, latest: datetime) -> bool:
 def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
     page = list(candidates(policy, using).values_list("pk", flat=True)[:CHUNK])
-    changes = arm_readable(Failures(policy), sorted(set(page)), using, oldest_in_sync(policy), dry_run=True)
+    how = Arming(using, oldest_in_sync(policy), Failures(policy), dry_run=True)
+    changes = arm_readable(policy, sorted(set(page)), how)
     return Count(changes.too_old, is_capped=len(page) == CHUNK)
 
 

@@ -19,6 +19,7 @@ from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
+from django_delayq.arming.changes import Arming
 from django_delayq.arming.reconcile import arm_many, arm_one
 from django_delayq.conf import get_settings
 from django_delayq.ledger.db_connections import explaining_deadlocks
@@ -87,7 +88,7 @@ class Owners:
             elif len(pks) == 1:
                 arm_one(policies, pks[0], using)
             else:
-                arm_many(policies, pks, using, get_settings().catch_up)
+                arm_many(policies, pks, Arming(using, get_settings().catch_up))
 
 
 def ask_for_sync(policies: Iterable[TimeoutPolicy[Any]], using: str) -> None:

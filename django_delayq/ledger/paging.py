@@ -113,7 +113,8 @@ def read_page(
     """
     rows: Any = with_keys(Timeout.objects.using(using).filter(only), ids)
     if not lock:
-        return Page(using, ids, list(rows.defer("payload").order_by("slot", "id")), None)
+        rows = rows.only(*columns) if columns else rows.defer("payload")
+        return Page(using, ids, list(rows.order_by("slot", "id")), None)
     locking: Any = lock_keys if columns else lock_objects
     places = objects_of(rows.values_list(*OBJECT_COLUMNS, named=True), using)
     found = {model: locking(model, pks, using) for model, pks in places}

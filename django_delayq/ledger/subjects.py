@@ -275,14 +275,12 @@ def object_id(reference: Any, model: type[Model], using: str) -> Combinable:
     return _InLedgerCollation(key_type(model).sql(reference, root_of_key(model), connections[using]))
 
 
-def key_of(reference: Any, model: type[Model], using: str) -> Combinable | None:
+def key_of(reference: Any, model: type[Model], using: str) -> Combinable:
     """Return the primary key of `model` for `reference`, an `object_id`; NULL if that is not a key.
 
-    Of the key's own type, so that its index finds it. None: SQL cannot convert it back, because the type or the
-    collation differs.
+    Of the key's own type, so that its index finds it. Several ids may have one key: compare `object_id`, too.
     """
-    found: Combinable | None = key_type(model).key(reference, root_of_key(model), connections[using])
-    return found
+    return cast("Combinable", key_type(model).key(reference, root_of_key(model), connections[using]))
 
 
 def about_objects(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model], using: str) -> Q:

@@ -15,9 +15,9 @@ from django_delayq.ledger.rollups import SettledRow, Tally, counted, day_of, qua
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import YEARS
 from django_delayq.models import PolicyDay, Timeout
-from django_delayq.operations.selection import column_at, keys_in, may_ask_where
+from django_delayq.operations.selection import column_at, may_ask_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
-from django_delayq.sql.key_types import object_id_of
+from django_delayq.sql.key_types import keys_in, object_id_of
 from django_delayq.sql.now import database_now
 
 DAYS_SHOWN: Final = 30

@@ -17,10 +17,9 @@ from django_delayq.ledger.controls import PolicyState, policy_states
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
-from django_delayq.operations.selection import keys_in
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.policy.reads import since_name, with_since
-from django_delayq.sql.key_types import object_id_of
+from django_delayq.sql.key_types import keys_in, object_id_of
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import duration_text, plural

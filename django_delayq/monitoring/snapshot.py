@@ -19,7 +19,7 @@ from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count, counting, undeclared_in
+from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count_each, counting, undeclared_in
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at
 from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
@@ -376,10 +376,10 @@ def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool, s
     }
 
 
-def count_failing(labels: Sequence[str], using: str) -> Count:
-    """Return the same number as `PolicyStatus.failing`, for one policy."""
-    rows: TimeoutQuerySet = Timeout.objects.using(using).of_labels(labels)
-    return count(rows.failing().order_by("policy", "state", "attempts", "id"), MAX_COUNT)
+def count_failing(states: Iterable[PolicyState], using: str) -> dict[str, Count]:
+    """Return the same numbers as `PolicyStatus.failing`, by the label of the policy, in one statement."""
+    rows: Any = Timeout.objects.using(using).failing().order_by("policy", "state", "attempts", "id")
+    return count_each({each.label: rows.of_labels(each.policy.labels) for each in states}, using, MAX_COUNT)
 
 
 def _capped(value: int) -> Count:

@@ -19,10 +19,10 @@ from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import LAST_SETTLED
 from django_delayq.models import Timeout, TimeoutQuerySet, ending_of
 from django_delayq.operations.policies import check_delay
-from django_delayq.operations.selection import keys_in
 from django_delayq.operations.selection import where as about_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy
 from django_delayq.rounds.memory import stops_of
+from django_delayq.sql.key_types import keys_in
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import within_calendar

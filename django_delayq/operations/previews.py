@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.db.models import Count as RowCount
 from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, ngettext_lazy
@@ -15,7 +16,7 @@ from django_delayq.arming.holding import Facts
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import NOTHING, Count, count, count_each
+from django_delayq.ledger.search import NOTHING, Count, count
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import moves_of_hold
 from django_delayq.operations.policies import Mode, new_delay
@@ -34,7 +35,7 @@ from django_delayq.times.spans import Length
 State, Stop = Timeout.State, PolicyControl.Stop
 
 MAX_COUNT: Final = 100_000
-"""A preview counts at most this many rows."""
+"""A preview counts, and examines, at most this many rows."""
 MAX_COMPUTED: Final = 10_000
 """So many deadlines are computed for a preview, in about a second: a page must not take longer."""
 
@@ -50,7 +51,7 @@ class Preview:
         changed: how many timeouts it would change, or concern.
         will: what happens to these `{n}`, by number; None: nothing but what follows.
         due: how many are due and would fire at once; None: it makes none fire.
-        ids: timeouts that would fire at once, or else would change: at least the three of them that are due first.
+        ids: of the timeouts that would fire at once, or else would change, the three that are due first.
         refused: how many would stay unchanged, by reason.
         brakes: by policy, the brakes that would stop it again, because they allow fewer firings than are due.
         notes: what else will happen, in sentences.
@@ -65,10 +66,10 @@ class Preview:
     notes: tuple[str, ...] = ()
 
     def names(self, user: Any = None) -> list[str]:
-        """Return what people call the objects of the first three of `ids`: see `selection.names_of`."""
+        """Return what people call the objects of `ids`: see `selection.names_of`."""
         using = database_of(Timeout)
-        rows = Timeout.objects.using(using).filter(pk__in=self.ids).order_by("due_at", "id")
-        found = list(rows.only("content_type", "object_id", "due_at")[:3])
+        rows = Timeout.objects.using(using).filter(pk__in=self.ids).only("content_type", "object_id", "due_at")
+        found = sorted(rows, key=lambda row: (row.due_at, row.pk))
         names = names_of(found, using, user)
         return [names.get((row.content_type_id, row.object_id)) or row.object_id for row in found]
 
@@ -97,7 +98,7 @@ def preview_timeouts(result: Result, will: Any) -> Preview:
     due = {**result.due, **{state.label: 0 for state in states if state.is_stopped}}
     brakes = {label: brake for state in states for label, brake in _stopping(state, due.get(state.label, 0)).items()}
     fires = Count(sum(due.values())) if any(due.values()) else None
-    return Preview(Count(result.changed), will, fires, result.ids, result.refused, brakes)
+    return Preview(Count(result.changed), will, fires, result.first, result.refused, brakes)
 
 
 def preview_waiting(policy: str | TimeoutPolicy[Any], **_arguments: Any) -> Preview:
@@ -164,8 +165,8 @@ def rows_of(policy: TimeoutPolicy[Any], using: str, state: str = Timeout.State.P
     return rows.order_by("policy", "state", "run_at", "id")
 
 
-def _first(rows: QuerySet[Timeout]) -> tuple[int, ...]:
-    return tuple(rows.values_list("pk", flat=True)[:3])  # as many as a sentence names
+def _first(rows: QuerySet[Timeout], most: int = 3) -> tuple[int, ...]:
+    return tuple(rows.values_list("pk", flat=True)[: min(most, 3)])  # as many as a sentence names, if there are so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +176,10 @@ class DelayPreview(Preview):
     Attributes:
         before: the delay in force; None: it differs from object to object.
         after: the new delay; None: as before.
-        pending: the number of pending and held timeouts that the change concerns, at most `MAX_COUNT`.
+        pending: the number of pending and held timeouts that the change concerns, among the first `MAX_COUNT`.
         overdue: how many of the new deadlines of pending ones have passed; None: it cannot be computed beforehand.
-        is_capped: it concerns more than `MAX_COUNT`.
-        hand_set: how many others keep their deadlines, because they were set by hand: at most `MAX_COUNT`.
+        is_capped: there are more than `MAX_COUNT`.
+        hand_set: how many others keep their deadlines, because they were set by hand, among the same.
     """
 
     before: Length | None
@@ -204,31 +205,27 @@ def preview_delay(
     using = database_of(found.concrete_model)
     before, now = policy_state(found, using), clock.now()
     new, shift = new_delay(found, after, mode, before.delay)
-    rows = {state.value: rows_of(found, using, state) for state in WAITING}
-    wanted = dict[str, QuerySet[Timeout]]()
-    if mode == "recompute" and not hand_set:
-        wanted = {f"hand_set {state}": of_state.filter(terms=None) for state, of_state in rows.items()}
-        rows = {state: of_state.filter(terms__isnull=False) for state, of_state in rows.items()}
-    pending = rows[Timeout.State.PENDING.value]
-    if mode != "recompute":
-        wanted["overdue"] = pending.filter(due_at__lte=now - shift)
-    elif new is not None:
-        wanted["overdue"] = pending.filter(_is_overdue(new, now))
-    counts = count_each({**wanted, **rows}, using, MAX_COUNT)
-    number = sum((counts[state] for state in rows), NOTHING)
-    overdue = counts["overdue"].value if "overdue" in counts else None
+    follows = Q(terms__isnull=False) if mode == "recompute" and not hand_set else Q()
+    is_due = Q(due_at__lte=now - shift) if mode != "recompute" else None if new is None else _is_overdue(new, now)
+    wanted = {"examined": Q(), "number": follows, "overdue": follows & (is_due or Q())}
+    # In one reading of the index. If each were counted alone, the database would look for the first of them everywhere.
+    counts = {name: RowCount("pk", filter=condition) for name, condition in wanted.items()}
+    seen = {state: rows_of(found, using, state)[: MAX_COUNT + 1].aggregate(**counts) for state in WAITING}
+    examined, number = (sum(each[name] for each in seen.values()) for name in ("examined", "number"))
+    of_pending, pending = seen[State.PENDING], rows_of(found, using).filter(follows)
+    overdue = None if is_due is None else of_pending["overdue"]
     length = PolicyState(found, after=after).length
-    if overdue is None and length is not None and number.value <= MAX_COMPUTED:  # a span
+    if overdue is None and length is not None and examined <= MAX_COMPUTED:  # a span
         overdue = sum(each_page(pending, lambda page: _count_overdue(page, found, after, now), dry_run=True))
-    kept = sum(count.value for name, count in counts.items() if name.startswith("hand_set"))
+    kept = min(examined - number, MAX_COUNT)
     keeps = mode == "keep"
     fires = None if overdue is None or keeps or before.is_stopped else Count(overdue)
     own: dict[str, Any] = {"before": before.length, "after": length, "mode": mode, "overdue": overdue, "hand_set": kept}
     return DelayPreview(
-        Count(min(number.value, MAX_COUNT), number.is_capped or number.value > MAX_COUNT),
+        Count(min(number, MAX_COUNT), examined > MAX_COUNT),
         ngettext_lazy("{n} deadline stays.", "{n} deadlines stay.") if keeps else DEADLINES_CHANGE,
         due=fires,
-        ids=_first(wanted["overdue"] if overdue and "overdue" in wanted else pending),
+        ids=_first(pending.filter(is_due), overdue) if is_due and overdue else _first(pending, of_pending["number"]),
         brakes=_stopping(before, fires.value if fires else 0),
         notes=_told(before.length, length, kept, overdue),
         **own,

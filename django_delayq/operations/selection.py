@@ -29,7 +29,7 @@ from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policy.policies import get_policies, labels_of
 from django_delayq.policy.reads import related_paths
-from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, object_id_of, pk_of, root_of_key
+from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, keys_in, object_id_of, pk_of, root_of_key
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.times.paths import end_of, field_at, is_reference, stored_type
 
@@ -164,15 +164,6 @@ def _names(model: type[Model], ids: Collection[str], using: str, user: Any) -> d
         for pk, value in found:
             named[object_id_of(model, pk)] = "" if value is None else _text(value)
     return named
-
-
-def keys_in(model: type[Model], ids: Iterable[str]) -> dict[str, Any]:
-    """Return the key of each object by its id in the ledger; none for an id that is not a key of `model`."""
-    keys = dict[str, Any]()
-    for object_id in ids:
-        with suppress(ValueError):
-            keys[object_id] = pk_of(model, object_id)
-    return keys
 
 
 def _text(value: Any) -> str:

@@ -77,7 +77,7 @@ def cancel(target: Target, **how: Unpack[How]) -> Result:
         writing.forbid_attempts(context.refused, context.using, context.reason, context.now, context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
-    action = Action("cancel", signals.timeout_cancelled, refuse, write)
+    action = Action("cancel", signals.timeout_cancelled, refuse, write, is_by_state=True)
     return action.run(target, **how)
 
 
@@ -101,7 +101,7 @@ def fire_now(target: Target, **how: Unpack[How]) -> Result:
         moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
         writing.move_rows(moves, context.facts, what="fire_requested", to=context.now, **context.event)
 
-    action = Action("fire_now", signals.timeout_rescheduled, refuse, write)
+    action = Action("fire_now", signals.timeout_rescheduled, refuse, write, is_by_state=True)
     return action.run(target, **how)
 
 
@@ -329,7 +329,7 @@ def retire(label: str, *, by: str, reason: str = "", dry_run: bool = False, prog
         change.moved += len(accepted)
         change.save(using=using)
 
-    action = Action("retire", signals.timeout_cancelled, refuse_unless_waiting, write)
+    action = Action("retire", signals.timeout_cancelled, refuse_unless_waiting, write, is_by_state=True)
     return action.run(rows, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
@@ -462,7 +462,7 @@ def _hold(name: str, target: Target, until: datetime | None, keep_deadline: bool
         event = {"by": context.by, "reason": context.reason}
         holding.hold_by_hand(rows, context.facts, end, keep_deadline=keep_deadline, **event)
 
-    return Action(name, signals.timeout_held, refuse_unless_waiting, write).run(target, **how)
+    return Action(name, signals.timeout_held, refuse_unless_waiting, write, is_by_state=True).run(target, **how)
 
 
 def resume_timeout(target: Target, **how: Unpack[How]) -> Result:

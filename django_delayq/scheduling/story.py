@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_delayq.arming.changes import Changes, Failures
+from django_delayq.arming.changes import Arming, Changes, Failures
 from django_delayq.arming.reconcile import diff, oldest_in_sync
 from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.conf import get_settings
@@ -342,8 +342,8 @@ def _why_nothing_is_pending(subject: Subject) -> str:
     failures = Failures(policy)
     with failures.counting(subject.pk):
         states = row_states([policy], [subject.pk], subject.using)
-        changes = diff(states, subject.using, get_settings().catch_up)
-        by_workers = diff(states, subject.using, oldest_in_sync(policy))
+        changes = diff(states, Arming(subject.using, get_settings().catch_up))
+        by_workers = diff(states, Arming(subject.using, oldest_in_sync(policy)))
     if failures.first is not None:  # code of the application, which often is what should be explained
         error = failures.first[1]
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")

@@ -88,9 +88,6 @@ class Dialect:
     written as the range `state >= x AND state <= x`: an equality reads all rows of that state again for each page.
     """
 
-    compares_across_collations: bool = True
-    """Whether strings of different collations can be compared, and by an index."""
-
     connection_limits: str = ""
     """SQL for how many connections this account may open: rows of (limit or NULL, name of the setting)."""
 
@@ -343,7 +340,6 @@ class MySQL(Dialect):
     )
     locks_what_it_reads = True
     compares_rows_by_index = False
-    compares_across_collations = False
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.

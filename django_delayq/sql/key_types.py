@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
-from django.db.models import CharField, ExpressionWrapper, Func, Model, Q, Value
+from django.db.models import CharField, Func, Model, Q, Value
 from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
 from django.db.models.sql.compiler import SQLCompiler
@@ -53,18 +54,16 @@ class KeyType:
         return Cast(reference, CharField(max_length=LONGEST))
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        """Return the key of which `reference` is the text, as SQL that can use the key's index; None: not in SQL."""
+        """Return the key of which `reference` is the text, as SQL that can use the key's index; NULL if it is none.
+
+        It may be the key of other strings, too: by its collation, or because the cast is lenient.
+        """
         template = dialect_of(connection).text_as_key.get(self.name)
-        return None if template is None else _Template(template, reference, field)
+        return Cast(reference, field) if template is None else _Template(template, reference, field)
 
     def fault(self, field: Any) -> str:
         """Return why this key is not supported, or an empty string."""
         return ""
-
-
-class _Integer(KeyType):
-    def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        return super().key(reference, field, connection) or Cast(reference, field)
 
 
 class _Text(KeyType):
@@ -77,8 +76,8 @@ class _Text(KeyType):
         return '"' + self.text(value).replace("\\", r"\\").replace('"', r"\"") + '"'
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        same = dialect_of(connection).compares_across_collations
-        return ExpressionWrapper(reference, CharField()) if same else None
+        sql = dialect_of(connection).in_collation_of("{0}", connection, field.model._meta.db_table, field.column)
+        return _Template(sql, reference)
 
     def fault(self, field: Any) -> str:
         if field.max_length is not None and field.max_length <= LONGEST:
@@ -104,13 +103,15 @@ class _UUID(KeyType):
         return Lower(Concat(*pieces, output_field=CharField()))
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if field.db_type(connection) == "uuid":
+            return super().key(reference, field, connection)
+        text: Any = Cast(reference, CharField(max_length=36))
         if _stores_digits(field, connection):
-            sql = dialect_of(connection).in_collation_of("{0}", connection, field.model._meta.db_table, field.column)
-            return _Template(sql, Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value("")))
-        return super().key(reference, field, connection)
+            text = Replace(text, Value("-"), Value(""))
+        return _TEXT.key(text, field, connection)
 
 
-_INTEGER, _TEXT = _Integer(), _Text()
+_INTEGER, _TEXT = KeyType(), _Text()
 TYPES: dict[str, KeyType] = {
     **dict.fromkeys(("AutoField", "BigAutoField", "SmallAutoField"), _INTEGER),
     **dict.fromkeys(("IntegerField", "BigIntegerField", "SmallIntegerField"), _INTEGER),
@@ -178,6 +179,15 @@ def pk_of(model: type[Model], object_id: str) -> Any:
     if isinstance(pk, int) and abs(pk) > MAX_ID:  # SQLite raises when it is only asked for one
         raise ValueError(f"{object_id!r} is too big to be a key of {model.__name__}.")
     return pk
+
+
+def keys_in(model: type[Model], ids: Iterable[str]) -> dict[str, Any]:
+    """Return the key of each object by its id in the ledger; none for an id that is not a key of `model`."""
+    keys = dict[str, Any]()
+    for object_id in ids:
+        with suppress(ValueError):
+            keys[object_id] = pk_of(model, object_id)
+    return keys
 
 
 class _Template(Func):

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_270, 9_500),
+    "code lines of the core": (17_220, 9_500),
     "code lines of the edges": (9_100, 4_900),
     "modules": (220, 120),
     "longest chain of imports": (21, 18),
@@ -43,7 +43,7 @@ SOURCES = {
     "imports in functions": (15, 14),
     "numeric constants": (248, 90),
     "numeric constants without a reason": (0, 0),
-    "functions with more than 5 parameters": (26, 8),
+    "functions with more than 5 parameters": (23, 8),
     "functions that set columns of a Timeout": (39, 30),
     "of these outside of rounds and ledger": (0, 0),
 }
@@ -54,14 +54,14 @@ ROOMS = {
     ("root",): (1_040, 700),
     ("models", "policy", "sql", "times"): (3_510, 1_580),
     ("scheduling",): (1_060, 740),
-    ("arming",): (1_845, 830),
+    ("arming",): (1_800, 830),
     ("ledger",): (3_225, 1_900),
-    ("rounds",): (460, 450),
+    ("rounds",): (475, 450),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
     ("firing",): (2_840, 1_430),
     ("worker",): (2_035, 1_480),
-    ("operations", "monitoring"): (3_160, 1_470),
+    ("operations", "monitoring"): (3_150, 1_470),
     ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),
 }
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis

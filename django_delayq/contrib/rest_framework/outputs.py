@@ -276,7 +276,8 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         return {"due": (preview.due or NOTHING).value, "text": text}
 
     def get_failing(self, state: PolicyState) -> int:
-        return snapshot.count_failing(state.policy.labels, database_of(Timeout)).value
+        counts = self.context.get("failing") or snapshot.count_failing([state], database_of(Timeout))
+        return int(counts[state.label].value)
 
     def get_guards_set_by(self, state: PolicyState) -> dict[str, str]:
         return {guard: actor for guard in GUARDS if (actor := state.set_by(guard))}

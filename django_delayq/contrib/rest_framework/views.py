@@ -36,7 +36,7 @@ from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring import reports
-from django_delayq.monitoring.snapshot import snapshot
+from django_delayq.monitoring.snapshot import count_failing, snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
@@ -268,8 +268,10 @@ class PolicyViewSet(OperatorView, ViewSet):
     @describe("policies", outputs.PolicySerializer(many=True), (401, 403))
     def list(self, request: Request, *_: Any, **__: Any) -> Response:
         """List all declared policies by label."""
-        states: Any = controls.policy_states(database_of(Timeout))
-        return Response(outputs.PolicySerializer(states, many=True, context={"user": request.user}).data)
+        using = database_of(Timeout)
+        states: Any = controls.policy_states(using)
+        context = {"user": request.user, "failing": count_failing(states, using)}
+        return Response(outputs.PolicySerializer(states, many=True, context=context).data)
 
     @describe("policies", outputs.PolicySerializer, parameters=[LABEL])
     def retrieve(self, request: Request, *_: Any, **__: Any) -> Response:

@@ -307,10 +307,10 @@ def test_while_the_sync_of_one_policy_fails_the_others_are_synced_and_it_is_said
     orders("")
     tables, repair = TableSync("default"), sync.repair
 
-    def repair_others(step: Any, using: str, oldest: Any, failures: Failures, **options: Any) -> Any:
-        if failures.policy is failing:
+    def repair_others(step: Any, policy: Any, how: Any) -> Any:
+        if policy is failing:
             connection.cursor().execute("SELECT 1 FROM nowhere")
-        return repair(step, using, oldest, failures, **options)
+        return repair(step, policy, how)
 
     def logged() -> list[str]:
         tables._failed.clear()  # its backoff is over

@@ -305,11 +305,11 @@ def test_after_a_pass_that_failed_a_quick_policy_does_not_wait_for_a_long_pass(
     past = timezone.now() - timedelta(minutes=2)
     PolicySync.objects.filter(policy=quick.label).update(began_at=past, finished_at=past)
 
-    def fail_once(step: Any, using: str, oldest: Any, failures: Any, **options: Any) -> Any:
-        if failures.policy is quick and not failed:
+    def fail_once(step: Any, policy: Any, how: Any) -> Any:
+        if policy is quick and not failed:
             failed.append("deadlock")
             connection.cursor().execute("SELECT 1 FROM nowhere")
-        return repair(step, using, oldest, failures, **options)
+        return repair(step, policy, how)
 
     monkeypatch.setattr(sync, "repair", fail_once)
     while not failed:

@@ -16,6 +16,7 @@ from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from tests.integration.matrix.keys import CASES, World, make_world
 from tests.testapp import keys
+from tests.testapp.models import Voucher
 
 pytestmark = pytest.mark.django_db
 PENDING, CANCELLED = ["pending"], ["cancelled"]
@@ -239,4 +240,14 @@ def test_a_key_that_ends_with_spaces_is_stored_as_it_is_by_bulk_writes_too(
     assert dq.sync_timeouts([obj]) == dq.schedule_timeouts([obj], hand, hours=1) == 1
     assert {row.object_id for row in Timeout.objects.all()} == {"a  "}
     assert dq.pending_timeouts(keys.TextKey.objects.all()).count() == 2
+    assert sum(sync_policy(auto, "default")) == 0
+
+
+def test_the_sync_notices_a_key_in_other_letters_that_a_collation_takes_for_the_same() -> None:
+    auto = dq.get_policy((Voucher, "expire"))
+    Voucher.objects.create(code="Spring é", issued_at=timezone.now())
+    Voucher.objects.update(code="SPRING E")
+    done = sync_policy(auto, "default")
+    assert (done.armed, done.cancelled) == (1, 1)
+    assert dict(Timeout.objects.values_list("object_id", "state")) == {"Spring é": "cancelled", "SPRING E": "pending"}
     assert sum(sync_policy(auto, "default")) == 0

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import html
 import io
+import sys
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
+from django.db import connection
+from django.db.models import QuerySet
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import include, path, reverse
 from django.utils import timezone
 from django.utils.html import strip_tags
@@ -19,6 +25,7 @@ from rest_framework.test import APIClient
 import django_delayq as dq
 from django_delayq import Brake, operations
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.operations import runner
 from django_delayq.operations.previews import DEADLINES_CHANGE
 from django_delayq.operations.registry import (
     NOT_MOVING,
@@ -27,6 +34,7 @@ from django_delayq.operations.registry import (
     TIMEOUT_OPERATIONS,
     Operation,
 )
+from django_delayq.sql import statements
 from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.integration.operations.test_contract import (
     COMMANDS,
@@ -45,6 +53,7 @@ urlpatterns = [path("", include("tests.urls")), path("", include("tests.integrat
 __all__ = ["ready"]
 
 POLICY = "testapp.order.braked"
+PACKAGE = str(Path(dq.__file__).parent)
 OPERATE = "admin:django_delayq_policycontrol_operate"
 DUE = "25 are due and fire now. The first: A-00, A-01, A-02."
 AGAIN = "The brake of testapp.order.braked allows 20 in 10 min: it will stop it again. Change it first."
@@ -152,6 +161,58 @@ def test_what_a_hold_or_a_limit_of_lateness_keeps_from_firing_is_not_said_to_fir
     PolicyControl.objects.update(stop="paused")
     operations.late(POLICY, after=HOUR / 2, by=BY)
     assert resume.preview(POLICY).sentences() == ["None is due now.", "25 are too late, and become: skipped"]
+
+
+def reminders(count: int) -> QuerySet[Timeout]:
+    """Timeouts of so many objects, the last of which is due first."""
+    orders = [Order.objects.create(status="new") for _ in range(count)]
+    for hours, order in enumerate(reversed(orders), 1):
+        dq.schedule_timeout(order, "remind", hours=hours)
+    return Timeout.objects.filter(object_id__in=[order.pk for order in orders])
+
+
+def test_the_first_are_the_soonest_of_all_rows_also_of_those_that_a_result_does_not_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statements, "CHUNK", 3)
+    monkeypatch.setattr(runner, "MAX_IDS", 4)
+    rows = reminders(8)
+    preview = TIMEOUT_OPERATIONS["cancel"].preview(rows)
+    soonest = list(rows.order_by("due_at").values_list("pk", "object_id")[:3])
+    assert (preview.changed.value, list(preview.ids)) == (8, [row_id for row_id, _ in soonest])
+    assert preview.names() == [object_id for _, object_id in soonest]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("cancel", 12), ("fire", 17), ("hold_timeout", 11), ("pause_timeout", 11), ("postpone", 32)]
+)
+def test_a_preview_of_many_rows_makes_the_queries_of_a_few_and_a_few_calls_for_each(name: str, most: int) -> None:
+    """Of 1,000 rows, whose page an operator waits for."""
+    operation, given = TIMEOUT_OPERATIONS[name], {"after": HOUR} if name == "postpone" else {}
+    few, many, figures = reminders(4), reminders(54), []
+    for rows in (few, few, many):  # the first time, caches are filled
+        calls = Calls()
+        with CaptureQueriesContext(connection) as queries, calls:
+            assert operation.preview(rows, **given).sentences()
+        figures.append((len(queries), calls.number))
+    (_, (before, of_few), (after, of_many)) = figures
+    assert after == before
+    assert of_many - of_few <= most * 50
+
+
+class Calls:
+    """Counts the calls of functions of the package, and the values that its generators yield."""
+
+    number = 0
+
+    def _note(self, frame: FrameType, event: str, _arg: object) -> None:
+        self.number += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
 
 
 @each_operation

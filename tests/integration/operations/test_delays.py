@@ -177,6 +177,12 @@ def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.Monkey
         unpaid()
     seen = preview_delay(UNPAID, MINUTE)
     assert (seen.pending, seen.is_capped) == (2, True)
+    for row in Timeout.objects.all():
+        reschedule_timeout(row, minutes=1)
+    unpaid()
+    seen = preview_delay(UNPAID, MINUTE)
+    assert (seen.pending, seen.hand_set, seen.is_capped) == (0, 2, True), "it does not look for others beyond"
+    assert preview_delay(UNPAID, MINUTE, hand_set=True).pending == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
 from django_delayq import operations
@@ -52,6 +54,19 @@ def test_a_timeout_and_its_policy_show_that_it_fails(viewer: APIClient, schedule
     status = viewer.get(STATUS).json()
     assert status["failing"] == {"value": 1, "is_capped": False}
     assert [each["failing"]["value"] for each in status["policies"] if each["label"] == REMIND] == [1]
+
+
+def test_the_failing_timeouts_of_all_policies_are_counted_in_one_statement(
+    viewer: APIClient, declare: Callable[..., Any]
+) -> None:
+    figures = []
+    for name in ("first", "second"):
+        viewer.get("/api/policies/")
+        with CaptureQueriesContext(connection) as queries:
+            viewer.get("/api/policies/")
+        figures.append(len(queries))
+        declare(Order, name=name)
+    assert figures[0] == figures[1]
 
 
 def test_it_is_shown_why_nothing_fires(viewer: APIClient, schedule: Schedule, declare: Callable[..., Any]) -> None:

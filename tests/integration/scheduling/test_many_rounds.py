@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.arming.changes import Arming
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import ledger_fits, row_state, row_states
 from django_delayq.contrib.countdown import countdown_of
@@ -139,7 +140,7 @@ def test_the_closed_rounds_of_another_since_are_not_loaded(
     for since_at, is_closed in ((old_order.created_at, False), (newest.since_at, True)):
         Order.objects.filter(pk=old_order.pk).update(created_at=since_at)
         with CaptureQueriesContext(connection) as captured:
-            changes = diff(row_states([policy], [old_order.pk], "default"), "default", None)
+            changes = diff(row_states([policy], [old_order.pk], "default"), Arming("default", None))
         assert [each.since_at for each in changes.insert] == ([] if is_closed else [since_at])
         _, sql = (query["sql"] for query in captured if TABLE in query["sql"])
         with connection.cursor() as cursor:
@@ -155,7 +156,7 @@ def test_of_many_closed_rounds_with_one_since_one_row_is_loaded(old_order: Order
     write_rounds(old_order, "often", 50)
     Timeout.objects.filter(policy=policy.label).update(since_at=old_order.created_at)
     with CaptureQueriesContext(connection) as captured:
-        assert not diff(row_states([policy], [old_order.pk], "default"), "default", None).pks
+        assert not diff(row_states([policy], [old_order.pk], "default"), Arming("default", None)).pks
     *_, sql = (query["sql"] for query in captured if TABLE in query["sql"])
     with connection.cursor() as cursor:
         cursor.execute(sql)
