@@ -182,8 +182,8 @@ class Dialect:
         return None
 
     def session_of(self, driver: Any) -> Session | None:
-        """Return what `cut` and `give_up` need to know of the open `driver` connection."""
-        return None
+        """Return what `cut` and `give_up` need to know of the open `driver` connection; None without a server."""
+        return Session.of(driver)
 
     def transaction_status(self, driver: Any) -> str | None:
         """Return "idle", "open", "failed" or "closed"; None: the `driver` connection does not know. Asks no server."""
@@ -196,8 +196,11 @@ class Dialect:
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Make the statement that another thread runs on the `driver` connection fail, whatever the server does.
 
-        May take a second. Does nothing for a database that runs in this process, where no statement waits for a server.
+        May take a second: a server notices the closed socket then, also while the statement waits for a lock. Does
+        nothing for a database that runs in this process, where no statement waits for a server.
         """
+        if session is not None:
+            session.shut_down()
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """End the transaction of `connection`, which another thread is using, by means of `other` if need be.
@@ -290,14 +293,10 @@ class PostgreSQL(Dialect):
 
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
 
-    def session_of(self, driver: Any) -> Session | None:
-        return Session.of(driver)
-
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Shut the socket down, and have the server cancel the statement: it may wait for a lock until it gets one."""
         cancel = self._canceling(driver)
-        if session is not None:
-            session.shut_down()
+        super().give_up(driver, session)
         cancel()
 
     def _canceling(self, driver: Any) -> Callable[[], object]:
@@ -315,13 +314,10 @@ class PostgreSQL(Dialect):
         driver: Any = connection.connection
         if driver.closed:
             return
-        cancel = self._canceling(driver)
         with suppress(Exception):
-            cancel()
-        if session is not None:
-            session.shut_down()
+            self._canceling(driver)()
         with suppress(Exception):
-            cancel()
+            self.give_up(driver, session)
         # Closed, because the pool would pass an idle one on; but not while the other thread is in libpq, which might
         # then close the socket of another connection. If its statement does not end, it returns the connection later.
         if getattr(connection, "pool", None) is not None and driver.lock.acquire(timeout=MAX_CUT_SECONDS):
@@ -414,11 +410,6 @@ class MySQL(Dialect):
     def transaction_status(self, driver: Any) -> str | None:
         """Return None while autocommit is on: the driver does not know whether BEGIN was executed."""
         return "closed" if not driver.open else None if driver.get_autocommit() else "open"
-
-    def give_up(self, driver: Any, session: Session | None) -> None:
-        """Shut the socket down. The server notices that within a second, also while the statement waits for a lock."""
-        if session is not None:
-            session.shut_down()
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Shut the socket down, and have the server end it: an account may always end its own connections."""
