@@ -5,8 +5,11 @@ an `atomic()` block, the transactions of later firings would commit nothing, wit
 of the session, such as the time zone or the search path, later firings would read other times or tables.
 
 So all user code runs in a `SessionCheck`: handlers, callbacks and signal receivers. It compares every connection of the
-thread before and after, without a query, and sees the statements between. A connection that was left otherwise is
-closed. Context variables, and with them the language and the time zone of Django, end with the code that set them.
+thread before and after, without a query. A connection that was left otherwise is closed. Context variables, and with
+them the language and the time zone of Django, end with the code that set them.
+
+The driver knows the state of a transaction, and few settings. So the beginnings of statements are read, too, for what
+it does not show: which of them change a setting, and which would commit and are refused before that (`effects_of`).
 
 A `StatementMonitor` ensures that the transaction of a firing commits all of the work of its handlers or nothing.
 """
@@ -19,7 +22,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
 from django.db.transaction import TransactionManagementError
@@ -27,29 +31,12 @@ from django.db.utils import Error
 
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.left_open import reset, session_state, transaction_status
-from django_delayq.sql.dialects import dialect_of
+from django_delayq.sql.dialects import Dialect, dialect_of
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("django_delayq.firing")
-
-BEFORE = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*+"
-"""White space and comments. Possessive: otherwise each comment more would double the time of a statement."""
-_BEFORE = re.compile(BEFORE, re.DOTALL)
-_FLAGS = re.IGNORECASE | re.DOTALL
-_ROLLBACK = re.compile(rf"{BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
-"""The group matches a rollback to a savepoint."""
-_COMMIT = re.compile(rf"{BEFORE}(COMMIT|BEGIN|START\s+TRANSACTION|END)\b", _FLAGS)
-_WRITE = re.compile(rf"{BEFORE}(?:INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", _FLAGS)
-_IMPLICIT_COMMIT = re.compile(
-    rf"{BEFORE}((?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|CACHE|CHANGE|CHECK|FLUSH|GRANT|INSTALL"
-    r"|LOAD\s+INDEX|LOCK|OPTIMIZE|RENAME|REPAIR|RESET|REVOKE|SET\s+PASSWORD|SET(?!\s+STATEMENT)\b[^'\"]*\bAUTOCOMMIT"
-    r"|START|STOP|TRUNCATE|UNINSTALL|UNLOCK)\b",
-    _FLAGS,
-)
-"""What commits where DDL cannot be rolled back. https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html"""
-_BEGIN_OR_END = re.compile(r"(BEGIN|START\s+TRANSACTION|XA\s+(?:START|BEGIN))\b|(?:COMMIT|ROLLBACK)\b", re.IGNORECASE)
 
 
 class BrokenTransaction(RuntimeError):
@@ -76,124 +63,138 @@ class Leftovers:
             logger.warning(words, whose, changed, extra={"event": "session_changed", "policy": policy})
 
 
-class _Before:
-    """A connection as it was before the user code."""
+@cache
+def effects_of(dialect: Dialect) -> re.Pattern[str]:
+    """Return a pattern that matches the beginning of each statement, with a group for each effect beside reading.
 
-    __slots__ = ("blocks", "connection", "driver", "savepoints", "session", "wrappers")
+    The quantifier of white space and comments is possessive: otherwise each comment more would double the time of a
+    statement.
+    """
+    return re.compile(
+        rf"(?:\s|/\*.*?\*/|--[^\n]*\n)*+(?=(?P<sets>{dialect.sets})\b|)(?:(?:"
+        r"(?P<begins>BEGIN|START\s+TRANSACTION|XA\s+(?:START|BEGIN))"
+        rf"|(?P<commits>(?:XA\s+)?COMMIT|END|{dialect.commits})"
+        r"|(?P<rolls_back>(?:XA\s+)?(?:ROLLBACK|ABORT)(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))"  # not to a savepoint
+        r"|(?P<writes>INSERT|UPDATE|DELETE|REPLACE|MERGE))\b|)",
+        re.IGNORECASE | re.DOTALL,
+    )
+
+
+def _effect_of(connection: Any, sql: Any) -> re.Match[str]:
+    # The `str` of a statement that psycopg composes is not its SQL.
+    text = sql.as_string(connection.connection) if hasattr(sql, "as_string") else str(sql)
+    return cast("re.Match[str]", effects_of(dialect_of(connection)).match(text))
+
+
+class _Before:
+    """A connection as it was before the user code. While that runs, it is an `execute_wrapper` of the connection."""
 
     def __init__(self, connection: Any) -> None:
         self.connection, self.driver = connection, connection.connection
         self.session = () if self.driver is None else session_state(connection)
         self.savepoints, self.blocks = [*connection.savepoint_ids], [*connection.atomic_blocks]
-        self.wrappers = [*connection.execute_wrappers]
+        self.wrappers, self.is_inside = [*connection.execute_wrappers], connection.in_atomic_block
+        self.has_begun, self.set_by = False, ""
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+        """Execute one statement, and note whether it outlives the transaction."""
+        effect, call = _effect_of(self.connection, sql), dialect_of(self.connection).sets_by_call
+        if found := effect if effect["sets"] else call and call.search(effect.string):
+            self.set_by = " ".join(found.string[found.start("sets") :].partition("=")[0].split()[:3])
+        if any(effect.group("begins", "commits", "rolls_back")):
+            self.has_begun = bool(effect["begins"])
+        return execute(sql, params, many, context)
 
     @property
-    def has_other_settings(self) -> bool:
-        """Whether the driver now has other settings. A new connection has those that Django gives it."""
-        is_same = self.connection.connection is self.driver and bool(self.session)
-        return is_same and session_state(self.connection) not in (self.session, ())
+    def change(self) -> str | None:
+        """Describe how the session was changed; None: it was not. A new one is as Django configures it."""
+        alias, driver = self.connection.alias, self.connection.connection
+        if self.set_by:
+            return f"changed the session of database {alias!r} by {self.set_by}"
+        if driver is self.driver and self.session and session_state(self.connection) not in (self.session, ()):
+            return f"changed the settings of the connection to database {alias!r}"
+        return None
+
+    def end(self, found: Leftovers) -> None:
+        """Undo what the code has left behind, and add it to `found`. Settings stay in a transaction that continues."""
+        connection, alias = self.connection, self.connection.alias
+        if (other := connections[alias]) is not connection:
+            connections[alias] = connection
+            reset(other)
+            found.lost.append(f"replaced the connection to database {alias!r}")
+        if self.is_inside:
+            self._end_inside(found)
+        elif connection.connection is not None:
+            self._end_outside(found)
+
+    def _end_inside(self, found: Leftovers) -> None:
+        """Return to the `atomic()` blocks in which the user code was called. What others wrote in them stays."""
+        connection, alias = self.connection, self.connection.alias
+        if connection.closed_in_transaction or connection.connection is None:
+            return  # there is nothing to return to, and the commit is refused
+        if connection.connection is not self.driver:
+            found.lost.append(f"opened another connection to database {alias!r} inside a transaction")
+            if getattr(connection, "pool", None) is None:  # a pool may have lent it again
+                with suppress(Exception):
+                    self.driver.close()
+        elif (
+            not connection.in_atomic_block
+            or connection.savepoint_ids != self.savepoints
+            or connection.atomic_blocks != self.blocks
+        ):
+            found.lost.append(f"did not leave atomic() blocks of database {alias!r} as it found them")
+            entered = [sid for sid in connection.savepoint_ids[len(self.savepoints) :] if sid]
+            if entered and connection.in_atomic_block:
+                with suppress(Exception):
+                    connection.savepoint_rollback(entered[0])
+        if change := self.change:
+            connection.delayq_changed = change
+            found.changed.append(change)
+        connection.in_atomic_block = True
+        connection.savepoint_ids, connection.atomic_blocks = [*self.savepoints], [*self.blocks]
+
+    def _end_outside(self, found: Leftovers) -> None:
+        """Close the connection unless it is as it was, and in no transaction."""
+        connection, alias = self.connection, self.connection.alias
+        status = transaction_status(connection)
+        if connection.in_atomic_block:
+            found.lost.append(f"entered atomic() on database {alias!r} and did not leave it")
+        elif status in {"open", "failed"} or (status is None and self.has_begun):
+            found.lost.append(f"left a transaction open on database {alias!r}")
+        elif connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
+            found.changed.append(f"left autocommit of database {alias!r} switched")
+        elif change := self.change:
+            found.changed.append(change)
+        elif status != "closed":
+            return
+        reset(connection)
 
 
 class SessionCheck:
     """Run user code of this thread, and end what it leaves behind on the connections. Make one for each call."""
 
-    __slots__ = ("_before", "_begun", "_changed", "_inside", "context")
+    __slots__ = ("_before", "context")
 
     def __init__(self) -> None:
         self._before = [_Before(connection) for connection in connections.all()]
-        self._inside = {each.connection.alias for each in self._before if each.connection.in_atomic_block}
-        self._changed: dict[str, str] = {}
-        self._begun: set[str] = set()
         self.context = contextvars.copy_context()
 
     def run(self, act: Callable[[], object]) -> None:
         """Call `act`, with a copy of the context of this thread. What it raises passes."""
         for each in self._before:
-            each.connection.execute_wrappers.append(self)
+            each.connection.execute_wrappers.append(each)
         try:
             self.context.run(act)
         finally:
             for each in self._before:
                 each.connection.execute_wrappers[:] = each.wrappers
 
-    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        """Execute one statement, as an `execute_wrapper` of Django, and note whether it outlives the transaction."""
-        connection = context["connection"]
-        # The `str` of a statement that psycopg composes is not its SQL.
-        text = sql.as_string(connection.connection) if hasattr(sql, "as_string") else str(sql)
-        before = _BEFORE.match(text)
-        begin = before.end() if before else 0
-        if dialect_of(connection).changes_session(text, begin):
-            self._changed[connection.alias] = " ".join(text[begin:].partition("=")[0].split()[:3])
-        if transaction := _BEGIN_OR_END.match(text, begin):
-            (self._begun.add if transaction[1] else self._begun.discard)(connection.alias)
-        return execute(sql, params, many, context)
-
     def end(self) -> Leftovers:
         """Return the leftovers. All are undone, except settings of a session whose transaction continues."""
         found = Leftovers()
-        for before in self._before:
-            connection, alias = before.connection, before.connection.alias
-            if (other := connections[alias]) is not connection:
-                connections[alias] = connection
-                reset(other)
-                found.lost.append(f"replaced the connection to database {alias!r}")
-            if alias in self._inside:
-                self._end_inside(before, found)
-            elif connection.connection is not None:
-                self._end_outside(before, found)
+        for each in self._before:
+            each.end(found)
         return found
-
-    def _end_inside(self, before: _Before, found: Leftovers) -> None:
-        """Return to the `atomic()` blocks in which the user code was called. What others wrote in them stays."""
-        connection, alias = before.connection, before.connection.alias
-        if connection.closed_in_transaction or connection.connection is None:
-            return  # there is nothing to return to, and the commit is refused
-        if connection.connection is not before.driver:
-            found.lost.append(f"opened another connection to database {alias!r} inside a transaction")
-            if getattr(connection, "pool", None) is None:  # a pool may have lent it again
-                with suppress(Exception):
-                    before.driver.close()
-        elif (
-            not connection.in_atomic_block
-            or connection.savepoint_ids != before.savepoints
-            or connection.atomic_blocks != before.blocks
-        ):
-            found.lost.append(f"did not leave atomic() blocks of database {alias!r} as it found them")
-            entered = [sid for sid in connection.savepoint_ids[len(before.savepoints) :] if sid]
-            if entered and connection.in_atomic_block:
-                with suppress(Exception):
-                    connection.savepoint_rollback(entered[0])
-        if change := self._change(before):
-            connection.delayq_changed = change
-            found.changed.append(change)
-        connection.in_atomic_block = True
-        connection.savepoint_ids, connection.atomic_blocks = [*before.savepoints], [*before.blocks]
-
-    def _end_outside(self, before: _Before, found: Leftovers) -> None:
-        """Close the connection unless it is as it was, and in no transaction."""
-        connection, alias = before.connection, before.connection.alias
-        status, has_autocommit = transaction_status(connection), connection.autocommit
-        if connection.in_atomic_block:
-            found.lost.append(f"entered atomic() on database {alias!r} and did not leave it")
-        elif status in {"open", "failed"} or (status is None and alias in self._begun):
-            found.lost.append(f"left a transaction open on database {alias!r}")
-        elif has_autocommit != connection.settings_dict["AUTOCOMMIT"]:
-            found.changed.append(f"left autocommit of database {alias!r} switched")
-        elif change := self._change(before):
-            found.changed.append(change)
-        elif status != "closed":
-            return
-        reset(connection)
-
-    def _change(self, before: _Before) -> str | None:
-        """Describe how the session was changed; return None if it was not."""
-        alias = before.connection.alias
-        if statement := self._changed.get(alias):
-            return f"changed the session of database {alias!r} by {statement}"
-        if before.has_other_settings:
-            return f"changed the settings of the connection to database {alias!r}"
-        return None
 
 
 def is_changed(connection: Any) -> bool:
@@ -208,10 +209,10 @@ def ending_changed(connection: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if not is_changed(connection) and before.has_other_settings:  # by a function in the database, or the driver
-            connection.delayq_changed = f"changed the settings of the connection to database {connection.alias!r}"
+        if not is_changed(connection) and (change := before.change):  # by a function in the database, or the driver
+            connection.delayq_changed = change
             policy = "" if firing_state.current is None else firing_state.current.work.policy
-            Leftovers(changed=[connection.delayq_changed]).log(f"The handler of {policy}", policy)
+            Leftovers(changed=[change]).log(f"The handler of {policy}", policy)
         close_changed()
 
 
@@ -234,56 +235,43 @@ class StatementMonitor:
     _connection: BaseDatabaseWrapper
     errors: list[Error] = field(default_factory=list)
     has_written: bool = False
-    _saw_rollback: bool = False
     _is_ended: bool = False
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute one statement, as an `execute_wrapper` of Django."""
-        # The `str` of a statement that psycopg composes is not its SQL.
-        text = sql.as_string(self._connection.connection) if hasattr(sql, "as_string") else str(sql)
-        rollback = _ROLLBACK.match(text)
-        self._saw_rollback = self._saw_rollback or (rollback is not None and not rollback[1])
-        self.has_written = self.has_written or _WRITE.match(text) is not None
-        self._refuse_commit(text)
-        self._check_open(TransactionManagementError)
-        try:
-            return execute(sql, params, many, context)
-        except Error as error:
-            self.errors.append(error)
-            raise
-
-    def _refuse_commit(self, sql: str) -> None:
-        """Raise BrokenTransaction for a statement that would commit the mark on the row: the handler may fail later."""
-        commits = _COMMIT.match(sql)
-        if commits is None and not self._connection.features.can_rollback_ddl:
-            commits = _IMPLICIT_COMMIT.match(sql)
-        if commits:
-            raise BrokenTransaction(
-                f"{commits[1]} would commit the transaction of the handler before its end: the timeout "
+        effect = _effect_of(self._connection, sql)
+        if commits := effect["begins"] or effect["commits"]:
+            raise BrokenTransaction(  # before it commits the mark on the row: the handler may fail later
+                f"{commits} would commit the transaction of the handler before its end: the timeout "
                 "would count as fired even if the handler fails after that. Use transaction.on_commit(), or declare "
                 "the policy with atomic=False."
             )
+        self._check_open(TransactionManagementError)
+        self.has_written = self.has_written or bool(effect["writes"])
+        try:
+            result = execute(sql, params, many, context)
+        except Error as error:
+            self.errors.append(error)
+            raise
+        self._is_ended = self._is_ended or bool(effect["rolls_back"])
+        return result
 
     @contextmanager
     def noticing_end(self) -> Iterator[None]:
         """Notice methods of the driver that end the transaction, where its status does not show that: mysqlclient's."""
         names = () if self._connection.features.can_rollback_ddl else ("autocommit", "commit", "rollback")
         driver: Any = self._connection.connection
-
-        def noticed(method: Callable[..., Any]) -> Callable[..., Any]:
-            def end(*args: Any) -> Any:
-                self._is_ended = True
-                return method(*args)
-
-            return end
-
         for name in names:
-            vars(driver)[name] = noticed(getattr(driver, name))
+            vars(driver)[name] = partial(self._end, getattr(driver, name))
         try:
             yield
         finally:
             for name in names:
                 vars(driver).pop(name, None)
+
+    def _end(self, method: Callable[..., Any], *args: Any) -> Any:
+        self._is_ended = True
+        return method(*args)
 
     def _check_open(self, kind: type[Exception]) -> None:
         """Raise an error of this kind if the driver, of whose own methods no wrapper knows, has ended the transaction.
@@ -313,10 +301,8 @@ class StatementMonitor:
             )
         self._check_open(BrokenTransaction)
         culprit = self.errors[-1] if self.errors else None
-        has_failed = self._saw_rollback or transaction_status(connection) == "failed"
-        if (culprit or has_failed) and not is_marked():
+        if (culprit or transaction_status(connection) == "failed") and not is_marked():
             raise BrokenTransaction(
                 "The handler caught a database error that had ended the transaction. Put what may fail into an "
                 "atomic() block of its own."
             ) from culprit
-        self._saw_rollback = False

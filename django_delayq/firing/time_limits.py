@@ -97,8 +97,7 @@ class _LimitedThread:
         limit: how many seconds a call of the handler may take.
         error: what the work has raised in the other thread.
         interruption: what a signal handler has raised in this thread meanwhile.
-        place: where the call was when it was abandoned.
-        abandoned_after: how many seconds that call could take.
+        end: how the call that was abandoned has ended, and where it was then.
         shared: the connections.
 
     The first to acquire the lock `_begun` decides: the other thread, which begins, or this one, to prevent that.
@@ -108,8 +107,7 @@ class _LimitedThread:
     limit: float
     error: BaseException | None = None
     interruption: BaseException | None = None
-    place: str = ""
-    abandoned_after: float = inf
+    end: str = ""
     shared: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
     _begun: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Lock = field(default_factory=threading.Lock)
@@ -145,16 +143,9 @@ class _LimitedThread:
         return call
 
     @property
-    def end(self) -> str:
-        """Describe why the call was abandoned."""
-        if self.interruption is None:
-            return f"took longer than {self.abandoned_after:g} s"
-        return f"was interrupted by {type(self.interruption).__name__}"
-
-    @property
     def cause(self) -> BaseException:
         """Return the error of the call that was abandoned."""
-        return self.interruption or TimeLimitExceeded(f"It {self.end}, and was abandoned: {self.place}")
+        return self.interruption or TimeLimitExceeded(f"It {self.end}")
 
     def _act_with_shared(self, act: Callable[[], None]) -> None:
         if not self._begun.acquire(blocking=False):
@@ -183,8 +174,9 @@ class _LimitedThread:
 
     def _abandon(self, thread: threading.Thread, call: Call) -> None:
         """Take the connections away, cut them, and ask the thread to end: at the latest it ends with the process."""
-        self.abandoned_after = call.within(self.limit)
-        self.place = activity(thread.ident or 0, self.running)
+        broken = self.interruption and f"was interrupted by {type(self.interruption).__name__}"
+        end = broken or f"took longer than {call.within(self.limit):g} s"
+        self.end = f"{end}, and was abandoned: {activity(thread.ident or 0, self.running)}"
         revoke(self.shared)
         cut(self.shared)
         firing_state.abandoned.append(thread)
@@ -252,8 +244,8 @@ def _complete(limited: _LimitedThread) -> None:
     if rest:
         _LimitedThread(after, limited.limit).run(act)
     logger.error(
-        "An on_commit() callback of %s %s and was abandoned; its transaction is committed: %s%s",
-        *(policy.label, limited.end, limited.place),
+        "An on_commit() callback of %s %s; its transaction is committed%s",
+        *(policy.label, limited.end),
         f"; {plural(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},
     )

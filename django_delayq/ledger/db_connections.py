@@ -28,7 +28,7 @@ from django.db.utils import Error, InterfaceError, InternalError, OperationalErr
 from django_delayq.backoff import LogInterval
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import DelayqError, NotMigrated
-from django_delayq.ledger.left_open import close_left_open
+from django_delayq.ledger.left_open import close_left_open, reset
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.times.clock import plural
 
@@ -196,12 +196,9 @@ def discard(connection: BaseDatabaseWrapper) -> None:
         return
     with contextlib.suppress(Exception):
         pool: Any = getattr(connection, "pool", None)
-        if pool is not None and hasattr(pool, "drain"):  # psycopg_pool 3.3
+        if hasattr(pool, "drain"):  # psycopg_pool 3.3
             pool.drain()
-        elif pool is not None and connection.connection is not None:
-            connection.connection.close()  # so that the pool replaces it
-    with contextlib.suppress(Exception):
-        connection.close()
+    reset(connection)
 
 
 def give_up(connection: BaseDatabaseWrapper) -> None:

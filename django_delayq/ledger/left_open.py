@@ -54,12 +54,10 @@ def session_state(connection: BaseDatabaseWrapper) -> tuple[object, ...]:
     PostgreSQL reports its own by itself, also if a function in the database has set them. They are left out inside a
     transaction, with which they may end.
     """
-    driver: Any = connection.connection
+    driver, dialect = connection.connection, dialect_of(connection)
     try:
-        settings = tuple([getattr(driver, name, None) for name in dialect_of(connection).session_attributes])
-        if not connection.in_atomic_block and (libpq := getattr(driver, "pgconn", None)) is not None:
-            return *settings, libpq.parameter_status(b"TimeZone"), libpq.parameter_status(b"DateStyle")
-        return settings
+        settings = tuple([getattr(driver, name, None) for name in dialect.session_attributes])
+        return settings if connection.in_atomic_block else (*settings, *dialect.reported(driver))
     except Exception:  # noqa: BLE001 - a closed connection keeps no setting
         return ()
 

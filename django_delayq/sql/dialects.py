@@ -116,8 +116,14 @@ class Dialect:
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
 
-    session_statement: re.Pattern[str] = re.compile(r"(?:SET|RESET|USE)\b", re.IGNORECASE)
-    """The beginning of a statement whose effect outlives the transaction: a setting of the session."""
+    sets: str = "SET|RESET|USE"
+    """The beginnings, as a regular expression, of statements that change the session beyond their transaction."""
+
+    sets_by_call: re.Pattern[str] | None = None
+    """A call anywhere in a statement that does so, as the group `sets`. It begins with a literal, for speed."""
+
+    commits: str = "(?!)"
+    """The beginnings of statements that commit, beside COMMIT and those that begin another transaction."""
 
     session_attributes: tuple[str, ...] = ()
     """Attributes of a connection of the driver that are settings of the session."""
@@ -173,22 +179,25 @@ class Dialect:
         return None
 
     def session_of(self, driver: Any) -> Session | None:
-        """Return what `cut` and `give_up` need to know of the open `driver` connection."""
-        return None
+        """Return what `cut` and `give_up` need to know of the open `driver` connection; None without a server."""
+        return Session.of(driver)
 
     def transaction_status(self, driver: Any) -> str | None:
         """Return "idle", "open", "failed" or "closed"; None: the `driver` connection does not know. Asks no server."""
         return None
 
-    def changes_session(self, sql: str, begin: int) -> bool:
-        """Return whether `sql`, from the position `begin` on, changes a setting that outlives the transaction."""
-        return self.session_statement.match(sql, begin) is not None
+    def reported(self, driver: Any) -> tuple[object, ...]:
+        """Return settings of the session that the server has reported to the `driver` connection by itself."""
+        return ()
 
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Make the statement that another thread runs on the `driver` connection fail, whatever the server does.
 
-        May take a second. Does nothing for a database that runs in this process, where no statement waits for a server.
+        May take a second: a server notices the closed socket then, also while the statement waits for a lock. Does
+        nothing for a database that runs in this process, where no statement waits for a server.
         """
+        if session is not None:
+            session.shut_down()
 
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """End the transaction of `connection`, which another thread is using, by means of `other` if need be.
@@ -248,9 +257,9 @@ class PostgreSQL(Dialect):
         "uuid": "(CASE WHEN {0} ~ '^[0-9a-f-]{36}$' THEN {0}::uuid END)",
     }
 
-    session_statement = re.compile(r"(?:SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD)\b", re.IGNORECASE)
+    sets = r"SET(?!\s+(?:LOCAL|TRANSACTION|CONSTRAINTS)\b)|RESET|DISCARD"
     session_attributes = ("autocommit", "isolation_level", "read_only", "row_factory", "cursor_factory")
-    _LOCAL_CONFIG = re.compile(r"\bset_config\s*\([^;]*,\s*true\s*\)", re.IGNORECASE)
+    sets_by_call = re.compile(r"(?P<sets>set_config)\b(?<!\wset_config)(?!\s*\([^;]*,\s*(?i:true)\s*\))")
     _STATUSES = ("idle", "open", "open", "failed", "closed")  # of libpq: IDLE, ACTIVE, INTRANS, INERROR, UNKNOWN
 
     def midnight(self, date: str) -> str:
@@ -265,9 +274,10 @@ class PostgreSQL(Dialect):
         libpq = getattr(driver, "pgconn", None)  # of psycopg 3
         return self._STATUSES[driver.get_transaction_status() if libpq is None else libpq.transaction_status]
 
-    def changes_session(self, sql: str, begin: int) -> bool:
-        is_local = "set_config" not in sql or self._LOCAL_CONFIG.search(sql)
-        return not is_local or super().changes_session(sql, begin)
+    def reported(self, driver: Any) -> tuple[object, ...]:
+        if (libpq := getattr(driver, "pgconn", None)) is None:
+            return driver.get_parameter_status("TimeZone"), driver.get_parameter_status("DateStyle")
+        return libpq.parameter_status(b"TimeZone"), libpq.parameter_status(b"DateStyle")
 
     def prepares(self, connection: BaseDatabaseWrapper) -> bool:
         return not connection.settings_dict["OPTIONS"].get("server_side_binding")
@@ -280,14 +290,10 @@ class PostgreSQL(Dialect):
 
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
 
-    def session_of(self, driver: Any) -> Session | None:
-        return Session.of(driver)
-
     def give_up(self, driver: Any, session: Session | None) -> None:
         """Shut the socket down, and have the server cancel the statement: it may wait for a lock until it gets one."""
         cancel = self._canceling(driver)
-        if session is not None:
-            session.shut_down()
+        super().give_up(driver, session)
         cancel()
 
     def _canceling(self, driver: Any) -> Callable[[], object]:
@@ -305,13 +311,10 @@ class PostgreSQL(Dialect):
         driver: Any = connection.connection
         if driver.closed:
             return
-        cancel = self._canceling(driver)
         with suppress(Exception):
-            cancel()
-        if session is not None:
-            session.shut_down()
+            self._canceling(driver)()
         with suppress(Exception):
-            cancel()
+            self.give_up(driver, session)
         # Closed, because the pool would pass an idle one on; but not while the other thread is in libpq, which might
         # then close the socket of another connection. If its statement does not end, it returns the connection later.
         if getattr(connection, "pool", None) is not None and driver.lock.acquire(timeout=MAX_CUT_SECONDS):
@@ -343,7 +346,13 @@ class MySQL(Dialect):
     limits_of_silence: ClassVar[dict[str, int]] = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
     # SET LOCAL is another name of SET SESSION here. A variable of the user affects nothing of the library.
-    session_statement = re.compile(r"(?:SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK)\b", re.IGNORECASE)
+    # https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html lists what commits.
+    commits = (
+        r"(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|CACHE|CHANGE|CHECK|FLUSH|GRANT|INSTALL"
+        r"|LOAD\s+INDEX|LOCK|OPTIMIZE|RENAME|REPAIR|RESET|REVOKE|SET\s+PASSWORD|SET(?!\s+STATEMENT)\b[^'\"]*\bAUTOCOMMIT"
+        "|START|STOP|TRUNCATE|UNINSTALL|UNLOCK"
+    )
+    sets = r"SET(?!\s+(?:STATEMENT\b|TRANSACTION\b|@[^@]))|USE|LOCK"
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Convert UTC to the time zone of the columns.
@@ -398,11 +407,6 @@ class MySQL(Dialect):
         """Return None while autocommit is on: the driver does not know whether BEGIN was executed."""
         return "closed" if not driver.open else None if driver.get_autocommit() else "open"
 
-    def give_up(self, driver: Any, session: Session | None) -> None:
-        """Shut the socket down. The server notices that within a second, also while the statement waits for a lock."""
-        if session is not None:
-            session.shut_down()
-
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """Shut the socket down, and have the server end it: an account may always end its own connections."""
         if session is not None:
@@ -425,9 +429,7 @@ class SQLite(Dialect):
     locks_and_writes_at_once = True
     session_attributes = ("isolation_level", "row_factory", "text_factory")
     # Not one that only reads, such as PRAGMA table_info(x).
-    session_statement = re.compile(
-        r"(?:ATTACH|DETACH)\b|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]+[=(]", re.IGNORECASE
-    )
+    sets = r"ATTACH|DETACH|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]*\w(?=\s*[=(])"
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
 
     def midnight(self, date: str) -> str:

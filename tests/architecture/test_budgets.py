@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_220, 9_500),
+    "code lines of the core": (17_190, 9_500),
     "code lines of the edges": (9_100, 4_900),
     "modules": (220, 120),
     "longest chain of imports": (21, 18),
@@ -55,11 +55,11 @@ ROOMS = {
     ("models", "policy", "sql", "times"): (3_510, 1_580),
     ("scheduling",): (1_060, 740),
     ("arming",): (1_800, 830),
-    ("ledger",): (3_225, 1_900),
+    ("ledger",): (3_220, 1_900),
     ("rounds",): (475, 450),
     ("engine", "redis_clients"): (1_000, 820),
     ("lua",): (280, 219),
-    ("firing",): (2_840, 1_430),
+    ("firing",): (2_815, 1_430),
     ("worker",): (2_035, 1_480),
     ("operations", "monitoring"): (3_150, 1_470),
     ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),

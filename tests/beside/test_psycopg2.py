@@ -15,6 +15,7 @@ TESTS = (
     "ledger/test_settling.py",
     "firing/test_together.py",
     "firing/test_time_limit.py",
+    "firing/test_leftovers.py::test_a_setting_that_a_function_of_the_database_has_changed_ends_with_the_connection",
     "matrix/test_keys.py::test_joins_along_the_relation",
     "matrix/test_keys.py::test_the_single_verbs",
     "scheduling/test_many_rows.py",

@@ -1,4 +1,4 @@
-"""A statement that would commit before the end of the handler is refused."""
+"""Transactions by hand: one that would end before the handler is refused, one outside is undone unless it was ended."""
 
 from __future__ import annotations
 
@@ -75,3 +75,29 @@ def test_a_temporary_table_commits_nothing(order: Order, declare: Declare, sql: 
     fire(row)
     assert state(row) == FIRED
     raw("DROP TABLE IF EXISTS delayq_new")
+
+
+BY_HAND = {
+    "ended": (["BEGIN", "{write}", "COMMIT"], True),
+    "left open": (["BEGIN", "{write}"], False),
+    "left open behind a savepoint": (["BEGIN", "{write}", "SAVEPOINT a", "ROLLBACK TO SAVEPOINT a"], False),
+}
+if connection.vendor == "mysql":
+    BY_HAND["XA, ended"] = (["XA START 'a'", "{write}", "XA END 'a'", "XA COMMIT 'a' ONE PHASE"], True)
+
+
+@pytest.mark.parametrize("left", BY_HAND)
+def test_a_transaction_by_hand_outside_of_one_is_undone_unless_it_was_ended(
+    order: Order, declare: Declare, left: str
+) -> None:
+    statements, is_kept = BY_HAND[left]
+
+    def handler(*_: Any) -> None:
+        write = f"UPDATE testapp_order SET status = 'done' WHERE id = {order.pk}"
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement.format(write=write))
+
+    row = due(order, declare(Order, handler, name="by_hand", atomic=False, retry=dq.Retry([60])))
+    assert bool(fire(row).fired) == is_kept
+    assert Order.objects.get(pk=row.object_id).status == ("done" if is_kept else "unpaid")

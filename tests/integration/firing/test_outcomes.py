@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models import Q
+from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 import django_delayq as dq
@@ -275,6 +276,23 @@ def test_a_handler_that_breaks_its_transaction_has_failed(
     assert error["error"] == "BrokenTransaction"
     assert "transaction" in error["message"] or "connection" in error["message"]
     assert not Effect.objects.exists()
+
+
+def test_after_a_rollback_by_hand_no_other_statement_of_the_handler_is_executed(order: Order, declare: Declare) -> None:
+    """It would be committed, or refused, without the mark on the row."""
+    refused: list[str] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        rolling_back("ROLLBACK")(obj, timeout)
+        try:
+            Order.objects.count()
+        except TransactionManagementError as error:
+            refused.append(str(error))
+
+    row = due(order, declare(Order, handler, name="continues", retry=dq.Retry([60])))
+    fire(row)
+    assert (state(row), row.errors[0]["error"]) == (PENDING, "BrokenTransaction")
+    assert len(refused) == 1
 
 
 def test_a_swallowed_error_fails_the_attempt_only_where_it_ends_the_transaction(order: Order, declare: Declare) -> None:
