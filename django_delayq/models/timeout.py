@@ -1,7 +1,7 @@
 """The ledger: one row per timeout, written in the caller's transaction. It is the truth; Redis is an index.
 
-Only `ledger` writes rows, each change a compare-and-set; what changes is decided in `rounds`. Constraints tie every state to its columns, so
-that the database refuses an inconsistent row.
+Only `ledger` writes rows, each change a compare-and-set; what changes is decided in `rounds`. Constraints tie every
+state to its columns, so that the database refuses an inconsistent row.
 """
 
 from __future__ import annotations
