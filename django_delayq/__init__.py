@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.bulk import extend_timeouts as extend_timeouts
     from django_delayq.scheduling.bulk import reschedule_timeouts as reschedule_timeouts
     from django_delayq.scheduling.bulk import schedule_timeouts as schedule_timeouts
+    from django_delayq.scheduling.by_hand import ahold_timeout as ahold_timeout
+    from django_delayq.scheduling.by_hand import aresume_timeout as aresume_timeout
+    from django_delayq.scheduling.by_hand import hold_timeout as hold_timeout
+    from django_delayq.scheduling.by_hand import resume_timeout as resume_timeout
     from django_delayq.scheduling.errors import DeadlinePassed as DeadlinePassed
     from django_delayq.scheduling.errors import DeadlineUndecided as DeadlineUndecided
     from django_delayq.scheduling.errors import ExtensionLimit as ExtensionLimit
     from django_delayq.scheduling.errors import NotWaiting as NotWaiting
     from django_delayq.scheduling.errors import TimeoutConflict as TimeoutConflict
     from django_delayq.scheduling.guards import before_deadline as before_deadline
-    from django_delayq.scheduling.holding import ahold_timeout as ahold_timeout
-    from django_delayq.scheduling.holding import aresume_timeout as aresume_timeout
-    from django_delayq.scheduling.holding import hold_timeout as hold_timeout
-    from django_delayq.scheduling.holding import resume_timeout as resume_timeout
     from django_delayq.scheduling.queries import Deadline as Deadline
     from django_delayq.scheduling.queries import aget_deadline as aget_deadline
     from django_delayq.scheduling.queries import get_deadline as get_deadline
@@ -96,7 +96,7 @@ _NAMES = {
     ),
     "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
     "scheduling.errors": "DeadlinePassed DeadlineUndecided ExtensionLimit NotWaiting TimeoutConflict",
-    "scheduling.holding": "ahold_timeout aresume_timeout hold_timeout resume_timeout",
+    "scheduling.by_hand": "ahold_timeout aresume_timeout hold_timeout resume_timeout",
     "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
     "signals": (
         "policy_paused timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_held timeout_rescheduled "

@@ -25,7 +25,7 @@ from django_delayq.arming.receivers import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.ledger.db_connections import is_missing, pool_limit
 from django_delayq.ledger.declarations import wrong_names
-from django_delayq.ledger.errors import get_scrubber
+from django_delayq.ledger.error_texts import get_scrubber
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout

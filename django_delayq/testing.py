@@ -29,7 +29,7 @@ from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
 from django_delayq.operations.timeouts import fire_now
 from django_delayq.policy.outcomes import Outcome
 from django_delayq.policy.policies import M, TimeoutPolicy, registry
-from django_delayq.rounds.outcomes import TransientFailure, WorkerDied
+from django_delayq.rounds.after_attempt import TransientFailure, WorkerDied
 from django_delayq.scheduling.queries import pending_timeouts
 from django_delayq.scheduling.single import parse_span, schedule_timeout
 from django_delayq.scheduling.story import story_of

@@ -20,7 +20,7 @@ from django.utils.translation import ngettext
 
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.ledger.errors import is_user_code
+from django_delayq.ledger.error_texts import is_user_code
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policy.options import Limits
 from django_delayq.policy.policies import TimeoutPolicy

@@ -162,7 +162,7 @@ def _set_clocks(changes: Changes, ran: Sequence[Timeout], using: str) -> tuple[l
     ended = holding.end_passed(locked, facts)
     if noted := [row for row in locked if row.held_by_hand]:
         for row in noted:
-            events.note_condition(row, holds=row.pk in changes.hold)
+            events.note_hold_when(row, holds=row.pk in changes.hold)
         update_each(noted, using, (State.HELD,))
     running = [*ran, *(row for row in locked if row.pk in changes.hold and row.state == State.PENDING)]
     stopped = [row for row in locked if row.pk in changes.resume and row.state == State.HELD and not row.held_by_hand]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from django.db import DataError
 from django.db import Error as DatabaseError
 
-from django_delayq.ledger.errors import message_of
+from django_delayq.ledger.error_texts import message_of
 from django_delayq.models import Timeout
 from django_delayq.policy.terms import CONSTANT, follows_data, has_column, terms_of_code
 from django_delayq.sql.key_types import object_id_of

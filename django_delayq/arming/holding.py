@@ -31,7 +31,7 @@ from django.db.models import Model
 
 from django_delayq.arming.row_state import on_hold_among
 from django_delayq.ledger.controls import PolicyState, Stop, policy_states
-from django_delayq.ledger.errors import message_of
+from django_delayq.ledger.error_texts import message_of
 from django_delayq.ledger.locking import lock_in_slot_order, read_committed
 from django_delayq.ledger.paging import Page, each_page, update_each
 from django_delayq.ledger.planned import plan_of_row

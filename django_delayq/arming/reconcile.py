@@ -379,14 +379,14 @@ class _Comparison:
 
     def _after_holds(self, kept: dict[RoundKey, RoundMemory]) -> dict[RoundKey, RoundMemory]:
         """Return `kept` with the deadlines moved by holds that have not moved them yet, as those of pending rounds."""
-        moved, first = dict(kept), min(each.held_until for each in kept.values())
+        moved, first = dict(kept), min(each.holds_counted_until for each in kept.values())
         by_place = {(state.policy.label, state.pk): state for state, _ in self.unfit}
         policies = {by_place[label, pk].policy for label, pk, _ in kept}
         held = {policy: holds_ended(policy, first, self.how.using) for policy in policies}
         for place, each in kept.items():
             label, pk, since_at = place
             state = by_place[label, pk]
-            spans = [(begin, end) for begin, end in held[state.policy] if end > each.held_until]
+            spans = [(begin, end) for begin, end in held[state.policy] if end > each.holds_counted_until]
             due_at = each.due_at
             if due_at is None or since_at is None or each.stopped_at is not None or not spans:
                 continue

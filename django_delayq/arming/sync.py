@@ -25,7 +25,7 @@ from django_delayq.backoff import Backoff
 from django_delayq.conf import get_settings
 from django_delayq.ledger import declarations, writing
 from django_delayq.ledger.db_connections import needs_new_connection, transient_reason
-from django_delayq.ledger.errors import message_of, shown
+from django_delayq.ledger.error_texts import message_of, shown
 from django_delayq.ledger.locking import lock_in_slot_order, rows_of, transaction_of
 from django_delayq.ledger.outbox import line_of
 from django_delayq.ledger.routing import database_of

@@ -20,7 +20,7 @@ from opentelemetry.util.types import AttributeValue
 
 from django_delayq import __version__
 from django_delayq.exceptions import Abandoned
-from django_delayq.ledger.errors import error_details, message_of, scrubbed
+from django_delayq.ledger.error_texts import error_details, message_of, scrubbed
 from django_delayq.ledger.traces import attempt_of, is_asked
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import GiveUp, Outcome

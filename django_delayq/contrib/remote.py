@@ -27,7 +27,7 @@ from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing, r
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import MAX_IDS, VERSION, Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
-from django_delayq.ledger.errors import message_of
+from django_delayq.ledger.error_texts import message_of
 from django_delayq.ledger.installation import check_ledger
 from django_delayq.ledger.left_open import close_left_open, refuse_without_autocommit
 from django_delayq.models import Timeout

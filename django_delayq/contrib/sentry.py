@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sentry_sdk
 
-from django_delayq.ledger.errors import scrubbed
+from django_delayq.ledger.error_texts import scrubbed
 from django_delayq.ledger.traces import attempt_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy

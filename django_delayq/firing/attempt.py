@@ -22,14 +22,14 @@ from django_delayq.firing.report import SLOT_OVER, ReportBuilder, longest_wait
 from django_delayq.firing.settling import keep, log, log_undone, reason_to_repeat, settle
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Candidate, RunningWork
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.locking import begin_now
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.ledger.outbox import record_settled
-from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
-from django_delayq.rounds.outcomes import Change
+from django_delayq.rounds.after_attempt import Change
 from django_delayq.sql.statements import PlanLost
 
 State = Timeout.State
@@ -130,7 +130,7 @@ class Attempt:
             if self.report.now:
                 firing_state.note_database(self.report.now)
             if resumed := counted_from_resume(self.ready, self.guards, self.report.current_time()):
-                settling.count_from_resume(resumed, using)
+                marking.count_from_resume(resumed, using)
             checkpoint("marked")
             if self.ready and not running.begin():
                 raise SlotOver
@@ -184,7 +184,7 @@ class Attempt:
         function = steps.function_of(self.running.policy, given) if given else None
         result = call_handler(self.running, target, timeouts, self.call, function)
         self.report.note_call(self.call)
-        self.monitor.check_unbroken(lambda: settling.is_marked(row.pk, self.running.using, given))
+        self.monitor.check_unbroken(lambda: marking.is_marked(row.pk, self.running.using, given))
         if (outcome := returned_outcome(result)) is not None:
             for member in members:
                 if change := keep(self.running.policy, member, outcome, self.report.current_time(), self.call):

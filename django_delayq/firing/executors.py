@@ -21,7 +21,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.time_limits import SLOW_SECONDS, log_long_runs
 from django_delayq.firing.works import AHEAD_SECONDS, Report, Work
 from django_delayq.ledger.db_connections import check_connections, open_connection
-from django_delayq.ledger.errors import shown
+from django_delayq.ledger.error_texts import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.logs import DELAY_SECONDS
 from django_delayq.policy.policies import registry

@@ -24,14 +24,14 @@ from django_delayq.firing.log_lines import log_suspect
 from django_delayq.firing.planning import plan
 from django_delayq.firing.settling import SETTLE_PAUSES_SECONDS, change_of, tell, write
 from django_delayq.firing.works import Call, Candidate, RunningWork, Work
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.ledger.shares import due_of_share, lock_share, provide_lock
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
+from django_delayq.rounds.after_attempt import WorkerDied
 from django_delayq.rounds.memory import DIED
-from django_delayq.rounds.outcomes import WorkerDied
 
 
 def next_part(running: RunningWork, ids: Sequence[int]) -> Work | None:
@@ -104,7 +104,7 @@ def count_first(
     try:
         with firing_transaction(using):
             found = gather()
-            locked, now, _ = settling.lock_rows([each.id for each in found], using, history=len(found) == 1)
+            locked, now, _ = marking.lock_rows([each.id for each in found], using, history=len(found) == 1)
             report.now = now
             if len(locked) < len(found):
                 raise LostRace(ROW_LOCKED if running.policy.batch_by else "another transaction has locked its row")
@@ -115,7 +115,7 @@ def count_first(
                 raise LostRace("another worker has just claimed it")
             died_again = [(row, change_of(policy, row, died, now, Call((row.pk,)))) for row in rows if row.suspected_at]
             if first := [row for row in rows if row.suspected_at is None]:
-                settling.write_pending(first, using, suspected_at=now)
+                marking.write_pending(first, using, suspected_at=now)
             changed = [(row, change) for row, change in died_again if write(row, change, now)]
             record_settled([row for row, _ in changed], using)
     except LostRace as error:
@@ -146,7 +146,7 @@ def forget(running: RunningWork, ids: Sequence[int]) -> None:
     with suppress(Error):  # then it counts as a death, of which one is not enough
         # A worker that claims or releases a row has locked it only briefly, and each of them would fire alone.
         for pause in SETTLE_PAUSES_SECONDS:
-            untried = settling.forget_suspicion(untried, running.using) if untried else []
+            untried = marking.forget_suspicion(untried, running.using) if untried else []
             if not untried or pause >= 1:
                 break
             time.sleep(pause)

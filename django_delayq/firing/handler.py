@@ -42,7 +42,7 @@ from django_delayq.exceptions import Abandoned
 from django_delayq.firing.leftovers import BrokenTransaction, SessionCheck, close_changed, ending_changed
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork
-from django_delayq.ledger.errors import shown
+from django_delayq.ledger.error_texts import shown
 from django_delayq.ledger.left_open import refuse_without_autocommit
 from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.traces import Around, get_around

@@ -25,7 +25,7 @@ from django_delayq.firing.members import Member, lock_objects_of, matching_of, r
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, firing_state
 from django_delayq.firing.works import Candidate
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.declarations import is_outdated
 from django_delayq.ledger.locking import has_own_manager
@@ -65,7 +65,7 @@ settled, or when to check them again. Call it in a transaction. Raises LostRace,
 
 def judge_of(policy: TimeoutPolicy[Any], using: str) -> Judge:
     """Return the judge that serves `policy` on this database."""
-    return _at_once if settling.can_mark_at_once(policy, using) else _in_steps
+    return _at_once if marking.can_mark_at_once(policy, using) else _in_steps
 
 
 def _at_once(case: Case, report: ReportBuilder) -> list[Member]:
@@ -79,7 +79,7 @@ def _at_once(case: Case, report: ReportBuilder) -> list[Member]:
     members: dict[int, Member] = {}
     if pks and len(set(pks.values())) == len(pks):
         late: Any = case.guards.late.after if case.guards.late else None  # a timedelta: see `LateRail.admitted`
-        found = settling.mark_at_once(policy, pks, using, late=late)
+        found = marking.mark_at_once(policy, pks, using, late=late)
         members = {row.pk: Member(row, obj) for row, obj in found}
         report.now = found[0][0].settled_at if found else None
     if rest := [each for each in case.candidates if each.id not in members]:
@@ -98,7 +98,7 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     checkpoint("locked")
     free = [candidate for candidate in case.candidates if candidate.id not in locked_elsewhere]
     wanted, has_steps = [candidate.id for candidate in free], bool(policy.steps)
-    rows, now, is_stopped = settling.lock_rows(wanted, using, policy=policy, history=has_steps)
+    rows, now, is_stopped = marking.lock_rows(wanted, using, policy=policy, history=has_steps)
     report.now = now
     _require_all(case, locked_elsewhere, are_rows_locked=len(rows) == len(free))
     due = _due(case, free, rows, now, report)
@@ -115,7 +115,7 @@ def _in_steps(case: Case, report: ReportBuilder) -> list[Member]:
     unmet = [member.row for member in decided if member.obj.pk not in on_hold]
     for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
         if skipped:
-            settling.mark_settled(skipped, cause, now, using)
+            marking.mark_settled(skipped, cause, now, using)
             report.add_outcomes(skipped)
     _hold(case, [member.row for member in decided if member.obj.pk in on_hold], now, report)
     members = _confirmed(case, _permitted(case, members, now, report), report)
@@ -148,7 +148,7 @@ def _hold(case: Case, rows: list[Timeout], now: datetime, report: ReportBuilder)
     if rows:
         has_plan, facts = case.policy.has_plan, Facts(rows, case.using)
         rests = [(row, events.stop(row, now, facts) if has_plan else timedelta(0)) for row in rows]
-        settling.mark_held(rests, now, case.using)
+        marking.mark_held(rests, now, case.using)
         report.add_outcomes(rows)
 
 
@@ -222,7 +222,7 @@ def _of_value(case: Case, members: list[Member], now: datetime, report: ReportBu
     present = shares_of(case.policy, [row.object_id for row in rows], case.using)
     moved = {row.pk: share for row in rows if (share := present.get(row.object_id, "")) != case.share}
     for share in set(moved.values()):
-        settling.write_pending([row for row in rows if moved.get(row.pk) == share], case.using, share=share)
+        marking.write_pending([row for row in rows if moved.get(row.pk) == share], case.using, share=share)
     report.release_rest(moved, now, "its object has another value now")
     return [member for member in members if member.row.pk not in moved]
 
@@ -242,12 +242,12 @@ def _mark(case: Case, members: Sequence[Member], now: datetime) -> None:
     if rows[0].step and is_inside:  # alone: such a policy has neither `batch` nor `together`
         is_marked = all(steps.mark(member, now, case.using) for member in members)
     elif is_inside:
-        is_marked = settling.mark_fired(rows, now, case.using)
+        is_marked = marking.mark_fired(rows, now, case.using)
     else:
         until = now + get_settings().lease
         suspected_at = now if case.is_suspect else None
         for member in members:
             member.planned_at = member.row.run_at
-        is_marked = all(settling.mark_firing(row, until, case.using, suspected_at=suspected_at) for row in rows)
+        is_marked = all(marking.mark_firing(row, until, case.using, suspected_at=suspected_at) for row in rows)
     if not is_marked:
         raise LostRace("the database clock went back")

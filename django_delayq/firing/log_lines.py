@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call
-from django_delayq.ledger.errors import keep_user_frames, message_of, scrubbed, shown
+from django_delayq.ledger.error_texts import keep_user_frames, message_of, scrubbed, shown
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Outcome
 from django_delayq.policy.policies import registry

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db.models import Model, Q
 
 from django_delayq.firing.works import Candidate
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
@@ -143,7 +143,7 @@ def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: s
 def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
     rows = rows_of(policy.model, using).filter(has_key(policy.model, "pk", count, using)).order_by("pk")
     if (policy.when or policy.hold_when) and not reads_other_rows(policy):
-        rows = rows.annotate(delayq_matches=settling.matches(policy))
+        rows = rows.annotate(delayq_matches=marking.matches(policy))
     return for_update(rows, using, wait=False)
 
 
@@ -158,8 +158,8 @@ def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str
         return set(pks), set()
     if "delayq_matches" in vars(objects[0]):
         found = {obj.pk: vars(obj).pop("delayq_matches") for obj in objects}
-        matching = {pk for pk, value in found.items() if value == settling.MATCHES}
-        return matching, {pk for pk, value in found.items() if value == settling.ON_HOLD}
+        matching = {pk for pk, value in found.items() if value == marking.MATCHES}
+        return matching, {pk for pk, value in found.items() if value == marking.ON_HOLD}
     matching = set(pks) if not policy.when else _fulfilling(policy, "when", pks, using)
     on_hold = matching & _fulfilling(policy, "hold_when", pks, using) if policy.hold_when else set[Any]()
     return matching - on_hold, on_hold

@@ -21,10 +21,10 @@ from django_delayq.firing.log_lines import STOPPED, log_settled, log_step, log_w
 from django_delayq.firing.members import Member
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, MISFIT_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.works import Call, Report
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.controls import CACHE_SECONDS
 from django_delayq.ledger.db_connections import DISK_FULL, error_code, is_missing, transient_reason
-from django_delayq.ledger.errors import message_of, shown
+from django_delayq.ledger.error_texts import message_of, shown
 from django_delayq.ledger.outbox import announce
 from django_delayq.models import Timeout
 from django_delayq.policy.steps import Ended
@@ -107,7 +107,7 @@ class ReportBuilder:
 
         None: another transaction has locked the row, and the timeout is released.
         """
-        rows, self.now, _ = settling.lock_rows([timeout_id], using, history=True)
+        rows, self.now, _ = marking.lock_rows([timeout_id], using, history=True)
         if timeout_id not in rows:
             self.release([timeout_id], using, "another transaction has locked its row")
         return rows.get(timeout_id), self.now

@@ -29,13 +29,13 @@ from django_delayq.firing.settling import (
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.firing.works import AHEAD_SECONDS, Call, Candidate, Report, RunningWork, Work
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.left_open import close_left_open
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, Outcome, returned_outcome
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.outcomes import TransientFailure, as_given
+from django_delayq.rounds.after_attempt import TransientFailure, as_given
 from django_delayq.sql.now import database_now
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -256,4 +256,4 @@ def extend_firing(ids: Collection[int], using: str) -> bool:
 
     Return False if one of them is locked: then extend again after `EXTEND_LOCKED_SECONDS`.
     """
-    return not ids or settling.extend(ids, database_now(using) + get_settings().lease, using)
+    return not ids or marking.extend(ids, database_now(using) + get_settings().lease, using)

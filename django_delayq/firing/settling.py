@@ -1,7 +1,7 @@
 """Settle attempts: write what the outcome of each means for its row, if the row is still that of the attempt.
 
 What is raised is written by a second, short transaction after the rollback; what a handler returns, by its own one.
-`rounds/outcomes.py` decides what is written.
+`rounds/after_attempt.py` decides what is written.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from django_delayq.firing.members import Member
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, Report, RunningWork, Work
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.errors import error_details, message_of
+from django_delayq.ledger.error_texts import error_details, message_of
 from django_delayq.ledger.outbox import record_settled
 from django_delayq.models import Timeout
 from django_delayq.policy.outcomes import Fired, GiveUp, Outcome, Skip, Snooze
 from django_delayq.policy.policies import TimeoutPolicy, registry
-from django_delayq.rounds import outcomes
+from django_delayq.rounds import after_attempt
+from django_delayq.rounds.after_attempt import AttemptFacts, Change, TransientFailure, WorkerDied
 from django_delayq.rounds.columns import ATTEMPTS
-from django_delayq.rounds.outcomes import Change, Facts, TransientFailure, WorkerDied
 from django_delayq.times import clock
 
 logger = logging.getLogger("django_delayq.firing")
@@ -64,7 +64,7 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
 def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection[int] | None = None) -> None:
     """Record the deaths of at most `limit` expired `firing` rows, only of `ids` if given, and add them to `report`."""
     long_ago = clock.now() - UNDECLARED_GRACE
-    for row in settling.expired(using, limit, ids):
+    for row in marking.expired(using, limit, ids):
         seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
         policy = registry.get(row.policy)
         if policy is None and row.run_at > long_ago:
@@ -139,7 +139,7 @@ def change_of(
     policy: TimeoutPolicy[Any] | None, row: Timeout, outcome: Fired | BaseException, now: datetime, call: Call
 ) -> Change:
     """Return what the outcome of `call` means for a row that was not changed meanwhile."""
-    facts = Facts(planned_at=call.planned_at)
+    facts = AttemptFacts(planned_at=call.planned_at)
     if isinstance(outcome, Snooze):
         try:
             facts = facts._replace(until=outcome.delay.due_from(now, call.obj))
@@ -150,7 +150,7 @@ def change_of(
     if row.step and policy is not None:
         then, over = steps.following_of(policy, row, call.obj)
         facts = facts._replace(then=then, over=over)
-    return outcomes.values_of(policy, row, outcome, now, facts)
+    return after_attempt.values_of(policy, row, outcome, now, facts)
 
 
 def write(row: Timeout, change: Change, now: datetime, *, is_superseded: bool = False) -> bool:
@@ -160,9 +160,9 @@ def write(row: Timeout, change: Change, now: datetime, *, is_superseded: bool = 
     """
     using = row._state.db or "default"
     takes_slot = change.values.get("slot_taken") and not row.slot_taken
-    if takes_slot and (is_superseded or settling.is_superseded(row, using)):
-        change = outcomes.superseded(row, change, now)
-    return settling.compare_and_set(row, using, **change.values)
+    if takes_slot and (is_superseded or marking.is_superseded(row, using)):
+        change = after_attempt.superseded(row, change, now)
+    return marking.compare_and_set(row, using, **change.values)
 
 
 def tell(
@@ -193,7 +193,7 @@ def keep(
     """
     row, before, again = member.row, member.row, {"cause": "", "settled_at": None}
     if member.given is not None:
-        before = outcomes.before_attempt(member.given)
+        before = after_attempt.before_attempt(member.given)
         again = {name: getattr(before, name) for name in ("step", "steps_over", *ATTEMPTS)}
     change = change_of(policy, before, outcome, now, replace(call, obj=member.obj))
     if change.error is not None and not isinstance(change.error, GiveUp):

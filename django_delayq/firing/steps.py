@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.planned import following, plan_of_row
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import MAX_STEPS, PASSED, RAN, Ended, Planned, newest_due, step_of, with_over
+from django_delayq.rounds.after_attempt import AttemptFacts, Change, after_step, as_given
 from django_delayq.rounds.columns import ATTEMPTS
 from django_delayq.rounds.memory import with_events
-from django_delayq.rounds.outcomes import Change, Facts, after_step, as_given
 
 if TYPE_CHECKING:
     from django_delayq.firing.members import Member
@@ -55,7 +55,7 @@ def end(member: Member, what: str, now: datetime, using: str, reason: str = "") 
     row, policy, ended = member.row, registry.get(member.row.policy), Ended(what, member.row.step, reason)
     assert policy is not None
     then, over = following_of(policy, row, member.obj)
-    return _move_on(member, after_step(row, ended, Facts(then=then, over=over)), now, using)
+    return _move_on(member, after_step(row, ended, AttemptFacts(then=then, over=over)), now, using)
 
 
 def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: datetime, using: str) -> list[Member]:
@@ -72,7 +72,7 @@ def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: date
             continue
         names = [name for name in dict.fromkeys((row.step, *missed)) if name != newest.name]
         then = newest._replace(at=policy.opening(newest.at, obj))
-        facts = Facts(then=then, over=with_over(row.steps_over, names))
+        facts = AttemptFacts(then=then, over=with_over(row.steps_over, names))
         change = after_step(row, Ended(PASSED, ", ".join(names[-MAX_STEPS:])), facts)
         if newest.name == row.step:  # with the attempts that it has had
             change.values.update({name: getattr(row, name) for name in ATTEMPTS})
@@ -83,7 +83,7 @@ def pass_missed(policy: TimeoutPolicy[Any], members: Sequence[Member], now: date
 
 def _move_on(member: Member, change: Change, now: datetime, using: str) -> bool:
     row, history = member.row, with_events(member.row, change.said, now)
-    is_moved = settling.move_on(row, using, **change.values, history=history)
+    is_moved = marking.move_on(row, using, **change.values, history=history)
     if is_moved:
         member.ended = change.ended
     return is_moved

@@ -43,7 +43,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call, RunningWork
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, revoke, share_with_thread, unshare
-from django_delayq.ledger.errors import PACKAGE, is_user_code
+from django_delayq.ledger.error_texts import PACKAGE, is_user_code
 from django_delayq.times.clock import plural
 
 logger = logging.getLogger("django_delayq.firing")

@@ -191,7 +191,7 @@ class Call:
     at: datetime | None = None
     """When it began, by the database clock; None: it has not returned."""
     planned_at: datetime | None = None
-    """When it was to run, if its row is firing: see `rounds.outcomes.Facts`."""
+    """When it was to run, if its row is firing: see `after_attempt.AttemptFacts`."""
     took: float | None = None
     """Seconds; None: it has not ended, or it ran in a process that died."""
     could_begin_at: datetime | None = None

@@ -28,8 +28,8 @@ from django.db.models.functions import RowNumber
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import stops_in_force
 from django_delayq.ledger.locking import delete_free, for_update, transaction_of
+from django_delayq.ledger.marking import lock_free, update_free
 from django_delayq.ledger.paging import update_each
-from django_delayq.ledger.settling import lock_free, update_free
 from django_delayq.ledger.shares import lock_share, provide_lock
 from django_delayq.models import PolicyMeter, RateShare, Timeout, TimeoutQuerySet
 from django_delayq.policy.options import MAX_STORED, Rate

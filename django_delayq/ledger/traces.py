@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from django_delayq.backoff import LogInterval
 from django_delayq.conf import callable_of, get_settings
-from django_delayq.ledger.errors import shown
+from django_delayq.ledger.error_texts import shown
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
 

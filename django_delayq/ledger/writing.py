@@ -374,7 +374,7 @@ def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datet
     update_each(firing, using, (State.FIRING,))
 
 
-def note_condition(rows: Sequence[Timeout], using: str) -> None:
+def count_as_condition(rows: Sequence[Timeout], using: str) -> None:
     """Count rounds that a guard has cancelled as cancelled by their condition, so that they may be armed again."""
     for row in rows:
         row.cause, row.is_guarded = Cause.CONDITION, True

@@ -35,7 +35,7 @@ from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, count_each, in_state, known_labels
 from django_delayq.models import ClockAdvance, PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
-from django_delayq.monitoring.rounds import delays, matching_again, moved_models
+from django_delayq.monitoring.misfits import delays, matching_again, moved_models
 from django_delayq.monitoring.snapshot import (
     OVERDUE,
     PolicyStatus,

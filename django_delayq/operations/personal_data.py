@@ -15,7 +15,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 
 from django_delayq.ledger import writing
-from django_delayq.ledger.errors import empty_copies
+from django_delayq.ledger.error_texts import empty_copies
 from django_delayq.ledger.paging import Page, each_page
 from django_delayq.ledger.shares import forget_shares
 from django_delayq.models import StoredAnswer, Timeout

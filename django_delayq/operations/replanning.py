@@ -14,7 +14,7 @@ from django_delayq.arming.holding import Facts
 from django_delayq.arming.row_state import terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.errors import message_of
+from django_delayq.ledger.error_texts import message_of
 from django_delayq.models import Timeout
 from django_delayq.operations.runner import Action, Context, How, Refusal, Result, Target, refuse_unless_waiting
 from django_delayq.policy.policies import TimeoutPolicy, registry

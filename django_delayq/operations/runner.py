@@ -283,7 +283,7 @@ def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False)
         action.newest = newest_id(context.using)
     if row.slot in action.begun or (found and (found["taken"] or found["newest"] > action.newest)):
         return Refusal.SLOT_TAKEN
-    # As `settling.is_superseded`, for all rows of the page in one query.
+    # As `marking.is_superseded`, for all rows of the page in one query.
     if is_same_round and found and found["newest"] > row.pk:
         return Refusal.SUPERSEDED
     action.begun.add(row.slot)

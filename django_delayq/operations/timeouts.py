@@ -17,7 +17,7 @@ from django_delayq.arming import holding
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
-from django_delayq.ledger.errors import message_of
+from django_delayq.ledger.error_texts import message_of
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count, labels_in
@@ -40,7 +40,7 @@ from django_delayq.operations.runner import (
 from django_delayq.policy.policies import registry
 from django_delayq.rounds import events
 from django_delayq.rounds.memory import clipped, record, record_death
-from django_delayq.scheduling.holding import checked_end
+from django_delayq.scheduling.by_hand import checked_end
 from django_delayq.sql.now import database_now
 from django_delayq.times import clock
 from django_delayq.times.clock import check_length, check_moment, plural, shifted

@@ -40,7 +40,7 @@ class RoundMemory(NamedTuple):
     due_at: datetime | None
     first_due_at: datetime
     extensions: int
-    held_until: datetime
+    holds_counted_until: datetime
     """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
     key: str | None
     """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
@@ -78,7 +78,7 @@ class RoundMemory(NamedTuple):
             "asked_due_at": row["asked_due_at"] or row["due_at"],
             "waits_until": cls._waits_until(row) if row["attempts"] or row["snoozes"] else None,
         }
-        kept["held_until"] = row["hold_ended_at"] or row["created_at"]
+        kept["holds_counted_until"] = row["hold_ended_at"] or row["created_at"]
         stopped_at = None if row["keeps_deadline"] or row["remaining"] is None else row["held_at"]
         ended_at = row["held_until"] if stopped_at and not row["held_when"] else None
         resumed_at = ended_at if ended_at is not None and ended_at <= row["settled_at"] else None
@@ -273,7 +273,7 @@ def release_by_hand(row: Timeout, ended_at: datetime, facts: Facts, **event: Any
     row.held_by_hand, row.held_until, row.held_when = False, None, False
 
 
-def note_condition(row: Timeout, *, holds: bool) -> None:
+def note_hold_when(row: Timeout, *, holds: bool) -> None:
     """Note in `row`, which an operator holds, whether the condition of its policy holds beside that."""
     row.held_when = holds
 

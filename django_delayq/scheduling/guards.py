@@ -85,7 +85,7 @@ def before_deadline(
         yield row
         # Only a round that was cancelled although its condition still holds must never be armed again.
         if cancelled and declared and declared.is_automatic and not condition_holds(declared, subject.pk, using):
-            writing.note_condition(cancelled, using)
+            writing.count_as_condition(cancelled, using)
 
 
 def _refresh(obj: Model, using: str) -> None:

@@ -23,7 +23,7 @@ from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, read_delay
-from django_delayq.ledger.errors import shown
+from django_delayq.ledger.error_texts import shown
 from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.subjects import lock_newest, lock_subject, place_of, subject_at, subject_of

@@ -19,7 +19,7 @@ from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.errors import message_of
+from django_delayq.ledger.error_texts import message_of
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout

@@ -33,7 +33,7 @@ from django_delayq.firing.running import EXTEND_LOCKED_SECONDS, extend_firing
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections
-from django_delayq.ledger.errors import message_of, shown
+from django_delayq.ledger.error_texts import message_of, shown
 from django_delayq.ledger.rollups import roll_up
 from django_delayq.ledger.search import MAX_COUNT
 from django_delayq.models import Timeout, WorkerSeen

@@ -20,7 +20,7 @@ from django_delayq.firing.executors import PREFETCH_SECONDS, Executor
 from django_delayq.firing.planning import plan
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Report, Work, suits_use_tz
-from django_delayq.ledger.errors import message_of, shown
+from django_delayq.ledger.error_texts import message_of, shown
 from django_delayq.policy.policies import registry
 from django_delayq.times.clock import plural
 from django_delayq.worker.lines import Lines

@@ -24,7 +24,7 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.ledger.db_connections import check_connections, not_migrated
-from django_delayq.ledger.errors import message_of, shown
+from django_delayq.ledger.error_texts import message_of, shown
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import WorkerSeen
 from django_delayq.sql.dialects import dialect_of

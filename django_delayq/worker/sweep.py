@@ -46,8 +46,8 @@ from django_delayq.exceptions import EngineError
 from django_delayq.firing.settling import settle_expired
 from django_delayq.ledger.answers import forget_old_answers
 from django_delayq.ledger.claiming import forget_free_shares
+from django_delayq.ledger.marking import Old, delete_settled, prunable
 from django_delayq.ledger.search import NOTHING, SOONEST, Count, Cursor, count, in_state, known_labels
-from django_delayq.ledger.settling import Old, delete_settled, prunable
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.signals import entries_restored, timeouts_pruned

@@ -12,8 +12,8 @@ import pytest
 from django_delayq import Fired, GiveUp, Limits, Retry, Skip, Snooze, TimeoutPolicy
 from django_delayq.models import Timeout
 from django_delayq.policy.steps import Planned
+from django_delayq.rounds.after_attempt import AttemptFacts, Change, TransientFailure, WorkerDied, superseded, values_of
 from django_delayq.rounds.columns import LEASE
-from django_delayq.rounds.outcomes import Change, Facts, TransientFailure, WorkerDied, superseded, values_of
 from tests.testapp.models import Order
 
 State = Timeout.State
@@ -58,10 +58,10 @@ def row(*, left: bool = True, **given: Any) -> Timeout:
     return Timeout(**{"slot_taken": None, "suspected_at": NOW - MINUTE, **values, **given})
 
 
-def facts(row: Timeout) -> Facts:
+def facts(row: Timeout) -> AttemptFacts:
     then = Planned(NOW + 4 * MINUTE, "next") if row.step else None
     details = {"error": "ValueError", "message": "no"}
-    return Facts(NOW + 5 * MINUTE, details, then, "first", NOW - 3 * MINUTE)
+    return AttemptFacts(NOW + 5 * MINUTE, details, then, "first", NOW - 3 * MINUTE)
 
 
 def change(row: Timeout, outcome: str, *, left: bool = True) -> Change:
@@ -136,7 +136,7 @@ def test_a_newer_round_replaces_what_would_be_tried_again(outcome: str) -> None:
 
 
 def test_without_its_policy_the_default_retries_apply() -> None:
-    found = values_of(None, row(attempts=1), ValueError("no"), NOW, Facts()).values
+    found = values_of(None, row(attempts=1), ValueError("no"), NOW, AttemptFacts()).values
     assert (found["state"], found["attempts"]) == (State.PENDING, 1)
 
 

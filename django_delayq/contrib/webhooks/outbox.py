@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from django_delayq.contrib.webhooks.endpoints import Endpoint, get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
-from django_delayq.ledger.errors import empty_copies
+from django_delayq.ledger.error_texts import empty_copies
 from django_delayq.ledger.subjects import about_objects, model_of_kind
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policy.options import Brake

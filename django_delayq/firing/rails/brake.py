@@ -21,7 +21,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import meter
 from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, lock_control, put_stop, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.errors import message_of, shown
+from django_delayq.ledger.error_texts import message_of, shown
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policy.options import Brake

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_delayq.firing import steps
 from django_delayq.firing.rails.rail import Rail
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.models import Timeout
 from django_delayq.policy.steps import LATE, SHADOWED
 from django_delayq.times.clock import plural
@@ -66,7 +66,7 @@ class LateRail(Rail):
             steps.end(member, LATE, now, using, reason=reason.replace("deadline", "time"))
         if withheld := [each.row for each in found if not each.row.step]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
-            settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
+            marking.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
         return found
 
     def committed(self, policy: TimeoutPolicy[Any], report: ReportBuilder, guards: Guards, using: str) -> None:
@@ -105,7 +105,7 @@ class QuietRail(Rail):
                 # lateness counts from the opening after the deadline, also if no worker has stored it before
                 opens_at = guards.quiet.opening(now if each in waiting else each.row.run_at, each.obj)
                 if opens_at > each.row.run_at:
-                    settling.defer(each.row, opens_at, using)
+                    marking.defer(each.row, opens_at, using)
         return waiting
 
 
@@ -129,7 +129,7 @@ class ShadowRail(Rail):
             else:
                 withheld.append(member.row)
         if withheld:
-            settling.mark_settled(withheld, Timeout.Cause.SHADOW, now, using)
+            marking.mark_settled(withheld, Timeout.Cause.SHADOW, now, using)
         return shadowed
 
 

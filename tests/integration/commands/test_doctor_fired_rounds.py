@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_delayq import pending_timeouts
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
-from django_delayq.monitoring.rounds import matching_again
+from django_delayq.monitoring.misfits import matching_again
 from tests.integration.commands.conftest import a_worker
 from tests.integration.operations.conftest import as_if
 from tests.testapp.models import Order

@@ -16,7 +16,7 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import Work, judge, plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger.claiming import claim_each, forget_free_shares
-from django_delayq.ledger.settling import forget_suspicion
+from django_delayq.ledger.marking import forget_suspicion
 from django_delayq.ledger.shares import LOCK_KEPT, lock_share, provide_lock
 from django_delayq.models import RateShare, Timeout
 from tests.integration.firing.by_value import FIRED, Calls, Declare, due_of, run_of, work_of

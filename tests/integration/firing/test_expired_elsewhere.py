@@ -15,7 +15,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.settling import settle
 from django_delayq.firing.works import Call
 from django_delayq.models import Timeout
-from django_delayq.rounds.outcomes import WorkerDied
+from django_delayq.rounds.after_attempt import WorkerDied
 from django_delayq.signals import timeouts_settling
 from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order

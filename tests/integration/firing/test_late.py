@@ -19,7 +19,7 @@ from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, postpone, refire, resume, retry
 from tests.integration.firing.conftest import MODES, due, fire, make_due, state

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.errors import is_user_code
+from django_delayq.ledger.error_texts import is_user_code
 from django_delayq.models import Timeout
 from django_delayq.operations import policies
 from django_delayq.times.clock import brief

@@ -15,7 +15,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.firing import plan, run
 from django_delayq.firing.judge import LostRace
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, state
@@ -32,7 +32,7 @@ def test_without_its_mark_no_handler_runs_and_no_attempt_is_counted(
     """The UPDATE that compares has found fewer rows than were locked: on SQLite another process may have written."""
     rows = [due(order, "remind_many") for order in orders[:count]]  # a batch is marked by a statement of its own
     with monkeypatch.context() as patched:
-        patched.setattr(settling, "mark_fired", lambda *_, **__: False)
+        patched.setattr(marking, "mark_fired", lambda *_, **__: False)
         report = fire(*rows)
     assert set(report.again) == {row.pk for row in rows}
     assert not Effect.objects.exists()

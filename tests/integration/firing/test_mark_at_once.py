@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq.firing import Report, Work, run, running
-from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
 from django_delayq.sql import statements
 from tests.integration.firing.conftest import WAIT, due, fire, generic_plans, is_direct, state

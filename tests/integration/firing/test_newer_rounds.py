@@ -74,7 +74,7 @@ def test_a_newer_round_that_comes_in_the_very_moment_of_the_failure_wins(
         raise ValueError
 
     row = due(order, declare(Order, handler, name="outside", atomic=False))
-    monkeypatch.setattr("django_delayq.ledger.settling.is_superseded", lambda *_: False)
+    monkeypatch.setattr("django_delayq.ledger.marking.is_superseded", lambda *_: False)
     assert fire(row).done == (row.pk,)
     assert state(row) == ("skipped", "superseded")
 

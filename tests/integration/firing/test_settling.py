@@ -10,7 +10,7 @@ from django.db import transaction
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.models import Timeout
 from django_delayq.rounds.columns import settled
 from tests.integration.firing.conftest import due, state
@@ -33,9 +33,9 @@ def test_a_row_that_changed_behind_our_back_is_not_marked(order: Order, change: 
     now = timezone.now()
     with transaction.atomic():
         if mark == "fired":
-            assert not settling.mark_fired([row], now, "default")
+            assert not marking.mark_fired([row], now, "default")
         else:
-            assert not settling.mark_firing(row, now + timedelta(minutes=1), "default")
+            assert not marking.mark_firing(row, now + timedelta(minutes=1), "default")
     assert row.state == "pending", "and does not say so"
     assert state(row)[0] == change.get("state", "pending")
 
@@ -44,7 +44,7 @@ def test_one_row_of_a_group_that_is_not_due_is_enough_to_lose(orders: list[Order
     rows = [due(order) for order in orders]
     Timeout.objects.filter(pk=rows[3].pk).update(run_at=timezone.now() + timedelta(hours=1))
     with transaction.atomic():
-        assert not settling.mark_fired(rows, timezone.now(), "default")
+        assert not marking.mark_fired(rows, timezone.now(), "default")
         transaction.set_rollback(True)
     assert {state(row)[0] for row in rows} == {"pending"}
 
@@ -60,7 +60,7 @@ def test_one_row_of_a_group_that_is_not_due_is_enough_to_lose(orders: list[Order
 def test_compare_and_set_loses_against_every_other_hand(order: Order, change: dict[str, Any]) -> None:
     row = due(order)
     Timeout.objects.filter(pk=row.pk).update(**change)
-    assert not settling.compare_and_set(row, "default", reason="ours")
+    assert not marking.compare_and_set(row, "default", reason="ours")
     assert row.reason == ""
     assert state(row)[0] == change.get("state", "pending")
     assert row.reason == ""
@@ -69,7 +69,7 @@ def test_compare_and_set_loses_against_every_other_hand(order: Order, change: di
 def test_compare_and_set_wins_when_nothing_changed_and_tells_the_row(order: Order) -> None:
     row = due(order)
     now = timezone.now()
-    assert settling.compare_and_set(row, "default", **settled(State.DEAD, Cause.RETRIES, now))
+    assert marking.compare_and_set(row, "default", **settled(State.DEAD, Cause.RETRIES, now))
     assert (row.state, row.settled_at) == ("dead", now)
     assert state(row) == ("dead", "retries")
 
@@ -77,5 +77,5 @@ def test_compare_and_set_wins_when_nothing_changed_and_tells_the_row(order: Orde
 def test_only_a_pending_row_is_skipped(order: Order) -> None:
     row = due(order)
     dq.cancel_timeout(order, "remind")
-    settling.mark_settled([row], Cause.GONE, timezone.now(), "default")
+    marking.mark_settled([row], Cause.GONE, timezone.now(), "default")
     assert state(row) == ("cancelled", "hand")

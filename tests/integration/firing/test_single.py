@@ -20,7 +20,7 @@ from django_delayq.firing import Work, plan, run
 from django_delayq.firing.log_lines import UNKNOWN_PAUSE
 from django_delayq.firing.running import run_each
 from django_delayq.ledger.locking import begin_write
-from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from tests.integration.firing.conftest import due, fire, make_due, state

@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq.firing import plan, run, running
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import outbox
-from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, locking, needs_row_locks, state
 from tests.testapp.models import Effect, ExpressOrder, Order

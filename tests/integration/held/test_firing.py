@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 import django_delayq as dq
 from django_delayq.firing import plan, run
 from django_delayq.firing.works import Work
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
@@ -125,11 +125,11 @@ def test_a_firing_reads_nothing_of_a_clock(policy: Any) -> None:
 
 
 def test_the_statement_that_marks_knows_the_condition(policy: Any, orders: list[Order]) -> None:
-    if not settling.can_mark_at_once(policy, "default"):
+    if not marking.can_mark_at_once(policy, "default"):
         pytest.skip("the judge in steps decides")
     rows = Timeout.objects.filter(policy=policy.label)
     with at(2), transaction.atomic():
-        found = settling.mark_at_once(policy, {row.pk: int(row.object_id) for row in rows}, "default", late=None)
+        found = marking.mark_at_once(policy, {row.pk: int(row.object_id) for row in rows}, "default", late=None)
     assert sorted(int(row.object_id) for row, _ in found) == [orders[2].pk, orders[3].pk]
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import get_policy, schedule_timeout, schedule_timeouts
-from django_delayq.ledger import settling, writing
+from django_delayq.ledger import marking, writing
 from django_delayq.ledger.outbox import line_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.rounds.columns import waiting
@@ -45,7 +45,7 @@ LATER = {"run_at": timezone.now() + timedelta(hours=1)}
 def test_what_is_settled_or_moved_is_not_marked_as_fired(changed: dict[str, Any]) -> None:
     row = due(**changed)
     before = stored(row)
-    assert not settling.mark_fired([row], timezone.now(), "default")
+    assert not marking.mark_fired([row], timezone.now(), "default")
     assert stored(row) == before
 
 
@@ -53,14 +53,14 @@ def test_what_is_settled_or_moved_is_not_marked_as_fired(changed: dict[str, Any]
 def test_what_is_settled_moved_or_tried_does_not_begin_to_fire(changed: dict[str, Any]) -> None:
     row = due(**changed)
     before = stored(row)
-    assert not settling.mark_firing(row, timezone.now() + MINUTE, "default")
+    assert not marking.mark_firing(row, timezone.now() + MINUTE, "default")
     assert stored(row) == before
 
 
 def test_what_is_settled_is_not_skipped() -> None:
     row = due(**SETTLED)
     before = stored(row)
-    settling.mark_settled([row], Cause.CONDITION, timezone.now(), "default")
+    marking.mark_settled([row], Cause.CONDITION, timezone.now(), "default")
     assert stored(row) == before
 
 
@@ -78,7 +78,7 @@ def test_what_is_settled_is_not_skipped() -> None:
 def test_a_failed_attempt_is_not_recorded_over_what_changed(changed: dict[str, Any]) -> None:
     row = due(**changed)
     before = stored(row)
-    assert not settling.compare_and_set(row, "default", **waiting(timezone.now() + MINUTE))
+    assert not marking.compare_and_set(row, "default", **waiting(timezone.now() + MINUTE))
     assert stored(row) == before
 
 
@@ -91,15 +91,15 @@ def test_a_newer_round_is_seen_under_every_label_of_its_policy(declare: Any) -> 
     Timeout.objects.filter(pk=former.pk).update(policy=label, slot=slot, slot_taken=None, state=State.FIRING)
     former.refresh_from_db()
     schedule_timeout(order, other, minutes=5)
-    assert not settling.is_superseded(former, "default")
+    assert not marking.is_superseded(former, "default")
     schedule_timeout(order, present, minutes=5)
-    assert settling.is_superseded(former, "default")
+    assert marking.is_superseded(former, "default")
 
 
 def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
     firing, pending = due(state=State.FIRING, slot_taken=None), due()
     before, until = stored(pending), timezone.now() + timedelta(hours=1)
-    settling.extend([firing.pk, pending.pk], until, "default")
+    marking.extend([firing.pk, pending.pk], until, "default")
     assert stored(pending) == before
     assert stored(firing)["run_at"] == until
 
@@ -128,9 +128,9 @@ def test_a_row_that_was_settled_long_before_its_deadline_is_not_pruned() -> None
     ahead = timezone.now() + timedelta(days=1)
     for deadlines in ({"due_at": ahead, "first_due_at": old}, {"due_at": old, "first_due_at": ahead}):
         Timeout.objects.update(**deadlines)
-        assert settling.delete_settled("default", settling.Old(timezone.now() - timedelta(days=30)), None)[0] == 0
+        assert marking.delete_settled("default", marking.Old(timezone.now() - timedelta(days=30)), None)[0] == 0
     Timeout.objects.update(due_at=old, first_due_at=old)
-    assert settling.delete_settled("default", settling.Old(timezone.now() - timedelta(days=30)), None)[0] == 1
+    assert marking.delete_settled("default", marking.Old(timezone.now() - timedelta(days=30)), None)[0] == 1
     assert not Timeout.objects.filter(pk=row.pk).exists()
 
 
@@ -146,7 +146,7 @@ def test_statistics_that_miss_due_rows_do_not_make_a_group_read_all_rows_of_its_
     about = Timeout.objects.filter(object_id__in=[str(order.pk) for order in orders[:20]])
     pks = {id: int(object_id) for id, object_id in about.values_list("id", "object_id")}
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:
-        assert len(settling.mark_at_once(policy, pks, "default", late=None)) == 20
+        assert len(marking.mark_at_once(policy, pks, "default", late=None)) == 20
         transaction.set_rollback(True)
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {captured[0]['sql']}")

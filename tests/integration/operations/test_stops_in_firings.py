@@ -20,7 +20,7 @@ from django_delayq import Retry, clock, get_policy
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import controls
-from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
 from django_delayq.worker.lines import Lines

@@ -12,8 +12,8 @@ from django.db.models import Q
 
 from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
 from django_delayq.ledger import rollups
+from django_delayq.ledger.marking import Old, delete_settled
 from django_delayq.ledger.rollups import roll_up
-from django_delayq.ledger.settling import Old, delete_settled
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import policy_report
 from django_delayq.testing import fire_due

@@ -12,8 +12,8 @@ from django.db import transaction
 
 from django_delayq import Retry, TimeoutPolicy
 from django_delayq.conf import ConfigError
-from django_delayq.ledger import errors
-from django_delayq.ledger.errors import get_scrubber
+from django_delayq.ledger import error_texts
+from django_delayq.ledger.error_texts import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.rounds import memory
 from tests.integration.firing.conftest import due, fire
@@ -119,7 +119,7 @@ def test_what_is_kept_of_an_error_is_capped(declare: Declare) -> None:
 
     row = failed(declare, handler)
     assert len(row.reason) <= memory.MAX_REASON
-    assert len(str(row.history)) < errors.MAX_TRACEBACK + 2000
+    assert len(str(row.history)) < error_texts.MAX_TRACEBACK + 2000
 
 
 def test_a_history_does_not_grow_for_ever(declare: Declare) -> None:

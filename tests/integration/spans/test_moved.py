@@ -16,7 +16,7 @@ from django_delayq.admin.render import followed_columns
 from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
-from django_delayq.monitoring.rounds import delays
+from django_delayq.monitoring.misfits import delays
 from django_delayq.operations import change_delay, hold, postpone, preview_delay, resume
 from django_delayq.testing import fire_due
 from tests.integration.spans.conftest import HOUR, OFFICE, Declare, at, only_row, opened

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_delayq import PolicyError, TimeoutPolicy, clock, operations, reschedule_timeout
 from django_delayq.arming.sync import sync_policy
-from django_delayq.ledger import settling
+from django_delayq.ledger import marking
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import count_old, prune
@@ -121,7 +121,7 @@ def test_a_round_fires_once_although_its_data_made_it_earlier_and_it_was_pruned(
 
 
 def test_many_rows_go_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "CHUNK", 4)
+    monkeypatch.setattr(marking, "CHUNK", 4)
     rows = due_orders("remind", 23, hours=1)
     for number, row in enumerate(rows):
         keep = number % 5 == 0
@@ -191,7 +191,7 @@ def test_rows_of_an_undeclared_policy_are_kept_for_the_setting(declare: Callable
 def test_many_rows_of_several_retentions_go_page_by_page(
     declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "CHUNK", 3)
+    monkeypatch.setattr(marking, "CHUNK", 3)
     declare(Order, name="audited", after=DAY, retention=100 * DAY)
     for days in range(95, 105):
         settle_of(audited=days + 0.5, remind=days)

@@ -19,10 +19,10 @@ from django.db.models import Count
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock
-from django_delayq.ledger import claiming, rollups, settling
+from django_delayq.ledger import claiming, marking, rollups
 from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
-from django_delayq.monitoring import rounds
+from django_delayq.monitoring import misfits
 from django_delayq.sql.now import database_now
 from django_delayq.worker.background import forgotten
 from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
@@ -188,7 +188,7 @@ def test_the_look_for_each_policy_and_its_claim() -> None:
 
 
 def test_expired_rows_that_are_firing() -> None:
-    check(plans_of(lambda: settling.expired("default", 1000)), "delayq_unsettled")
+    check(plans_of(lambda: marking.expired("default", 1000)), "delayq_unsettled")
 
 
 def test_the_look_for_what_is_forgotten() -> None:
@@ -197,17 +197,17 @@ def test_the_look_for_what_is_forgotten() -> None:
 
 def test_a_page_of_the_pruning() -> None:
     before = clock.now() - timedelta(days=30)
-    plan = plans_of(lambda: settling.delete_settled("default", settling.Old(before), None))
+    plan = plans_of(lambda: marking.delete_settled("default", marking.Old(before), None))
     check(plan, "delayq_settled")
-    others = settling.Old(before, but=("testapp.order.linger",))
-    check(plans_of(lambda: settling.delete_settled("default", others, None)), "delayq_settled")
+    others = marking.Old(before, but=("testapp.order.linger",))
+    check(plans_of(lambda: marking.delete_settled("default", others, None)), "delayq_settled")
 
 
 def test_a_page_of_the_pruning_of_policies_with_a_retention_of_their_own() -> None:
     before = clock.now() - timedelta(days=30)
     for label in ("testapp.order.linger", "testapp.order.remind"):
-        old = settling.Old(before, (label,))
-        plan = plans_of(partial(settling.delete_settled, "default", old, None))
+        old = marking.Old(before, (label,))
+        plan = plans_of(partial(marking.delete_settled, "default", old, None))
         check(plan, "delayq_", is_short=True)
 
 
@@ -221,5 +221,5 @@ def test_the_count_of_settled_rows_for_reports() -> None:
 
 
 def test_the_comparison_of_pending_deadlines_with_the_delay() -> None:
-    plan = plans_of(lambda: rounds._sample(["testapp.order.remind", "testapp.order.linger"], "default"))
+    plan = plans_of(lambda: misfits._sample(["testapp.order.remind", "testapp.order.linger"], "default"))
     check(plan, "delayq_policy")

@@ -42,7 +42,7 @@ class TransientFailure(Exception):
         self.wait = wait
 
 
-class Facts(NamedTuple):
+class AttemptFacts(NamedTuple):
     """What was read before about a row and about the outcome of its attempt."""
 
     until: datetime | None = None
@@ -71,7 +71,7 @@ class Change(NamedTuple):
 
 
 def values_of(
-    policy: TimeoutPolicy[Any] | None, row: Timeout, outcome: Fired | BaseException, now: datetime, facts: Facts
+    policy: TimeoutPolicy[Any] | None, row: Timeout, outcome: Fired | BaseException, now: datetime, facts: AttemptFacts
 ) -> Change:
     """Return what the outcome of an attempt makes of its row.
 
@@ -80,7 +80,7 @@ def values_of(
         row: pending, or held since the attempt; firing, outside a transaction; or as its transaction has marked it.
         outcome: what the handler, or the step, has returned or raised. `WorkerDied`: its process has died.
         now: the time by the database clock.
-        facts: see `Facts`.
+        facts: see `AttemptFacts`.
     """
     change = _of_attempt(policy, row, outcome, now, facts)
     if facts.then is not None:
@@ -93,7 +93,7 @@ def values_of(
 
 
 def _of_attempt(
-    policy: TimeoutPolicy[Any] | None, row: Timeout, outcome: Fired | BaseException, now: datetime, facts: Facts
+    policy: TimeoutPolicy[Any] | None, row: Timeout, outcome: Fired | BaseException, now: datetime, facts: AttemptFacts
 ) -> Change:
     attempt = row.attempts + row.is_waiting
     if isinstance(outcome, Fired):
@@ -151,7 +151,7 @@ def _died(row: Timeout, now: datetime) -> Change:
     return Change({**values, **settled(State.DEAD, Cause.RETRIES, now), "reason": DIED}, WorkerDied(DIED), said)
 
 
-def _of_step(row: Timeout, change: Change, facts: Facts) -> Change:
+def _of_step(row: Timeout, change: Change, facts: AttemptFacts) -> Change:
     """Return what a change means for a row whose step was tried: what would settle it ends the step only.
 
     A retry and a snooze do not delay what follows: when that is due, the step that still waits is passed.
@@ -165,7 +165,7 @@ def _of_step(row: Timeout, change: Change, facts: Facts) -> Change:
     return after._replace(error=change.error, said=(*change.said, *after.said))
 
 
-def after_step(row: Timeout, ended: Ended, facts: Facts) -> Change:
+def after_step(row: Timeout, ended: Ended, facts: AttemptFacts) -> Change:
     """Return what it makes of a row that its step has `ended`: what follows is next, with attempts of its own."""
     then = facts.then
     assert then is not None
