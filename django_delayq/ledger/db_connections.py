@@ -28,7 +28,7 @@ from django.db.utils import Error, InterfaceError, InternalError, OperationalErr
 from django_delayq.backoff import LogInterval
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import DelayqError, NotMigrated
-from django_delayq.ledger.left_open import close_left_open, reset
+from django_delayq.ledger.left_open import close_left_open
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.times.clock import plural
 
@@ -195,10 +195,10 @@ def discard(connection: BaseDatabaseWrapper) -> None:
     if connection.in_atomic_block:
         return
     with contextlib.suppress(Exception):
-        pool: Any = getattr(connection, "pool", None)
-        if hasattr(pool, "drain"):  # psycopg_pool 3.3
-            pool.drain()
-    reset(connection)
+        if pool := cast("Any", getattr(connection, "pool", None)):
+            (getattr(pool, "drain", None) or connection.connection.close)()  # psycopg_pool 3.3 can drain it
+    with contextlib.suppress(Exception):
+        connection.close()  # without a rollback, which may wait for a server that has stopped answering
 
 
 def give_up(connection: BaseDatabaseWrapper) -> None:
