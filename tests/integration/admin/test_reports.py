@@ -89,7 +89,8 @@ def test_a_wrong_address_is_answered_without_an_error(viewer: Client, asked: str
 
 @pytest.mark.django_db(transaction=True)
 def test_the_page_reads_days_and_not_the_ledger(viewer: Client) -> None:
-    Timeout.objects.bulk_create(random_rows(3000, clock.now() - timedelta(hours=1), 29, [LABEL]))
+    last = clock.now() - timedelta(hours=1)  # in the hour after midnight, the day before
+    Timeout.objects.bulk_create(random_rows(3000, last, 28, [LABEL]))
     roll_up("default")
     with CaptureQueriesContext(
         connection,
