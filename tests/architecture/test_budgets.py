@@ -64,6 +64,8 @@ ROOMS = {
     ("operations", "monitoring"): (3_150, 1_470),
     ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),
 }
+# rooms between which files and functions have moved: what one of them may have more, the others have less
+TOGETHER = {("arming", "ledger", "rounds"): 5_490, ("firing", "worker"): 4_850}
 # what is run: (ceiling, budget) of the files that it enters, with SQLite and Redis
 ENTERED = {"firing": (47, 18), "schedule_timeout": (20, 12), "cancel_timeout": (18, 10)}
 # what is run: the ceiling of the Python functions that it calls, with SQLite, whose driver is not in Python
@@ -131,6 +133,8 @@ def test_the_rooms_stay_within_their_ceilings(package: Package) -> None:
     assert sorted(lines) == sorted(room for rooms in ROOMS for room in rooms)
     found = {rooms: sum(lines[room] for room in rooms) for rooms in ROOMS}
     assert {rooms: (number, ROOMS[rooms]) for rooms, number in found.items() if number > ROOMS[rooms][0]} == {}
+    found = {rooms: sum(lines[room] for room in rooms) for rooms in TOGETHER}
+    assert {rooms: number for rooms, number in found.items() if number > TOGETHER[rooms]} == {}
 
 
 def test_no_module_loads_itself_through_others(package: Package) -> None:
