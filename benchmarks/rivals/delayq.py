@@ -136,6 +136,30 @@ class Adapter(Contestant):
         assert fired == count, f"{fired} of {count} fired"
         return meter.per_call(count)
 
+    def sweep(self, near: int) -> dict[str, float]:
+        """Sweep with nothing near, and with `near` timeouts, of which the sweep before has added the other half."""
+        from django_delayq.conf import get_settings
+        from django_delayq.models import Timeout
+        from django_delayq.redis_clients import get_worker_engine
+        from django_delayq.worker.servers import ClockSkew
+        from django_delayq.worker.sweep import Sweep
+
+        pks, used = list(self.rows)[:near], {}
+        self.schedule_many("note", pks, time.time() + 3000)
+        engine, interval = get_worker_engine("default"), get_settings().sweep_interval.total_seconds()
+        sweep = Sweep(engine, "default", ClockSkew("default"))
+        for key, coming in (("none", []), ("half", pks[: near // 2]), ("near", pks[near // 2 :])):
+            time.sleep(1.1 * interval)  # until it is the turn of this sweep
+            due = when(time.time() + 1.9 * interval)
+            Timeout.objects.filter(object_id__in=map(str, coming)).update(due_at=due, run_at=due)
+            with Meter() as meter:
+                swept = sweep.run_once()
+            assert swept.changed == len(coming), f"{swept} for {len(coming)} that come near"
+            used[key] = (meter.cpu + meter.server_cpu) * 1e6
+        assert swept.checked == near, f"{swept} of {near}"
+        engine.close()
+        return used
+
     def save_new(self, count: int) -> dict[str, float]:
         """Save new objects whose timeouts are armed by a timedelta, and by working hours."""
         from django.apps import apps

@@ -13,6 +13,8 @@ from benchmarks.works.calls import SOON_SECONDS
 from benchmarks.works.workers import drains, lag_of
 
 FEW = 1_000
+NEAR = 166
+"""With 1,000 a minute: so many are due within two `SWEEP_INTERVAL`s by default, which a sweep reads."""
 LEAST_RAN = 50.0
 """A contestant that runs fewer of its timeouts in time, in percent, is not measured again."""
 SETTLE_SECONDS = 15.0
@@ -54,6 +56,9 @@ def _growth(run: Run) -> AllSamples:
         _add(samples, name, {key: (after[key] - before[key]) / rows[key] for key in after})
         for _ in range(run.sizes.rounds):
             _add(samples, name, _calls(run, contestant))
+        contestant.call("prepare", NEAR)
+        swept = contestant.call("sweep", NEAR)
+        _add(samples, name, {"sweep_us": swept["none"], "sweep_near_us": swept["near"]})
         with contestant.working("lag") as tree:
             contestant.warm_up("note")
             time.sleep(SETTLE_SECONDS)
@@ -212,12 +217,15 @@ WORKS = (
         "Growth: few and many pending timeouts",
         "With few and with many pending timeouts, and as many settled rows. Redis has all pending ones, as if all "
         "were due within `HORIZON`. Memory is the resident memory of one idle process with four threads "
-        "(`--processes 1`). The drain is that of handlers that do nothing, with default settings.",
+        "(`--processes 1`). A sweep runs each `SWEEP_INTERVAL`, five seconds by default, in one worker: CPU of client "
+        "and server. The drain is that of handlers that do nothing, with default settings.",
         (
             Column("schedule_us", "schedule one, CPU us"),
             Column("cancel_us", "cancel one, CPU us"),
             Column("save_us", "save, additional CPU us"),
             Column("fire_us", "fire one alone, CPU us"),
+            Column("sweep_us", "a sweep, CPU us"),
+            Column("sweep_near_us", "the same, 1,000 a minute come near"),
             Column("nothing_per_second", "drain, per second", "more"),
             Column("memory_mb", "worker memory, MB"),
             Column("redis_bytes", "bytes in Redis for each pending"),
