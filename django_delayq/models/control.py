@@ -35,7 +35,7 @@ class PolicyControl(_Record):
     class Stop(models.TextChoices):
         NONE = "", _("not stopped")
         PAUSED = "paused", _("paused")
-        HELD = "held", _("held")
+        HELD = "held", _("on hold")
         RELEASING = "releasing", _("being released")
 
     policy = models.CharField(_("policy"), max_length=200, unique=True)
