@@ -35,6 +35,10 @@ def test_the_first_hour_has_at_most_6000_words() -> None:
     assert sum(counted.values()) <= FIRST_HOUR_WORDS, counted
 
 
+def test_races_are_decided_in_at_most_900_words() -> None:
+    assert words("docs/races.md") <= 900
+
+
 def test_the_eight_pages_for_a_small_shop_begin_with_the_first_hour() -> None:
     eight = re.findall(r"^\d\. \[[^\]]+\]\(([\w/-]+)\.md\)", INDEX, re.MULTILINE)
     assert len(eight) == 8 and tuple(eight[: len(FIRST_HOUR)]) == FIRST_HOUR
