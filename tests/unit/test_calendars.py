@@ -134,7 +134,7 @@ def test_calendars_are_compared_by_zone_and_hours_and_the_identity_of_holidays_a
     short = WorkingHours("UTC", hours, special=SPECIAL)
     assert WorkingHours("UTC", hours) != short == WorkingHours("UTC", hours, special=SPECIAL)
     assert short != WorkingHours("UTC", hours, special={**SPECIAL})
-    assert WorkingHours("UTC", hours) != "UTC"
+    assert WorkingHours("UTC", hours) != "UTC"  # type: ignore[comparison-overlap]
 
 
 def test_a_calendar_is_frozen_and_can_be_copied() -> None:
