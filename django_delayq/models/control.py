@@ -16,7 +16,17 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq.times.clock import duration_text
 
 
-class PolicyControl(models.Model):
+class _Record(models.Model):
+    """What the models here have in common: only the library reads and writes them, unless their `Meta` permits more."""
+
+    id = models.BigAutoField(primary_key=True)
+
+    class Meta:
+        abstract = True
+        default_permissions = ()
+
+
+class PolicyControl(_Record):
     """What operators have changed for one policy: whether it is stopped, its delay and its guard rails.
 
     One row for each label; none if no operator ever changed it. `PolicyChange` has the history.
@@ -25,10 +35,9 @@ class PolicyControl(models.Model):
     class Stop(models.TextChoices):
         NONE = "", _("not stopped")
         PAUSED = "paused", _("paused")
-        HELD = "held", _("held")
+        HELD = "held", _("on hold")
         RELEASING = "releasing", _("being released")
 
-    id = models.BigAutoField(primary_key=True)
     policy = models.CharField(_("policy"), max_length=200, unique=True)
     stop = models.CharField(_("stop"), max_length=10, choices=Stop.choices, default=Stop.NONE, blank=True)
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
@@ -56,7 +65,7 @@ class PolicyControl(models.Model):
         return f"{self.policy}: {self.get_stop_display()}"
 
 
-class PolicyChange(models.Model):
+class PolicyChange(_Record):
     """One change of a policy by an operator: who, when, what and why.
 
     A change that moves pending rows stores its progress here, in the transaction that moves them. So a process that
@@ -73,7 +82,6 @@ class PolicyChange(models.Model):
         SHADOW = "shadow", _("shadow mode changed")
         RETIRED = "retired", _("retired")
 
-    id = models.BigAutoField(primary_key=True)
     policy = models.CharField(_("policy"), max_length=200)
     what = models.CharField(_("what"), max_length=10, choices=What.choices)
     at = models.DateTimeField(_("at"))
@@ -105,10 +113,9 @@ class PolicyChange(models.Model):
         return f"{self.policy}: {self.get_what_display()}"
 
 
-class PolicySync(models.Model):
+class PolicySync(_Record):
     """How far the sync of one automatic policy has come. One worker at a time claims all rows and continues."""
 
-    id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200, unique=True)
     oldest_label = models.CharField(max_length=200)
     """That of the policy when a worker first met this label: see `ledger.declarations.wrong_names`."""
@@ -133,9 +140,6 @@ class PolicySync(models.Model):
     confirmed_at: Field[Any, Any] = models.DateTimeField(null=True, default=None)
     """When a worker has last confirmed that the first of them is its own."""
 
-    class Meta:
-        default_permissions = ()
-
     def __str__(self) -> str:
         return self.policy
 
@@ -150,16 +154,14 @@ class PolicySync(models.Model):
         return self.began_at is not None and (self.finished_at is None or self.finished_at < self.began_at)
 
 
-class PolicyMeter(models.Model):
+class PolicyMeter(_Record):
     """A counter of one policy that all workers share, such as that of its brake."""
 
-    id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)
     name = models.CharField(max_length=10)
     state = models.JSONField(default=dict)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(_Record.Meta):
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(fields=["policy", "name"], name="delayq_one_meter"),
         ]
@@ -168,19 +170,17 @@ class PolicyMeter(models.Model):
         return f"{self.policy}: {self.name}"
 
 
-class RateShare(models.Model):
+class RateShare(_Record):
     """When the next slot of a policy with a rate is free, or that of one value by which it counts. Deleted when it is.
 
     Or of one value of `batch_by`: a firing locks the row, so that no other one fires timeouts of the value meanwhile.
     """
 
-    id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)
     share = models.CharField(max_length=64)
     free_at = models.DateTimeField()
 
-    class Meta:
-        default_permissions = ()
+    class Meta(_Record.Meta):
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(fields=["policy", "share"], name="delayq_one_share"),
         ]
@@ -189,13 +189,12 @@ class RateShare(models.Model):
         return f"{self.policy}: {self.share}"
 
 
-class UnfinishedRun(models.Model):
+class UnfinishedRun(_Record):
     """How far an operation has come that would change rows a second time if it were repeated. Deleted at its end.
 
     Each page of rows advances it in the transaction that changes them: see `operations.runner`.
     """
 
-    id = models.BigAutoField(primary_key=True)
     verb = models.CharField(max_length=20)
     digest = models.CharField(max_length=64, unique=True)
     """Of the operation, its arguments and the statement that selects its rows."""
@@ -207,20 +206,16 @@ class UnfinishedRun(models.Model):
     """The ids of the last row that was examined, and of the newest row at the beginning."""
     changed = models.PositiveBigIntegerField(default=0)
 
-    class Meta:
-        default_permissions = ()
-
     def __str__(self) -> str:
         return f"{self.verb} by {self.by}"
 
 
-class StoredAnswer(models.Model):
+class StoredAnswer(_Record):
     """The answer to a REST request with an `Idempotency-Key`, so that its repetition changes nothing.
 
     Deleted when it is older than `answers.KEPT`: see `ledger.answers`.
     """
 
-    id = models.BigAutoField(primary_key=True)
     digest = models.CharField(max_length=32, unique=True)
     """Of the user and the key of the request."""
     request = models.CharField(max_length=32)
@@ -233,21 +228,17 @@ class StoredAnswer(models.Model):
     """The row that `body` shows as `timeout`, so that it can be emptied there, too."""
     at = models.DateTimeField(db_index=True)
 
-    class Meta:
-        default_permissions = ()
-
     def __str__(self) -> str:
         return self.digest
 
 
-class PolicyDay(models.Model):
+class PolicyDay(_Record):
     """How the rounds have ended that were settled on one day, by label: see `ledger.rollups`.
 
     Of rows that were deleted, or of those that the ledger still has. Of these, the row with an empty `policy` states
     until when the day is counted; a label without a row has settled nothing.
     """
 
-    id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)
     day: Field[Any, Any] = models.DateField()
     """In the time zone `zone`: `TIME_ZONE` when it was counted."""
@@ -269,8 +260,7 @@ class PolicyDay(models.Model):
     """Histograms: how late the rounds fired, and how long those that ended in time took."""
     waits: Field[Any, Any] = models.JSONField(default=dict)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(_Record.Meta):
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(fields=["policy", "day", "is_deleted"], name="delayq_one_day"),
         ]
@@ -279,23 +269,19 @@ class PolicyDay(models.Model):
         return f"{self.policy}: {self.day}"
 
 
-class ClockAdvance(models.Model):
+class ClockAdvance(_Record):
     """A duration that has passed for the timeouts of a staging installation: see `ledger.advances`."""
 
-    id = models.BigAutoField(primary_key=True)
     at: Field[datetime, datetime] = models.DateTimeField()
     length: Field[timedelta, timedelta] = models.DurationField()
     by = models.CharField(max_length=150)
     reason = models.CharField(max_length=255, default="", blank=True)
 
-    class Meta:
-        default_permissions = ()
-
     def __str__(self) -> str:
         return f"{duration_text(self.length)} by {self.by}"
 
 
-class Installation(models.Model):
+class Installation(_Record):
     """The name of the installation that this ledger belongs to: the setting `INSTALLATION` of the first worker.
 
     At most one row. A copy of the database has the same name, so workers of another installation refuse it.
@@ -304,9 +290,6 @@ class Installation(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     name = models.CharField(max_length=100)
     since_at = models.DateTimeField()
-
-    class Meta:
-        default_permissions = ()
 
     def __str__(self) -> str:
         return self.name

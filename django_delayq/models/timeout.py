@@ -247,7 +247,7 @@ class Timeout(models.Model):
             ("cancel_timeout", _("Can cancel timeouts")),
             ("fire_timeout", _("Can have timeouts fired now")),
             ("postpone_timeout", _("Can postpone timeouts")),
-            ("hold_timeout", _("Can stop and resume the clocks of timeouts")),
+            ("hold_timeout", _("Can hold, pause and resume timeouts")),
             ("retry_timeout", _("Can retry dead timeouts")),
             ("refire_timeout", _("Can fire settled timeouts again")),
             ("schedule_timeout", _("Can schedule timeouts for objects")),

@@ -255,15 +255,15 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         permission="hold_timeout",
         parameters=(UNTIL,),
         states=frozenset({State.PENDING, State.HELD}),
-        button=ngettext_lazy("Stop the clock of the timeout", "Stop the clocks of {n} timeouts"),
-        action=_("Stop the clocks of selected timeouts"),
-        on_objects=_("Stop the clocks of their timeouts"),
-        question=_("Stop the clocks of these timeouts?"),
+        button=ngettext_lazy("Hold the timeout", "Hold {n} timeouts"),
+        action=_("Hold selected timeouts"),
+        on_objects=_("Hold their timeouts"),
+        question=_("Hold these timeouts?"),
         explanation=_(
             "They do not fire, and keep the rest of their time. When a clock runs again, the deadline is so much "
             "later than that time."
         ),
-        done=ngettext_lazy("The clock of {n} timeout is stopped.", "The clocks of {n} timeouts are stopped."),
+        done=ngettext_lazy("{n} timeout is on hold.", "{n} timeouts are on hold."),
     ),
     Operation(
         name="pause_timeout",
@@ -287,15 +287,15 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         permission="hold_timeout",
         will=ngettext_lazy("{n} timeout will be resumed.", "{n} timeouts will be resumed."),
         states=frozenset({State.HELD}),
-        button=ngettext_lazy("Let the clock of the timeout run", "Let the clocks of {n} timeouts run"),
-        action=_("Let the clocks of selected timeouts run"),
-        on_objects=_("Let the clocks of their timeouts run"),
-        question=_("Let the clocks of these timeouts run again?"),
+        button=ngettext_lazy("Resume the timeout", "Resume {n} timeouts"),
+        action=_("Resume selected timeouts"),
+        on_objects=_("Resume their timeouts"),
+        question=_("Resume these timeouts?"),
         explanation=_(
             "Each deadline is as far away as it was when the clock was stopped; one that was paused has stayed where "
             "it was. A clock that the condition of the policy stops stays stopped until that does not hold."
         ),
-        done=ngettext_lazy("The hold of {n} timeout has ended.", "The holds of {n} timeouts have ended."),
+        done=ngettext_lazy("{n} timeout was resumed.", "{n} timeouts were resumed."),
     ),
     Operation(
         name="retry",

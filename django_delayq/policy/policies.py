@@ -21,15 +21,14 @@ from django_delayq.times.clock import aware, check_awareness, fitting, shifted, 
 from django_delayq.times.lengths import (
     OwnTime,
     as_length,
+    as_span,
     end_of,
     is_negative,
-    is_relativedelta,
     is_span,
     length_text,
     needs_object,
     relations_of,
     resized,
-    wrapped,
 )
 from django_delayq.times.paths import field_at, found_at, relations_on, stored_type
 from django_delayq.times.spans import Length, resolved
@@ -96,8 +95,7 @@ class TimeoutPolicy(HasPlan, Generic[M]):
         # Complete the given values; afterwards the policy is frozen.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
         for option in ("after", "grace"):
-            if is_relativedelta(getattr(self, option)):
-                object.__setattr__(self, option, wrapped(getattr(self, option)))
+            object.__setattr__(self, option, as_span(getattr(self, option)))
         for option in ("aliases", "search", "silenced_checks"):
             given = getattr(self, option)
             is_several = isinstance(given, Iterable) and not isinstance(given, str)

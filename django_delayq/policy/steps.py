@@ -97,10 +97,8 @@ class Course(NamedTuple):
 def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[Step], grace: Length | None) -> Step:
     """Return the step of `given`, the arguments of `TimeoutPolicy.step`. Raises PolicyError."""
     name = given["name"] or getattr(handler, "__name__", "")
-    for option in ("offset", "every"):
-        if lengths.is_relativedelta(given[option]):
-            given = {**given, option: lengths.wrapped(given[option])}
-    step = Step(**{**given, "name": name, "handler": handler})
+    spans = {option: lengths.as_span(given[option]) for option in ("offset", "every")}
+    step = Step(**{**given, **spans, "name": name, "handler": handler})
     for wrong, message in (*_faults(step, others), *_faults_of_times(step, grace)):
         if wrong:
             raise PolicyError(f"Step {name!r} of {label}: {message}")

@@ -204,21 +204,15 @@ class _Template(Func):
 
 
 class _Literal(Func):
-    """A string in the SQL itself, because with a parameter SQLite would not use a partial index."""
+    """A string, or another `template`, in the SQL itself: with a parameter SQLite would not use a partial index."""
 
     template, arity, output_field = "'%(text)s'", 0, models.CharField()
-
-
-class _Zero(Func):
-    """The number 0 in the SQL itself, for the same reason."""
-
-    template, arity, output_field = "0", 0, models.IntegerField()
 
 
 HAS_KEY = Q(key__gt=_Literal(text=""))
 HAS_SHARE = Q(share__gt=_Literal(text=""))
 HAS_OWN_QUEUE = ~Q(queue=_Literal(text="default"))
-HAS_FAILED = Q(attempts__gt=_Zero())
+HAS_FAILED = Q(attempts__gt=_Literal(template="0", output_field=models.IntegerField()))
 HAS_END_OF_HOLD = Q(held_until__isnull=False)
 
 

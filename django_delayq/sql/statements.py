@@ -83,21 +83,15 @@ class Param(Expression):
         return "%s", (self,)
 
 
-def _ledger() -> Any:
-    """Return the fields of the ledger's model, which is above this room."""
-    return apps.get_model("django_delayq", "Timeout")._meta
-
-
-def param(name: str) -> Param:
-    """Return the parameter for a column of the ledger."""
-    field: Any = _ledger().get_field(name)
-    return Param(field)
+def param(name: str, index: int | None = None) -> Param:
+    """Return the parameter for a column of the ledger, whose model is above this room; see `Param`."""
+    field: Any = apps.get_model("django_delayq", "Timeout")._meta.get_field(name)
+    return Param(field, name, index)
 
 
 def params(name: str, count: int) -> list[Any]:
     """Return parameters for a sequence of so many values of one column of the ledger."""
-    field: Any = _ledger().get_field(name)
-    return [Param(field, name, index) for index in range(count)]
+    return [param(name, index) for index in range(count)]
 
 
 def padded(values: Collection[T]) -> list[T]:

@@ -1,19 +1,20 @@
 """Working calendars: when somewhere is open, and which days are working days. Imports no Django.
 
 `Calendar` is what spans need from a calendar, also from one of another package. `WorkingHours` is the built-in one:
-windows of local wall time for each day of the week, and holidays.
+windows of local wall time for each day of the week, holidays, and special days with windows of their own.
 
 All results are aware datetimes in UTC. An instant is open if its local wall time is within a window of its day, or
 within a window of the day before that crosses midnight. So a window can be open twice, or not at all, on a day on which
-the clocks change. The windows of a date are computed once; whether it is a holiday is asked each time, because holidays
-are data that may change.
+the clocks change. The windows of a date are computed once; whether it is a holiday or a special day is asked each time,
+because these are data that may change.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import groupby, pairwise
@@ -37,6 +38,8 @@ Window = tuple[int, int]
 Week = tuple[tuple[Window, ...], ...]
 Piece = tuple[datetime, datetime]
 """An opening and the closing after it, in UTC."""
+Hours = str | Sequence[str] | None
+"""The windows of one day as they are given; None: it is closed."""
 
 
 class Calendar(Protocol):
@@ -72,11 +75,11 @@ def is_calendar(value: object) -> TypeGuard[Calendar]:
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class WorkingHours:
     """A calendar of weekly opening hours in one time zone, without holidays.
 
-    Two are equal if zone and hours are, and if their holidays are the same object.
+    Two are equal if zone and hours are, and if their holidays and special days are the same objects.
 
     Args:
         zone: an IANA name, such as "Europe/Berlin", or a tzinfo.
@@ -85,27 +88,39 @@ class WorkingHours:
             day on which it begins, also concerning holidays. "00:00-24:00" is a whole day.
         holidays: dates on which no window begins: a container of dates, such as `holidays.Germany()` of the package
             `holidays`, or a callable from a date to a bool. It is asked each time.
+        special: the windows of single days, which count instead of those of the week, also on a holiday; None: that day
+            is closed. A mapping of dates: {date(2026, 12, 24): "09:00-13:00", date(2026, 12, 31): None}, or a callable
+            from a date, which raises KeyError for a day that is not special. It is asked each time. Where a window that
+            crosses midnight overlaps one of the next day, that time counts once.
 
     Raises:
         TypeError, ValueError: an argument of another type; an unknown zone or day; a day that is named twice; windows
-            that are empty or overlap.
+            that are empty or overlap. What a callable returns is checked when it is asked.
     """
 
     zone: tzinfo
     week: Week
-    holidays: Container[date] | Callable[[date], bool]
-    _is_holiday: Callable[[date], bool]
+    holidays: Container[date] | Callable[[date], bool] = field(compare=False)
+    special: Mapping[date, Hours] | Callable[[date], Hours] | None = field(compare=False)
+    _is_holiday: Callable[[date], bool] = field(hash=False)
+    _special_hours: Callable[[date], Hours] | None = field(hash=False)
 
     def __init__(
         self,
         zone: str | tzinfo,
         hours: Mapping[str, str | Sequence[str]],
         holidays: Container[date] | Callable[[date], bool] = (),
+        special: Mapping[date, Hours] | Callable[[date], Hours] | None = None,
     ) -> None:
         object.__setattr__(self, "zone", parse_zone(zone))
         object.__setattr__(self, "week", _parse_week(hours))
         object.__setattr__(self, "holidays", holidays)
-        object.__setattr__(self, "_is_holiday", _parse_holidays(holidays))
+        object.__setattr__(self, "_is_holiday", _asked("holidays", holidays, Container, "__contains__"))
+        object.__setattr__(self, "special", special)
+        hours_of = None if special is None else _asked("special", special, Mapping, "__getitem__")
+        object.__setattr__(self, "_special_hours", hours_of)
+        for day in special if isinstance(special, dict) else ():
+            self._windows(day)  # refuses wrong ones now, not for the first object
 
     def add(self, start: datetime, seconds: float) -> datetime:
         """Return the end of `seconds` of open time from `start`, as `Calendar.add` describes.
@@ -144,25 +159,30 @@ class WorkingHours:
     def nth_day(self, day: date, n: int) -> date:
         """Return the n-th working day after (negative: before) `day`; 0: `day`, or else the next one.
 
-        A working day is one on which a window begins and which is not a holiday.
+        A working day is one on which a window begins: neither a holiday nor a special day that is closed.
 
         Raises:
             InvalidDelay: there is no working day for a year.
         """
         if n == 0:
-            return day if self._is_working(day) else self.nth_day(day, 1)
+            return day if self._windows(day) else self.nth_day(day, 1)
         step = _DAY if n > 0 else -_DAY
         for _ in range(abs(n)):
             for _ in range(MAX_CLOSED_DAYS):
                 day += step
-                if self._is_working(day):
+                if self._windows(day):
                     break
             else:
                 raise self._never_open(day)
         return day
 
-    def _is_working(self, day: date) -> bool:
-        return bool(self.week[day.weekday()]) and not self._is_holiday(day)
+    def _windows(self, day: date) -> tuple[Window, ...]:
+        """Return the windows that begin on `day`."""
+        if self._special_hours is not None:
+            with suppress(KeyError):
+                return _parse_windows(str(day), () if (hours := self._special_hours(day)) is None else hours)
+        windows = self.week[day.weekday()]
+        return windows if windows and not self._is_holiday(day) else ()
 
     def _pieces(self, start: datetime, step: int, days: int | None = None) -> Iterator[Piece]:
         """Yield the pieces around and after `start` in order; with step -1: before it, the latest first.
@@ -174,10 +194,10 @@ class WorkingHours:
         held: tuple[Piece, ...] = ()  # until it is certain that none of the next day is before them
         closed = 0
         for _ in range(MAX_SEARCHED_DAYS if days is None else days):
-            windows = self.week[day.weekday()]
-            found = _pieces_of(self.zone, windows, day) if windows and not self._is_holiday(day) else ()
+            found = _pieces_of(self.zone, self._windows(day), day)
             if held and found and held[0][0] < found[-1][1] and found[0][0] < held[-1][1]:
-                held = tuple(sorted(held + found))  # the clocks went back after midnight, into the windows of a day
+                # The clocks went back after midnight, into the windows of a day, or a special day has other windows.
+                held = _united(held + found)
             else:
                 yield from held[::step]
                 held = found
@@ -189,16 +209,8 @@ class WorkingHours:
 
     def _never_open(self, day: date) -> InvalidDelay:
         return InvalidDelay(
-            f"The calendar {self} is closed for {MAX_CLOSED_DAYS} days up to {day}: check its holidays."
+            f"The calendar {self} is closed for {MAX_CLOSED_DAYS} days up to {day}: check holidays and special days."
         )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, WorkingHours):
-            return NotImplemented
-        return (self.zone, self.week) == (other.zone, other.week) and self.holidays is other.holidays
-
-    def __hash__(self) -> int:
-        return hash((self.zone, self.week))
 
     @property
     def text(self) -> str:
@@ -235,6 +247,17 @@ def _pieces_of(zone: tzinfo, windows: tuple[Window, ...], day: date) -> tuple[Pi
         pieces.append((_utc(begin - before), min(_utc(end - before), change)))
         pieces.append((max(_utc(begin - after), change), _utc(end - after)))
     return tuple(sorted(piece for piece in pieces if piece[0] < piece[1]))
+
+
+def _united(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """Return the pieces, sorted; those that overlap as one."""
+    found = list[Piece]()
+    for opening, closing in sorted(pieces):
+        if found and opening < found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], closing)
+        else:
+            found.append((opening, closing))
+    return tuple(found)
 
 
 def instant_of(wall: datetime, zone: tzinfo) -> datetime:
@@ -294,16 +317,18 @@ def parse_zone(value: Any) -> tzinfo:
     return value
 
 
-def _parse_holidays(value: Any) -> Callable[[date], bool]:
-    if isinstance(value, list | tuple | set | frozenset):
-        for day in value:
-            if not isinstance(day, date) or isinstance(day, datetime):
-                raise TypeError(f"holidays must contain dates, not {day!r}.")
-    if hasattr(value, "__contains__") and not isinstance(value, str | type):
-        return value.__contains__  # type: ignore[no-any-return]
-    if callable(value) and not isinstance(value, type):
-        return value  # type: ignore[no-any-return]
-    raise TypeError(f"holidays must be a container of dates, or a callable from a date to a bool, not {value!r}.")
+def _asked(name: str, value: Any, kind: type, method: str) -> Callable[[date], Any]:
+    """Return the function of a date by which `value` is asked: its `method` if it is of `kind`, else it is a callable.
+
+    Raises TypeError for a value of another type, or if it contains anything else than dates.
+    """
+    for day in value if isinstance(value, list | tuple | set | frozenset | dict) else ():
+        if not isinstance(day, date) or isinstance(day, datetime):
+            raise TypeError(f"{name} must contain dates, not {day!r}.")
+    ask = getattr(value, method) if isinstance(value, kind) else value
+    if isinstance(value, str | type) or not callable(ask):
+        raise TypeError(f"{name} must be a {kind.__name__.lower()} of dates, or a callable from a date, not {value!r}.")
+    return ask  # type: ignore[no-any-return]
 
 
 def _parse_week(hours: Any) -> Week:
@@ -312,9 +337,9 @@ def _parse_week(hours: Any) -> Week:
         raise TypeError(f"hours must be a mapping of days to windows, not {hours!r}. {example}")
     week: dict[int, tuple[Window, ...]] = {}
     for days, given in hours.items():
-        if not isinstance(days, str) or not isinstance(given, str | Sequence):
+        if not isinstance(days, str):
             raise TypeError(f"hours must map days to windows, not {days!r} to {given!r}. {example}")
-        windows = tuple(sorted(map(_parse_window, [given] if isinstance(given, str) else given)))
+        windows = _parse_windows(days, given)
         if not windows:
             raise ValueError(f"hours has no windows for {days!r}: leave out days that are closed.")
         for weekday in _parse_days(days):
@@ -323,20 +348,26 @@ def _parse_week(hours: Any) -> Week:
             week[weekday] = windows
     if not week:
         raise ValueError(f"hours is empty, so the calendar would never be open. {example}")
-    return _without_overlaps(tuple(week.get(weekday, ()) for weekday in range(7)))
+    for weekday, windows in week.items():
+        later = [(begin + _MIDNIGHT, end + _MIDNIGHT) for begin, end in week.get((weekday + 1) % 7, ())[:1]]
+        _refuse_overlaps(_DAYS[weekday], [*windows, *later])
+    return tuple(week.get(weekday, ()) for weekday in range(7))
 
 
-def _without_overlaps(week: Week) -> Week:
-    for weekday, windows in enumerate(week):
-        following = week[(weekday + 1) % 7][:1]
-        later = [(begin + _MIDNIGHT, end + _MIDNIGHT) for begin, end in following]
-        for one, other in pairwise([*windows, *later]):
-            if one[1] > other[0]:
-                raise ValueError(
-                    f"The windows {_window_text(one)} of {_DAYS[weekday]} and {_window_text(other)} overlap: "
-                    "an hour would count twice."
-                )
-    return week
+def _parse_windows(day: str, given: Any) -> tuple[Window, ...]:
+    """Return the windows of a day, sorted. Raises TypeError or ValueError."""
+    if not isinstance(given, str | Sequence):
+        raise TypeError(f'{day} must have windows, such as "09:00-17:00", not {given!r}.')
+    windows = sorted(map(_parse_window, [given] if isinstance(given, str) else given))
+    _refuse_overlaps(day, windows)
+    return tuple(windows)
+
+
+def _refuse_overlaps(day: str, windows: Sequence[Window]) -> None:
+    for one, other in pairwise(windows):
+        if one[1] > other[0]:
+            texts = f"{_window_text(one)} of {day} and {_window_text(other)}"
+            raise ValueError(f"The windows {texts} overlap: an hour would count twice.")
 
 
 def _parse_days(text: str) -> Iterator[int]:

@@ -20,7 +20,7 @@ from django_delayq.times import clock
 from django_delayq.times.calendars import Calendar
 from django_delayq.times.clock import check_moment, shifted
 from django_delayq.times.paths import relations_on
-from django_delayq.times.spans import SAMPLE, BuiltIn, Length, Relative, Span, Working, fitting_end, in_utc
+from django_delayq.times.spans import SAMPLE, BuiltIn, Length, Relative, Working, fitting_end, in_utc
 
 UNIT_LABELS = {
     "d": gettext_lazy("{n} d"),
@@ -44,17 +44,10 @@ _LENGTH_TEXT = re.compile(r"(.*?)((?:,? ?\bat |, ).*)?", re.DOTALL)
 
 def as_length(value: Any, name: str) -> Length:
     """Return `value` if it is a timedelta or a span, and a relativedelta as a span. Otherwise raise InvalidDelay."""
-    if is_relativedelta(value):
-        return wrapped(value)
-    if isinstance(value, timedelta) or is_span(value):
-        return value  # type: ignore[no-any-return]
+    length = as_span(value)
+    if isinstance(length, timedelta) or is_span(length):
+        return length  # type: ignore[no-any-return]
     raise InvalidDelay(f"{name} must be a timedelta, a span such as Working(...) or a relativedelta, not {value!r}.")
-
-
-def is_relativedelta(value: Any) -> bool:
-    """Return whether `value` is a relativedelta. dateutil is not imported: without it there is none."""
-    dateutil = sys.modules.get("dateutil.relativedelta")
-    return dateutil is not None and isinstance(value, dateutil.relativedelta)
 
 
 def is_span(value: Any) -> bool:
@@ -62,8 +55,15 @@ def is_span(value: Any) -> bool:
     return callable(getattr(value, "end", None)) and not isinstance(value, type)
 
 
-def wrapped(value: Any) -> Span:
-    """Return the relativedelta `value` as a span. Raises InvalidDelay if it leads to no datetime (`hour=25`)."""
+def as_span(value: Any) -> Any:
+    """Return a relativedelta as a span, and any other value as it is.
+
+    dateutil is not imported: without it there is no relativedelta. Raises InvalidDelay if one leads to no datetime
+    (`hour=25`).
+    """
+    dateutil = sys.modules.get("dateutil.relativedelta")
+    if dateutil is None or not isinstance(value, dateutil.relativedelta):
+        return value
     try:
         SAMPLE + value
     except (ValueError, OverflowError) as error:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # staging: 650 lines, six modules, an import at the start. Reports and what-if: 320 lines of the core, 600 of the edges
 # and monitoring, and six modules.
 SOURCES = {
-    "code lines of the core": (17_190, 9_500),
+    "code lines of the core": (17_180, 9_500),
     "code lines of the edges": (9_100, 4_900),
     "modules": (220, 120),
     "longest chain of imports": (21, 18),
@@ -52,7 +52,7 @@ SOURCES = {
 # to `rounds`.
 ROOMS = {
     ("root",): (1_040, 700),
-    ("models", "policy", "sql", "times"): (3_510, 1_580),
+    ("models", "policy", "sql", "times"): (3_500, 1_580),
     ("scheduling",): (1_060, 740),
     ("arming",): (1_800, 830),
     ("ledger",): (3_220, 1_900),

@@ -85,6 +85,14 @@ def test_every_column_for_users_is_documented_and_exists() -> None:
     assert documented == columns | {"errors", "is_computed"}
 
 
+def test_pausing_holding_and_resuming_have_one_word_in_docs_and_on_buttons() -> None:
+    buttons = {name: each.button_for() for name, each in OPERATIONS.items()}
+    shown = {code(row[0])[0]: row[5] for row in read(DOCS / "operating.md").table("name", "acts on") if row[5]}
+    assert shown == {name: buttons[name] for name in buttons if re.match("pause|hold|resume", name)}
+    verbs = {name.partition("_")[0].title() for name in shown}
+    assert {text.partition(" ")[0] for text in shown.values()} == verbs
+
+
 def test_every_public_name_is_documented() -> None:
     assert set(django_delayq.__all__) - names_in_code() == set()
 

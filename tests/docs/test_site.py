@@ -25,7 +25,7 @@ EIGHT = (
     *("how-to/steps", "how-to/digest", "races", "how-to/deploy"),
 )
 GENERATED = {"docs/reference.md", "docs/benchmarks.md"}
-MOST_WORDS = {"index": 400, "eight pages": 4_500, "all pages": 40_000}
+MOST_WORDS = {"index": 310, "races": 700, "eight pages": 4_000, "all pages": 40_000}
 """How many words of prose there may be. Lower a number when the pages have become shorter, and never raise one."""
 
 
@@ -36,7 +36,8 @@ def words(page: str) -> int:
 
 def test_the_docs_are_read_in_one_evening() -> None:
     every = {page.name for page in pages() if page.name.startswith("docs/")} - GENERATED
-    parts = {"index": ["docs/index.md"], "eight pages": [f"docs/{name}.md" for name in EIGHT], "all pages": every}
+    eight = [f"docs/{name}.md" for name in EIGHT]
+    parts = {"index": ["docs/index.md"], "races": ["docs/races.md"], "eight pages": eight, "all pages": every}
     counted = {what: sum(map(words, names)) for what, names in parts.items()}
     assert {what: number for what, number in counted.items() if number > MOST_WORDS[what]} == {}
 

@@ -6,7 +6,7 @@ Each `type: ignore` marks a mistake that must be found: strict mypy complains ab
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, assert_type
 
 from django.db.models import Q, QuerySet
@@ -102,7 +102,9 @@ def declarations() -> None:
     get_policy((Order, "cancel_unpaid"))
     get_policies()
     timeout_policy(Order, when=Q(), since=None, silenced_checks="W001", limits=Limits(total=timedelta(hours=1)))
-    office = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"})
+    special = {date(2026, 12, 24): "09:00-13:00", date(2026, 12, 31): None}
+    office = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=special)
+    WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=lambda day: special[day])
     timeout_policy(Order, after=Working(hours=4, calendar=office), since="paid_at", when=Q(), hold_when=Q(status="x"))
     timeout_policy(Order, after=Wall(months=1, at="08:00", zone="shop__zone"), within=lambda order: office)
     timeout_policy(Order, after=lambda order: Wall(days=1), late=Late(Working(hours=1, calendar="shop__calendar")))

@@ -6,7 +6,7 @@ change their clocks, and windows begin and end, at whole minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
@@ -65,6 +65,7 @@ class Case:
     middle: datetime
     week: tuple[tuple[tuple[int, int], ...], ...]  # windows of each weekday; one that crosses midnight ends before it
     holidays: frozenset[date]
+    special: Mapping[date, tuple[tuple[int, int], ...]]
     is_callable: bool
     start: datetime
 
@@ -73,10 +74,13 @@ class Case:
         hours = {
             day: [window_text(*w) for w in windows] for day, windows in zip(DAYS, self.week, strict=True) if windows
         }
-        return WorkingHours(self.zone, hours, self.holidays.__contains__ if self.is_callable else self.holidays)
+        special = {day: [window_text(*w) for w in windows] or None for day, windows in self.special.items()}
+        if self.is_callable:
+            return WorkingHours(self.zone, hours, self.holidays.__contains__, special.__getitem__)
+        return WorkingHours(self.zone, hours, self.holidays, special)
 
     def begins_on(self, day: date) -> tuple[tuple[int, int], ...]:
-        return () if day in self.holidays else self.week[day.weekday()]
+        return self.special.get(day, () if day in self.holidays else self.week[day.weekday()])
 
     def open_minutes(self) -> list[bool]:
         """Return which minutes are open, from `middle - REACH` on."""
@@ -165,8 +169,10 @@ def cases(draw: st.DrawFn) -> Case:
         week = tuple(days[0] or days[1] for _ in pattern)
     offsets = draw(st.sets(st.integers(-4, 4), max_size=3))
     holidays = frozenset(middle.date() + offset * DAY for offset in offsets)
+    alone = st.one_of(windows(0), st.just(()), st.sampled_from([((1320, 360),), ((600, 1080), (1200, 540))]))
+    special = {middle.date() + DAY * at: draw(alone) for at in draw(st.sets(st.integers(-3, 3), max_size=3))}
     seconds = draw(st.one_of(st.integers(-300, 300).map(lambda fives: 300 * fives), st.integers(-200_000, 200_000)))
-    return Case(zone, middle, week, holidays, draw(st.booleans()), middle + timedelta(seconds=seconds))
+    return Case(zone, middle, week, holidays, special, draw(st.booleans()), middle + timedelta(seconds=seconds))
 
 
 def around(case: Case) -> Iterator[date]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -25,6 +25,11 @@ HOUR = 3600
 GERMANY = holidays.country_holidays("DE")
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays=GERMANY)
 NIGHT = WorkingHours("Europe/Berlin", {"mon-fri": "22:00-06:00"})
+SPECIAL = {
+    date(2026, 12, 24): "09:00-13:00",
+    date(2026, 12, 26): ("10:00-12:00", "13:00-14:00"),
+    date(2026, 12, 28): None,
+}
 many = examples(1000)
 
 
@@ -119,33 +124,67 @@ def test_the_text_groups_days_with_the_same_hours() -> None:
     assert repr(both) == f"<WorkingHours {both.text}>"
 
 
-def test_calendars_are_compared_by_zone_and_hours_and_the_identity_of_holidays() -> None:
+def test_calendars_are_compared_by_zone_and_hours_and_the_identity_of_holidays_and_special_days() -> None:
     hours, free = {"mon": "09:00-17:00"}, {date(2026, 1, 1)}
     assert WorkingHours("Europe/Berlin", hours) == WorkingHours(BERLIN, {"mon": ["09:00-17:00"]})
     assert len({WorkingHours("Europe/Berlin", hours), WorkingHours(BERLIN, hours)}) == 1
     assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Paris", hours)
     assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Berlin", {"tue": "09:00-17:00"})
     assert WorkingHours("UTC", hours, free) == WorkingHours("UTC", hours, free) != WorkingHours("UTC", hours, {*free})
-    assert WorkingHours("UTC", hours) != "UTC"
+    short = WorkingHours("UTC", hours, special=SPECIAL)
+    assert WorkingHours("UTC", hours) != short == WorkingHours("UTC", hours, special=SPECIAL)
+    assert short != WorkingHours("UTC", hours, special={**SPECIAL})
+    assert WorkingHours("UTC", hours) != "UTC"  # type: ignore[comparison-overlap]
 
 
 def test_a_calendar_is_frozen_and_can_be_copied() -> None:
     with pytest.raises(AttributeError):
         OFFICE.zone = UTC  # type: ignore[misc]
     start = berlin(2026, 12, 24, 16)
-    for other in (copy.copy(OFFICE), copy.deepcopy(OFFICE), pickle.loads(pickle.dumps(OFFICE))):
-        assert other.text == OFFICE.text
-        assert other.add(start, 7200) == OFFICE.add(start, 7200)
+    for one in (OFFICE, WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=SPECIAL)):
+        for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+            assert other.text == one.text
+            assert other.add(start, 7200) == one.add(start, 7200)
 
 
-def test_holidays_are_asked_each_time() -> None:
-    free: list[date] = []
-    calendar = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, holidays=free)
-    thursday = datetime(2026, 11, 5, tzinfo=UTC)
+def test_holidays_and_special_days_are_asked_each_time() -> None:
+    free, special = list[date](), dict[date, str | None]()
+    calendar = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, free, special)
+    thursday, wednesday = datetime(2026, 11, 5, tzinfo=UTC), date(2026, 11, 4)
     assert calendar.next_open(thursday).day == 5
     free.append(date(2026, 11, 5))
     assert calendar.next_open(thursday).day == 6
-    assert calendar.nth_day(date(2026, 11, 4), 1) == date(2026, 11, 6)
+    assert calendar.nth_day(wednesday, 1) == date(2026, 11, 6)
+    special[date(2026, 11, 5)] = "11:00-12:00"
+    assert calendar.next_open(thursday) == datetime(2026, 11, 5, 11, tzinfo=UTC)
+    assert calendar.nth_day(wednesday, 1) == date(2026, 11, 5)
+
+
+@pytest.mark.parametrize("special", [SPECIAL, SPECIAL.__getitem__])
+def test_special_days_have_hours_of_their_own_also_on_a_weekend_and_a_holiday(special: Any) -> None:
+    office = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, holidays=GERMANY, special=special)
+    ends = [minutes_of(office.add(berlin(2026, 12, 24, 9), hours * HOUR)) for hours in (4, 5, 7, 8)]
+    assert ends == ["Thu 24 Dec 13:00", "Sat 26 Dec 11:00", "Sat 26 Dec 14:00", "Tue 29 Dec 10:00"]
+    assert [office.nth_day(date(2026, 12, 23), n).day for n in (1, 2, 3)] == [24, 26, 29]
+    assert office.between(berlin(2026, 12, 24, 9), berlin(2026, 12, 29, 9)) == 7 * HOUR
+
+
+def test_time_that_is_open_by_two_windows_counts_once() -> None:
+    special = {date(2026, 11, 5): "20:00-10:00"}
+    calendar = WorkingHours("UTC", {"mon-fri": ("07:00-08:00", "09:00-12:00")}, special=special)
+    begin, end = datetime(2026, 11, 5, 20, tzinfo=UTC), datetime(2026, 11, 6, 12, tzinfo=UTC)
+    assert calendar.between(begin, end) == 16 * HOUR
+    assert calendar.add(begin, 16 * HOUR) == end
+    assert calendar.add(end, -16 * HOUR) == begin
+
+
+def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
+    answers: Iterator[Any] = iter([9, "9-12", ["10:00-12:00", "11:00-13:00"]])
+    calendar = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, special=lambda day: next(answers))
+    expected = [(TypeError, "11-04 must have windows"), (ValueError, "not a window"), (ValueError, "overlap")]
+    for error, message in expected:
+        with pytest.raises(error, match=message):
+            calendar.next_open(datetime(2026, 11, 5, tzinfo=UTC))
 
 
 def test_a_calendar_of_another_package_needs_four_methods() -> None:
@@ -166,7 +205,7 @@ def test_a_calendar_of_another_package_needs_four_methods() -> None:
 
 def after_midnight(zone: str, hours: Any, middle: datetime, minutes: int) -> Case:
     """Clocks that go back over midnight: what is open on a day is before, and after, what is open on the next."""
-    return Case(zone, middle, (hours,) * 7, frozenset(), False, middle + minutes * MINUTE)
+    return Case(zone, middle, (hours,) * 7, frozenset(), {}, False, middle + minutes * MINUTE)
 
 
 HAVANA = ("America/Havana", ((30, 360), (1320, 30)), datetime(2026, 11, 1, 5, tzinfo=UTC))
@@ -328,7 +367,7 @@ def test_hours_that_make_no_sense_are_refused(hours: dict[str, Any], message: st
     [
         (("UTC", "09:00-17:00"), "must be a mapping"),
         (("UTC", {0: "09:00-17:00"}), "must map days to windows"),
-        (("UTC", {"mon": 9}), "must map days to windows"),
+        (("UTC", {"mon": 9}), "mon must have windows"),
         (("UTC", {"mon": [(9, 17)]}), "A window is a string"),
         ((2, {"mon": "09:00-17:00"}), "A zone is an IANA name"),
         ((tz.gettz("Europe/Berlin"), {"mon": "09:00-17:00"}), "or a zoneinfo.ZoneInfo"),
@@ -336,6 +375,10 @@ def test_hours_that_make_no_sense_are_refused(hours: dict[str, Any], message: st
         (("UTC", {"mon": "09:00-17:00"}, None), "holidays must be a container of dates"),
         (("UTC", {"mon": "09:00-17:00"}, ["2026-01-01"]), "holidays must contain dates, not '2026-01-01'"),
         (("UTC", {"mon": "09:00-17:00"}, {datetime(2026, 1, 1, tzinfo=UTC)}), "holidays must contain dates"),
+        (("UTC", {"mon": "09:00-17:00"}, (), "2026-01-01"), "special must be a mapping of dates"),
+        (("UTC", {"mon": "09:00-17:00"}, (), {"2026-01-01": None}), "special must contain dates, not '2026"),
+        (("UTC", {"mon": "09:00-17:00"}, (), [date(2026, 1, 1)]), "special must be a mapping of dates"),
+        (("UTC", {"mon": "09:00-17:00"}, (), {date(2026, 1, 1): 9}), "2026-01-01 must have windows"),
     ],
 )
 def test_arguments_of_another_type_are_refused(arguments: tuple[Any, ...], message: str) -> None:

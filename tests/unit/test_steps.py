@@ -23,7 +23,7 @@ from django_delayq.policy.steps import (
     step_of,
     with_over,
 )
-from django_delayq.times.lengths import OwnTime, wrapped
+from django_delayq.times.lengths import OwnTime, as_span
 from django_delayq.times.spans import Wall, Working
 from tests.support.examples import examples
 
@@ -69,7 +69,7 @@ def test_steps_that_would_run_with_the_handler_or_later_are_left_out() -> None:
 
 
 def relativedelta_of(days: int) -> Any:
-    return wrapped(relativedelta(days=days))
+    return as_span(relativedelta(days=days))
 
 
 def test_without_a_number_a_step_repeats_until_the_handler_acts() -> None:

@@ -237,7 +237,7 @@ def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> Non
     operations.hold(LABEL, by="somebody")
     assert address("pause") not in page(admin_client) and address("hold") in page(admin_client)
     answer = admin_client.post(address("pause"), FIELDS)
-    assert answer.status_code == 200 and "held" in answer.content.decode()
+    assert answer.status_code == 200 and "is on hold: resume it first" in answer.content.decode()
     assert state().stop == "held"
     operations.resume(LABEL, by="somebody")
     assert told(admin_client.post(address("resume"), FIELDS)) == [f"“{LABEL}” is not stopped."]

@@ -68,7 +68,7 @@ def test_all_policies_stop_but_what_is_stopped_for_longer_is_left_alone(admin_cl
     answer = admin_client.post(address("pause"), {**CONFIRMED, "policy": labels, "until": until})
     assert PolicyControl.objects.get(policy=REMIND).reason == "wrong price list"
     assert f"“{REMIND}” is left as it is, because it is stopped for longer." in told(answer)
-    assert f"{LINGER} is held: resume it first." in told(answer)
+    assert f"{LINGER} is on hold: resume it first." in told(answer)
     assert len(stops()) == len(labels)
 
 

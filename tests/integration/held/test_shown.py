@@ -64,7 +64,7 @@ def test_the_admin(row: Timeout, admin_client: Client) -> None:
     assert "delayq-held" in text
     assert "stopped, 2 h 10 min left" in text
     page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[row.pk]))
-    assert "Let the clock of the timeout run" in page.content.decode()
+    assert "Resume the timeout" in page.content.decode()
 
 
 @pytest.mark.urls("tests.integration.rest.urls")

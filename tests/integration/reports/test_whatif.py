@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -141,12 +141,17 @@ def test_it_equals_living_the_same_days_again_with_four_other_limits(shop: Decla
             assert again < fired
 
 
-def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Declare) -> None:
+SPECIAL = {date(2026, 5, 5): "09:00-11:00", date(2026, 5, 6): None, date(2026, 5, 7): ("07:00-09:00", "10:00-20:00")}
+IN_SPECIAL_DAYS = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, special=SPECIAL)
+
+
+@pytest.mark.parametrize("office", [OFFICE, IN_SPECIAL_DAYS], ids=["every week", "special days"])
+def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Declare, office: WorkingHours) -> None:
     seen = visits(60, seed=5)
-    live(shop(Working(hours=2, calendar=OFFICE)), seen)
-    answer = asked(shop(Working(hours=2, calendar=OFFICE)), 15 * MINUTE)
+    live(shop(Working(hours=2, calendar=office)), seen)
+    answer = asked(shop(Working(hours=2, calendar=office)), 15 * MINUTE)
     assert str(answer.after).startswith("0.25 working hours") or "working" in str(answer.after)
-    again = live(shop(Working(minutes=15, calendar=OFFICE)), seen)
+    again = live(shop(Working(minutes=15, calendar=office)), seen)
     assert answer.is_exact
     assert answer.would_fire == again > 0
 

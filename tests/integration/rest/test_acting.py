@@ -232,7 +232,7 @@ def test_what_does_not_fit_what_is_in_force_is_409(operator: APIClient) -> None:
     assert operator.post(f"{POLICY}hold/").status_code == 200
     again = operator.post(f"{POLICY}pause/")
     assert again.status_code == 409
-    assert "held" in again.data["detail"]
+    assert "on hold" in again.data["detail"]
     assert PolicyControl.objects.get().stop == "held"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq import Wall, Working, clock
+from django_delayq import Wall, Working, WorkingHours, clock
 from django_delayq.admin.render import followed_columns
 from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import InvalidDelay
@@ -109,18 +109,25 @@ def test_a_preview_counts_what_would_be_due_at_once(declare: Declare, team: Team
         assert fire_due() == 1
 
 
-def test_the_doctor_finds_deadlines_of_a_former_calendar(declare: Declare) -> None:
-    team = Team.objects.create(zone="Europe/Berlin", hours="09:00-17:00")
-    policy = declare(Ticket, name="answer", after=Working(hours=8, calendar="team__calendar"), **OPEN)
+@pytest.mark.parametrize(("is_special", "due"), [(False, "Wed 10:00"), (True, "Tue 14:00")], ids=["hours", "a day"])
+def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
+    declare: Declare, team: Team, is_special: bool, due: str
+) -> None:
+    special = dict[date, str]()
+    calendar = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=special.__getitem__)
+    after = Working(hours=8, calendar=calendar if is_special else "team__calendar")
+    policy = declare(Ticket, name="answer", after=after, **OPEN)
     for _ in range(3):
         opened(team)
     assert [each.level for each in delays("default")] == [20]
     Team.objects.update(hours="09:00-13:00")
+    special[date(2026, 6, 1)] = "09:00-13:00"
     found = list(delays("default"))
     assert "3 have another deadline than its calendar gives now" in found[0].msg
     assert f"delayq_replan {LABEL} --mode recompute" in str(found[0].hint)
     assert sync_policy(policy, "default").moved == 0  # a calendar moves nothing by itself
     assert change_delay(policy, None, by=BY, mode="recompute").moved == 3
+    assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
     assert [each.level for each in delays("default")] == [20]
 
 
