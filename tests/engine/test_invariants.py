@@ -192,7 +192,7 @@ def test_i12_whatever_is_sent_twice_is_done_once(any_queue: OneLine) -> None:
     assert any_queue.remove([1]) == 0
 
 
-@examples(150)
+@examples(40)
 @given(id=st.integers(1, 2**63 - 1), ms=st.integers(0, TOP_MS - 86_400_000), deliveries=st.integers(1, 17))
 @example(id=2**63 - 1, ms=TOP_MS - 86_400_000, deliveries=17)
 @example(id=1, ms=0, deliveries=1)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests import settings as test_settings
-from tests.sampling import drawn
 from tests.shop.conftest import Shop
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import random_orders
@@ -67,7 +66,7 @@ def assert_relived(shop: Shop, orders: Path, reviews: Path, limit: int | None = 
 
 
 def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
-    assert_relived(shop, *random_orders(drawn(120, 2)).write(tmp_path))
+    assert_relived(shop, *random_orders(60).write(tmp_path))
 
 
 @pytest.mark.real_orders

@@ -33,7 +33,7 @@ from tests.e2e.outages.wire import Wire
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 UseRedis = Callable[[str], Engine]
 
 

@@ -25,7 +25,7 @@ from tests.testapp.models import Order
 from tools.servers import RedisServer
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

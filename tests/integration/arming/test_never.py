@@ -18,7 +18,7 @@ from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 HOUR = timedelta(hours=1)
 BEGIN, END = datetime.min, datetime.max  # noqa: DTZ901 - in several zones

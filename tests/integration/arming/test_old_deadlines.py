@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from django_delayq import TimeoutPolicy
 
 Declare = Callable[..., "TimeoutPolicy[Any]"]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+pytestmark = [
+    pytest.mark.dialect,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("controls_are_read_again"),
+]
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 KINDS = ("columns", "since", "after", "both")
 

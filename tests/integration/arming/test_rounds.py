@@ -25,7 +25,7 @@ from tests.testapp.models import ExpressOrder, Order, Voucher
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def test_an_update_that_the_sync_finds_ends_as_a_save(declare: Any, settings: An
     after: Any = AFTER if kind == "columns" else lambda order: AFTER
     policy = declare(Order, end, name="twins", since=since, after=after, when=Q(status="twin"))
 
-    @examples(50)
+    @examples(12)
     @example([("wait", 20), ("ends", 0), ("sync", 0), ("wait", 31), ("fire", 0), ("holds", 0)])
     @given(st.lists(PLAIN if is_delayed else EVENTS, min_size=3, max_size=9))
     def follow(events: list[tuple[str, Any]]) -> None:

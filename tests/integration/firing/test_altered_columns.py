@@ -13,7 +13,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due
 from tests.testapp.models import Order, Plain
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere no statement is prepared")
 on_mysql = pytest.mark.skipif(connection.vendor != "mysql", reason="elsewhere an ALTER waits, or is seen")
 Declare = Callable[..., dq.TimeoutPolicy[Any]]

@@ -35,7 +35,7 @@ from tests.integration.firing.by_value import shops as shops  # noqa: PLC0414 - 
 from tests.integration.firing.conftest import WAIT, fire, state
 from tests.testapp.market import Channel, Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 # The declaration

@@ -25,7 +25,7 @@ from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, in_another_thread, needs_row_locks, state
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_row_locks]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LEVELS: dict[str, list[Any]] = {
     "postgresql": ["REPEATABLE_READ", "SERIALIZABLE"],

@@ -21,7 +21,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 

@@ -23,7 +23,7 @@ from tests.integration.firing.conftest import WAIT, due, fire, generic_plans, is
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 GATE = 4_711_001
 

@@ -32,7 +32,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LEASE = timedelta(seconds=60)
 

@@ -18,7 +18,7 @@ from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.integration.firing.test_crashes import killed_at
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 OUTCOMES: dict[str, tuple[Any, tuple[str, str]]] = {
     "skip": (dq.Skip("found paid"), ("skipped", "handler")),

@@ -16,7 +16,7 @@ from django_delayq.rounds.columns import settled
 from tests.integration.firing.conftest import due, state
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 State, Cause = Timeout.State, Timeout.Cause
 CHANGES: list[dict[str, Any]] = [
     {"run_at": timezone.now() + timedelta(hours=1)},

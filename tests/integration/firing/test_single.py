@@ -26,7 +26,7 @@ from django_delayq.policy.policies import registry
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 

@@ -25,7 +25,7 @@ from tests.testapp.models import Effect, ExpressOrder, Order
 if TYPE_CHECKING:
     import redis
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 FIRED = ("fired", "due")
 

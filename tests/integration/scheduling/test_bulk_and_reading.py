@@ -17,7 +17,7 @@ from django_delayq import operations
 from django_delayq.models import Timeout, TimeoutQuerySet
 from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

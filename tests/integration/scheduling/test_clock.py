@@ -21,7 +21,7 @@ from django_delayq.models import Timeout
 from django_delayq.sql.now import DatabaseNow, database_now
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_the_databases_moment_is_utc_and_about_now() -> None:

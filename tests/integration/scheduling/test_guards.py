@@ -21,7 +21,7 @@ from django_delayq.signals import timeout_rearmed
 from django_delayq.sql.dialects import dialect_of
 from tests.testapp.models import ExpressOrder, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

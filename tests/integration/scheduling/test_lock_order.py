@@ -33,7 +33,7 @@ from django_delayq import (
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 LEDGER = Timeout._meta.db_table
 

@@ -29,6 +29,8 @@ from tests.testapp.models import ExpressOrder, Order, OrderProxy
 if TYPE_CHECKING:
     from django_delayq import TimeoutPolicy
 
+pytestmark = pytest.mark.dialect
+
 Declare = Callable[..., "TimeoutPolicy[Any]"]
 HALF_HOUR = timedelta(minutes=30)
 at_once = dialect_of(connection).locks_and_writes_at_once

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Call = Callable[[str | None], None]
 
 

@@ -30,7 +30,7 @@ from tests.support.workers import StartWorker, all_are, due_orders, events
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
 
 

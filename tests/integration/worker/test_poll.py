@@ -26,7 +26,7 @@ from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 
 Declare = Callable[..., TimeoutPolicy[Any]]
 

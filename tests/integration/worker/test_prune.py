@@ -24,7 +24,7 @@ from tests.support.workers import due_orders
 from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 DAY = timedelta(days=1)
 

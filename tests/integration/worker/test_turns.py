@@ -17,6 +17,8 @@ from django_delayq.worker.sweep import try_claim_turn
 if TYPE_CHECKING:
     import redis
 
+pytestmark = pytest.mark.dialect
+
 MINUTE = timedelta(minutes=1)
 
 

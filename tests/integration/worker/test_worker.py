@@ -27,7 +27,7 @@ from tests.testapp.models import Effect, Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., TimeoutPolicy[Any]]
 
 
