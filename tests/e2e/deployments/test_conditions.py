@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),

@@ -126,6 +126,7 @@ def test_no_attempt_counts_while_the_tables_do_not_fit_the_code(order: Order, de
     assert fire(row).fired == (row.pk,)
 
 
+@pytest.mark.dialect
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(
     connection.vendor != "postgresql", reason="of PostgreSQL; SQLite has no users, and MySQL another kind of error"

@@ -92,6 +92,7 @@ def test_a_bad_one_cannot_hold_the_rest(orders: list[Order], declare: Declare, e
     assert sorted(Effect.objects.values_list("object_id", flat=True)) == sorted(row.object_id for row in rows)
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_a_batch_leaves_out_what_others_hold(orders: list[Order], declare: Declare) -> None:
     sizes: list[int] = []

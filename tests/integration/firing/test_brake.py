@@ -185,6 +185,7 @@ def test_a_pause_whose_time_is_over_is_not_in_the_way(declare: Declare) -> None:
     assert PolicyControl.objects.get().until is None
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_of_two_workers_at_the_limit_one_pauses(declare: Declare) -> None:
     policy = declare(Order, name="braked", brake=Brake(3, per=PER))

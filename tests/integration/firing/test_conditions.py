@@ -130,6 +130,7 @@ class SleepsOnPostgreSQL(Func):
     output_field = BooleanField()
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which evaluates the condition twice")
 def test_a_condition_that_is_read_with_the_lock_is_that_of_the_locked_row(order: Order, declare: Declare) -> None:
     policy = declare(Order, name="read_with_lock", when=Q(status="unpaid") & Q(SleepsOnPostgreSQL()))

@@ -207,6 +207,7 @@ def test_a_failure_loses_against_whoever_changed_the_row_meanwhile(
         assert row.run_at - timezone.now() > timedelta(hours=4)
 
 
+@pytest.mark.dialect
 def test_a_row_that_is_held_while_its_failure_is_recorded_comes_again(order: Order, declare: Declare) -> None:
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has no row locks")
@@ -318,6 +319,7 @@ def test_an_error_caught_around_an_atomic_block_is_no_failure(order: Order, decl
     assert Effect.objects.get().what == "caught"
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "mysql", reason="InnoDB checks foreign keys at once")
 def test_a_constraint_that_fails_at_commit_fails_the_attempt(order: Order, declare: Declare) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:

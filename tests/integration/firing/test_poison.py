@@ -152,6 +152,7 @@ def test_outcomes_of_a_suspect_count_as_those_of_anybody(order: Order, declare: 
     assert row.attempts == (0 if isinstance(error, dq.Snooze) else 1)
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_a_suspect_whose_object_is_held_dies_of_nothing(order: Order) -> None:
     row = due(order)
@@ -163,6 +164,7 @@ def test_a_suspect_whose_object_is_held_dies_of_nothing(order: Order) -> None:
     assert fire(row, deliveries=2).fired
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_a_suspect_whose_row_is_held_is_put_back(order: Order) -> None:
     row = due(order)

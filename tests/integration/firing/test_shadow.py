@@ -50,6 +50,7 @@ def test_everything_happens_but_the_handler(
     assert all(f"object {pk}) would have fired: its policy is in shadow mode" in words for pk, words in found.items())
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_a_locked_object_is_waited_for_as_always(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, refuse, name="watched", shadow=True))

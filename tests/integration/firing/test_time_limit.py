@@ -157,6 +157,7 @@ def test_under_a_profiler_a_blocked_thread_does_not_make_its_process_hang(child_
     assert done.stdout == "it continues\n", done.stderr
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB, where another connection cuts one")
 @pytest.mark.usefixtures("one_connection")
 def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
@@ -172,6 +173,7 @@ def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
     assert is_free(order)
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], declare: Declare) -> None:
     def handler(order: Order, timeout: Timeout) -> None:

@@ -61,6 +61,7 @@ def test_a_limit_without_room_for_one_handler_is_refused(size: int, is_pool: boo
         Limit(size, "it", is_pool).threads(4)
 
 
+@pytest.mark.dialect
 @on_postgresql
 @pytest.mark.parametrize(
     ("value", "size"),
@@ -72,6 +73,7 @@ def test_the_size_of_a_pool_is_read_from_the_settings(value: Any, size: int | No
     assert (limit and limit.size) == size
 
 
+@pytest.mark.dialect
 @on_postgresql
 def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     settings: Settings, caplog: pytest.LogCaptureFixture
@@ -88,6 +90,7 @@ def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     assert not [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
 
 
+@pytest.mark.dialect
 @on_postgresql
 def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
     of_server = server_limit("default")
@@ -103,6 +106,7 @@ def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
         cursor.execute("RESET SESSION AUTHORIZATION")
 
 
+@pytest.mark.dialect
 @on_postgresql
 @pytest.mark.parametrize(("limit", "count"), [(100, 4), (56, 4), (55, 3), (28, 2), (20, 1), (5, 1)])
 def test_by_default_processes_open_half_of_the_allowed_connections_at_most(
@@ -130,6 +134,7 @@ def test_the_processes_of_one_supervisor_share_the_connections_that_the_server_a
     assert "it, for each of 2 processes, allows 5 connections, but a worker with 4" in caplog.text
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "postgresql", reason="not of PostgreSQL")
 def test_other_servers_have_no_pool_and_by_default_no_limit() -> None:
     assert pool_limit("default") is None

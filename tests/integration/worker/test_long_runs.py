@@ -170,6 +170,7 @@ def test_a_coroutine_that_waits_is_logged_with_its_place(
     assert "in deep_inside" in slow(caplog)[0].getMessage()
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
 @pytest.mark.usefixtures("with_redis")
 def test_a_statement_that_takes_long_is_named_without_its_values(

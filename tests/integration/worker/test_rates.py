@@ -141,6 +141,7 @@ def test_rows_under_a_former_name_are_claimed_in_their_turn(declare: Declare) ->
     assert list(claim(policy).claimed.claims) == ids
 
 
+@pytest.mark.dialect
 @needs_row_locks
 @needs_more_connections
 def test_two_workers_never_claim_at_the_same_time(declare: Declare) -> None:
@@ -252,6 +253,7 @@ def test_until_its_next_slot_entries_of_a_policy_stay_in_redis(source: str, decl
     assert sources.take(lines, 100).deliveries == {}
 
 
+@pytest.mark.dialect
 @needs_row_locks
 @needs_more_connections
 @pytest.mark.parametrize("by", [None, "status"])

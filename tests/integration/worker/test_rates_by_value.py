@@ -318,6 +318,7 @@ def test_two_workers_share_the_slots_of_each_value(declare: Declare, shops: list
     assert len({slot.share for batch in taken for slot in batch.slots.values()}) == 3
 
 
+@pytest.mark.dialect
 @needs_row_locks
 @needs_more_connections
 def test_a_locked_row_blocks_neither_its_value_nor_others(declare: Declare, shops: list[Channel]) -> None:

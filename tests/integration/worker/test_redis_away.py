@@ -57,6 +57,7 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
     assert Effect.objects.count() == 50
 
 
+@pytest.mark.dialect
 @once
 @pytest.mark.parametrize("name", ["refused", "silent", "read_only", "cannot_save"])
 def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_says_much(
@@ -79,6 +80,7 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
     assert len([line for line in lines if vars(line).get("event") != "too_few_connections"]) <= 2  # of a small pool
 
 
+@pytest.mark.dialect
 @once
 def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
@@ -109,6 +111,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         running.stop()
 
 
+@pytest.mark.dialect
 @once
 def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, caplog: pytest.LogCaptureFixture
@@ -130,6 +133,7 @@ def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
         assert events(caplog) == []
 
 
+@pytest.mark.dialect
 @once
 def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longest_wait(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings

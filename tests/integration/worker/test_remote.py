@@ -257,6 +257,7 @@ class InDatabase(RemoteExecutor):
         write()
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connections that break")
 def test_a_queue_in_a_database_that_cut_the_connection_is_used_again() -> None:
     reports: SimpleQueue[Report] = SimpleQueue()

@@ -72,6 +72,7 @@ def test_more_handlers_hang_than_there_are_connections_and_others_fire(
     wait_until(lambda: type(quick).objects.filter(pk=quick.pk, state="fired").exists(), "another one fires")
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_statement_that_runs_on_the_server_is_ended_there(
