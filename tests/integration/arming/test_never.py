@@ -18,7 +18,7 @@ from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 HOUR = timedelta(hours=1)
 BEGIN, END = datetime.min, datetime.max  # noqa: DTZ901 - in several zones
@@ -87,6 +87,7 @@ def test_the_database_leaves_such_rows_out_of_each_sync(declare: Declare) -> Non
     assert sync_policy(policy, "default", backfill=True) == Synced(armed=1)
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL has such a datetime")
 def test_infinity_counts_as_never_although_no_driver_can_read_it(declare: Declare) -> None:
     policy = declare(Order, name="never", after=HOUR, since="paid_at", when=Q(status="unpaid"))

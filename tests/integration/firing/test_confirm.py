@@ -27,7 +27,7 @@ from tests.integration.firing.test_crashes import killed_at
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LIMIT = timedelta(milliseconds=300)
 RETRY = dq.Retry([3600])
@@ -232,6 +232,7 @@ def test_a_process_that_is_killed_after_the_answer_asks_again(order: Order, aski
     assert ask.asked == [order.pk], "the other process had its own"
 
 
+@pytest.mark.dialect
 def test_an_answer_serves_again_while_another_transaction_locks_the_object(order: Order, asking_policy: Any) -> None:
     if not connection.features.has_select_for_update:
         pytest.skip("SQLite has no row locks: a writer holds the whole database")

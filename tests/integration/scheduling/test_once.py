@@ -16,7 +16,7 @@ from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = timedelta(hours=1)
 State = Timeout.State
 
