@@ -250,7 +250,7 @@ def _stages(*, everything: bool = False) -> list[Stage]:
         Stage(
             "check",
             "style and types, and the tests that are not slow, on SQLite",
-            [_computing("tests", marks=f"not slow and {NO_BROWSER}")],
+            [["pytest", "-n", WORKERS, "-m", f"not slow and {NO_BROWSER}", *_ignore([THREADS]), "tests"]],
             [*LINT[:3], LINT[4], _in_threads("not slow")],
             {"DELAYQ_TEST_DB": "sqlite"},
             is_on_demand=True,

@@ -28,6 +28,8 @@ from tests.support.waiting import wait_until
 from tools import processes
 from tools.servers import free_port
 
+pytestmark = pytest.mark.slow
+
 TUTORIAL = read(ROOT / "docs" / "tutorial.md")
 ENVIRONMENT = {"python3 -m venv .venv", "source .venv/bin/activate", "pip install django-delayq"}
 SHELL, WORKER, SERVER = (f"python manage.py {name}" for name in ("shell", "delayq_worker", "runserver"))

@@ -18,6 +18,8 @@ from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import clustered
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SHARDS = 8
 
 

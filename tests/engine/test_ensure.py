@@ -8,6 +8,8 @@ from django_delayq.engine.engine import Engine
 from tests.engine.lines import one_line
 from tests.engine.virtual import START_MS, VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 DAY_MS = 86_400_000
 
 

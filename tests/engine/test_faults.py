@@ -20,6 +20,8 @@ from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import VirtualQueue, virtual_texts
 from tools.servers import free_port
 
+pytestmark = pytest.mark.slow
+
 FAR_MS = 2**41
 
 

@@ -14,6 +14,8 @@ from django_delayq.exceptions import EngineError
 from tests.engine.lines import LINE, Entry, one_line, token_of
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "", "x", "0", "-1", "+1", "007", "1.0", "1e3", " 1", "1 ", "1\n", "1\x00", "0x10", "nan", "inf",
     str(2**63), str(2**64), "9" * 19 + "0", "१२", "b" * 1_000_000,

@@ -23,6 +23,8 @@ from tests.engine.virtual import START_MS, VirtualQueue
 from tests.support.examples import examples
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TOP_MS = 2**42 - 1
 
 

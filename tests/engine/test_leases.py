@@ -8,6 +8,8 @@ from django_delayq.engine.engine import Lease
 from tests.engine.lines import Entry, token_of
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 
 def leased(virtual: VirtualQueue, *ids: int, lease_ms: int = 1000) -> Lease:
     """Return a lease on exactly these ids."""

@@ -11,6 +11,8 @@ from django_delayq.exceptions import EngineUnavailable
 from tests.engine.lines import LINE
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 OTHER = "shop.Order.remind"
 DAY_MS = 86_400_000
 

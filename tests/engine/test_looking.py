@@ -7,6 +7,8 @@ import pytest
 from django_delayq.engine.engine import QueueStats
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_empty_queue_counts_nothing(virtual: VirtualQueue) -> None:
     assert virtual.queue.stats() == QueueStats(0, 0, 0, None, virtual.now)

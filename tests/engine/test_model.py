@@ -13,6 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.engine import lines_model
 from tests.engine.model import machine
 
+pytestmark = pytest.mark.slow
+
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 PROFILES = {

@@ -33,6 +33,8 @@ from tests.engine.lines import one_line
 from tests.engine.model import machine
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 # file under lua/, a piece that it contains once, its replacement
 LEASE = "include/lease.lua"
 MUTANTS = {

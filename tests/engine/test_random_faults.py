@@ -26,6 +26,8 @@ from tests.engine.test_model import COMMON, PROFILE
 from tests.engine.virtual import VirtualQueue, virtual_texts
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 HASTY, PATIENT = 0.1, 20.0
 PROFILES = {
     "ci": settings(max_examples=120, stateful_step_count=30, **COMMON),

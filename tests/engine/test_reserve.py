@@ -7,6 +7,8 @@ import pytest
 from tests.engine.lines import Entry
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_empty_queue_gives_no_lease_and_no_next_time(virtual: VirtualQueue) -> None:
     reserved = virtual.queue.reserve(10, 1000)

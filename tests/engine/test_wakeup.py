@@ -23,6 +23,8 @@ from tests.engine.lines import LINE
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 LONG = 20.0
 """Seconds that no test waits for: a wait that ends before was woken."""
 FAR_MS = 2**41

@@ -13,6 +13,8 @@ from tests.shop.conftest import Shop
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import random_orders
 
+pytestmark = pytest.mark.slow
+
 MINUTES = {"cancel_unpaid": (10, 20, 45, 1440), "cancel_unaccepted": (1440, 2880, 5760, 14400)}
 """Two shorter and two longer limits than those of the replay: half an hour, and three days."""
 REPLAYS = """

@@ -8,6 +8,8 @@ import pytest
 
 from tools import guarantees, suite
 
+pytestmark = pytest.mark.slow
+
 FAILS_ONCE = """
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from django_delayq.ledger import search
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order, Voucher
 
-pytestmark = pytest.mark.dialect
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
 
 ROWS = 6000
 # One policy is rare: what is asked of one that has a third of all rows, PostgreSQL reads as cheaply from another index,

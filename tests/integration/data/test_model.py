@@ -24,7 +24,7 @@ from tests.integration.data.conftest import MINUTE, at
 from tests.support.examples import examples
 from tests.testapp.market import Channel, Label, Merchant, Payment, Purchase, Remark
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Deadline = timedelta | None
 
 

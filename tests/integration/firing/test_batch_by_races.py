@@ -26,7 +26,7 @@ from tests.integration.firing.conftest import WAIT, another_session, fire, locki
 from tests.support.workers import needs_more_connections
 from tests.testapp.market import Channel, Purchase
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 CHECKPOINTS = ("begun", "locked", "checked", "marked", "handled", "committed", "reported")
 
 

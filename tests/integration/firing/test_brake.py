@@ -31,7 +31,11 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("controls_are_read_again"),
+]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 BY = "test:operator"
 PER = timedelta(minutes=10)

@@ -27,7 +27,7 @@ from tests.integration.firing.test_crashes import killed_at
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LIMIT = timedelta(milliseconds=300)
 RETRY = dq.Retry([3600])

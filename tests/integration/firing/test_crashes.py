@@ -18,7 +18,7 @@ from django_delayq.redis_clients import forget_engine
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 INSIDE = [step for step in CHECKPOINTS if step not in {"asked", "noted", "settled", "undone", "recorded"}]
 OUTSIDE = [step for step in CHECKPOINTS if step not in {"asked", "noted", "undone", "recorded"}]
 

@@ -23,7 +23,7 @@ from django_delayq.times.clock import brief
 from tests.integration.firing.conftest import due, fire
 from tests.testapp.models import Order, Voucher
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 

@@ -37,7 +37,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 TRACE: ContextVar[str] = ContextVar("trace", default="")
 

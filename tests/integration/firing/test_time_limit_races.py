@@ -26,7 +26,7 @@ from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overru
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 

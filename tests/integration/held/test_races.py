@@ -23,6 +23,7 @@ from tests.support.workers import RunningWorker, needs_more_connections
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.timeout(300),

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.dialect,
     pytest.mark.skipif(
         os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite",

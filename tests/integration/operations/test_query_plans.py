@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.dialect
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
 
 ROWS = 4_000
 # The policy asked about is rare: were it a quarter of all rows, PostgreSQL could as cheaply read another index.

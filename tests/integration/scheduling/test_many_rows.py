@@ -19,7 +19,7 @@ from django_delayq.ledger.paging import update_each
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 DIFFERENT = {"id", "idempotency_key"}
 ODD_KEYS = ["a", "Ünï", 'quote"d', "com,ma", "back\\slash", "percent%s", "{brace}", "new\nline"]

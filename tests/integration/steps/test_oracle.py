@@ -29,7 +29,7 @@ from tests.integration.steps.oracle import (
 )
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 INVOICES_EACH = 250
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -16,6 +16,7 @@ from django_delayq.monitoring import doctor
 from django_delayq.monitoring.snapshot import snapshot
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("without_redis"),

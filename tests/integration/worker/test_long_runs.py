@@ -23,7 +23,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 LEASE = timedelta(milliseconds=400)
 
 

@@ -29,7 +29,7 @@ from tests.testapp.models import Effect, Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_what_redis_lost_is_there_again_after_a_sweep(start_worker: StartWorker, own_redis: RedisProcess) -> None:

@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections, states
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., TimeoutPolicy[Any]]
 RATE = Rate(20, per=timedelta(seconds=2))
 FAST = Rate(60, per=timedelta(seconds=2))

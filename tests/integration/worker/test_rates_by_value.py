@@ -46,7 +46,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, needs_more_connections
 from tests.testapp.market import Channel, Label, Merchant, Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 RATE = Rate(20, per=timedelta(seconds=2), by="channel_id")
 SLOW = Rate(1, per=timedelta(hours=1), by="channel_id")
 

@@ -31,7 +31,7 @@ from tests.testapp.models import Effect
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledger(

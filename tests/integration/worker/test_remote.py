@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     needs_more_connections,
 ]

@@ -21,7 +21,7 @@ from django_delayq.worker.lines import MAX_TAKEN, Lines
 from tests.support.workers import due_orders, needs_more_connections
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., TimeoutPolicy[Any]]
 REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
 BY = "script:test"

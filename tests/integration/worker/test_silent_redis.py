@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 LEASE = timedelta(seconds=2)
 LEASED, IN_A_LEASE_MS = 2**52, 1500
 Attack = Callable[["redis.Redis", DelayQueue, Sequence[Timeout]], Any]

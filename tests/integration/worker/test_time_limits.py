@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
 OPTIONS: dict[str, Any] = {"limits": dq.Limits(run=timedelta(milliseconds=200)), "retry": dq.Retry([0])}
 MODES: dict[str, Any] = {"atomic": {}, "outside": {"atomic": False}, "batch": {"batch": 5}}
 
