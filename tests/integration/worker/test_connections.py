@@ -27,7 +27,6 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.dialect
 
 NEVER = 4_000_000_000_000
 MADE: list[redis.Redis] = []
