@@ -1,4 +1,4 @@
-"""A thousand invoices, to which things happen by chance, and an oracle for which step must run when."""
+"""Some 250 invoices, to which things happen by chance, and an oracle for which step must run when."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.integration.steps.oracle import (
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-INVOICES_EACH = 250
+INVOICES_EACH = 62
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
