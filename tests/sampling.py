@@ -33,7 +33,7 @@ DIALECT = tuple(
         *("integration/data/", "integration/firing/test_batch_by", "integration/firing/test_confirm"),
         *("integration/firing/test_crashes", "integration/firing/test_locks", "integration/firing/test_lost_"),
         *("integration/firing/test_mark_at_once", "integration/firing/test_query_plans"),
-        *("integration/firing/test_returned", "integration/firing/test_settling", "integration/held/test_races"),
+        *("integration/firing/test_returned", "integration/held/test_races"),
         *("integration/ledger/", "integration/matrix/test_keys", "integration/operations/test_query_plans"),
         *("integration/scheduling/test_clock", "integration/scheduling/test_lock_order"),
         *("integration/scheduling/test_many_rows", "integration/scheduling/test_query_"),
