@@ -195,7 +195,12 @@ def receiving(receiver: Callable[..., Any], *signals: Signal) -> Iterator[None]:
 def once_at(step: str, act: Callable[[], object]) -> None:
     """Call `act` when a firing comes to this step for the first time."""
     left = [act]
-    set_checkpoint_hook(lambda reached: left.pop()() if reached == step and left else None)
+
+    def look(reached: str) -> None:
+        if reached == step and left:
+            left.pop()()
+
+    set_checkpoint_hook(look)
 
 
 def make_due(row: Timeout) -> None:

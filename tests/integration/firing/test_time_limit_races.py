@@ -29,7 +29,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def values_of(row: Timeout) -> dict[str, Any]:
-    return Timeout.objects.values().get(pk=row.pk)
+    row.refresh_from_db()
+    return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
 
 
 COMMITTED: list[int] = []
