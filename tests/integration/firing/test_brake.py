@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,6 +21,7 @@ from django_delayq.models import PolicyChange, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume
 from django_delayq.redis_clients import get_engine
 from tests.integration.firing.conftest import Declare, due, fire, in_another_thread, logged, raising, receiving
+from tests.integration.firing.limits import LIMITS, sleep
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders, needs_more_connections
 from tests.testapp.models import Order
@@ -104,6 +105,16 @@ def test_what_is_skipped_fails_or_is_rolled_back_does_not_count(declare: Declare
     policy = declare(Order, handler, name="braked", brake=Brake(3, per=PER), retry=dq.Retry([3600]))
     fire(*due_orders(policy, 9))
     assert (fired(policy), stop_of(policy)) == (3, ("", ""))
+
+
+def test_a_firing_whose_callback_hangs_counts(declare: Declare) -> None:
+    def handle(obj: Order, timeout: Timeout) -> None:
+        transaction.on_commit(sleep)
+
+    policy = declare(Order, handle, name="braked", brake=Brake(1, per=PER), limits=LIMITS)
+    for row in due_orders(policy, 2):
+        fire(row)
+    assert (fired(policy), stop_of(policy)) == (2, ("paused", "brake"))
 
 
 def test_while_redis_is_away_the_ledger_counts(declare: Declare, settings: Settings) -> None:

@@ -11,8 +11,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import get_policy
+from django_delayq import get_policy, timeout_dead
 from django_delayq.firing import extend_firing, run, settle_expired
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.settling import settle
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Call
@@ -425,6 +426,26 @@ def test_callbacks_of_receivers_run_after_a_death_is_recorded() -> None:
 def test_many_expired_rows_are_settled_in_pages() -> None:
     expired(5)
     assert [len(settle_expired("default", limit=3).again) for _ in range(3)] == [3, 2, 0]
+
+
+def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, undone, announced = at_the_third_death(3), list[str](), list[int]()
+
+    def fail(step: str) -> None:
+        if step == "undone":
+            undone.append(step)
+            if len(undone) == 3:
+                monkeypatch.setattr(connection, "is_usable", lambda: False)  # it is lost
+                raise OperationalError
+
+    def note(timeout: Timeout, **_: Any) -> None:
+        announced.append(timeout.pk)
+
+    set_checkpoint_hook(fail)
+    with receiving(note, timeout_dead), pytest.raises(OperationalError):
+        settle_expired("default")
+    assert [state(row)[0] for row in rows] == ["dead", "dead", "firing"]
+    assert announced == [row.pk for row in rows[:2]]
 
 
 def test_a_row_that_cannot_be_settled_does_not_keep_those_behind_it_from_being_settled(
