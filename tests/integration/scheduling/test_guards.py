@@ -134,6 +134,17 @@ def test_a_round_that_begins_again_after_a_guard_is_reported(
     assert len(seen) == (0 if by == "rolled back" else 2)
 
 
+def test_a_round_that_a_save_has_ended_may_begin_again_without_a_word(order: Order) -> None:
+    seen: list[int] = []
+    timeout_rearmed.connect(note := lambda timeout, **_: seen.append(timeout.pk), weak=False)
+    for status in ("paid", "unpaid"):
+        order.status = status
+        order.save()
+    timeout_rearmed.disconnect(note)
+    assert dq.pending_timeouts(order).count() == 1
+    assert seen == []
+
+
 def test_a_block_that_leaves_the_condition_true_closes_the_round_by_hand(order: Order) -> None:
     with dq.before_deadline(order, "cancel_unpaid"):
         order.note = "still unpaid"

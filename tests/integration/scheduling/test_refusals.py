@@ -135,7 +135,7 @@ REFUSED: Cases = {
     "a guard that is too late": (dq.DeadlinePassed, None, guard_too_late),
     "a guard that is strict as a list": (TypeError, "strict is True or False", lambda o: guard(o, strict=[])),
     "a guard of waiting as a number": (TypeError, "waiting is True or False", lambda o: guard(o, waiting=1)),
-    "objects of two models": (dq.UnknownPolicy, "Voucher", lambda o: schedule_many(o, Voucher.objects.create(code="v"))),
+    "two models": (dq.UnknownPolicy, "Voucher", lambda o: schedule_many(o, Voucher.objects.create(code="v"))),
     "one of many is unsaved": (ValueError, "not saved", lambda o: schedule_many(o, Order())),
     "pending, unsaved": (ValueError, "not saved", lambda o: verbs.pending_timeouts(Order())),
     "pending of many, unsaved": (ValueError, "not saved", lambda o: verbs.pending_timeouts([Order()])),
