@@ -153,6 +153,7 @@ def test_no_objects_select_no_timeouts_and_never_all_of_them(orders: list[Order]
     nothing: Any
     for nothing in ([], (), Order.objects.none(), Order.objects.filter(status="nope")):
         assert dq.cancel_timeouts(dq.pending_timeouts(nothing)) == 0
+        assert dq.schedule_timeouts(nothing, "remind", minutes=1) == 0
     assert dq.pending_timeouts(Order).count() == 5
 
 

@@ -168,9 +168,10 @@ def test_extend_adds_to_the_deadline_up_to_the_limit(order: Order, declare: Any)
         dq.extend_timeout(order, "hold", at=NOON)  # type: ignore[call-arg]
 
 
-def test_a_row_whose_policy_and_model_are_gone_can_still_be_told_and_cancelled(order: Order) -> None:
+@pytest.mark.parametrize("gone", [{"content_type_id": 99_999}, {"object_id": "nonsense"}], ids=["model", "object"])
+def test_a_row_whose_policy_is_gone_too_can_still_be_told_and_cancelled(order: Order, gone: dict[str, Any]) -> None:
     row = dq.schedule_timeout(order, "remind", minutes=30)
-    Timeout.objects.filter(pk=row.pk).update(policy="gone.thing.rule", content_type_id=99_999)
+    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.gone", **gone)
     row.refresh_from_db()
     assert [event.what for event in dq.explain_timeout(row)] == ["scheduled"]
     assert dq.cancel_timeout(row) is True
@@ -187,6 +188,18 @@ def test_a_rolled_back_savepoint_takes_only_its_own(order: Order) -> None:
             raise RuntimeError
         dq.schedule_timeout(order, "remind", minutes=1, key="after")
     assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"stays", "after"}
+
+
+def test_the_relation_reads_and_refuses_to_write(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    assert order.timeouts.get() == row
+    assert [list(o.timeouts.all()) for o in Order.objects.prefetch_related("timeouts")] == [[row]]
+    relation: Any = order.timeouts
+    for write in (relation.clear, relation.create, relation.acreate, relation.bulk_create):
+        with pytest.raises(TypeError, match="schedule_timeout"):
+            write()
+    with pytest.raises(TypeError, match="schedule_timeout"):
+        order.timeouts = []
 
 
 def test_deleting_an_object_keeps_its_story_and_cancels(order: Order) -> None:

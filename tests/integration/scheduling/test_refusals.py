@@ -34,7 +34,7 @@ class Abstract(Order):
         abstract = True
 
 
-def schedule(order: Any, policy: str | None = "remind", **options: Any) -> object:
+def schedule(order: Any, policy: Any = "remind", **options: Any) -> object:
     return verbs.schedule_timeout(order, policy, **{"hours": 1, **options})
 
 
@@ -141,6 +141,9 @@ REFUSED: Cases = {
     "pending of many, unsaved": (ValueError, "not saved", lambda o: verbs.pending_timeouts([Order()])),
     "sync, unsaved": (ValueError, "bulk_create", lambda o: verbs.sync_timeouts([o, Order()])),
     "schedule, another model": (dq.UnknownPolicy, "Order", lambda o: schedule(Parcel.objects.create())),
+    "schedule, the policy of another model": (
+        dq.UnknownPolicy, "for Order", lambda o: schedule(Parcel.objects.create(), dq.get_policy((Order, "remind"))),
+    ),
     "schedule, a near name": (dq.UnknownPolicy, "cancel_unpaid", lambda o: schedule(o, policy="cancel_unpayed")),
     "schedule many, unknown": (dq.UnknownPolicy, "remindd", lambda o: schedule_many(o, policy="remindd")),
     "cancel, unknown": (dq.UnknownPolicy, "nonsense", lambda o: dq.cancel_timeout(o, "nonsense")),
