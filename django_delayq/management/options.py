@@ -247,11 +247,8 @@ class Selection:
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
         labels, about_objects = _about(options, rows.db)
-        asked = {
-            "key": options["key"],
-            "due_until": moment("--due-before", options["due_before"]),
-            "due_from": moment("--due-after", options["due_after"]),
-        }
+        asked = {"key": options["key"], "due_until": moment("--due-before", options["due_before"])}
+        asked["due_from"] = moment("--due-after", options["due_after"])
         conditions = [CONDITIONS[name](value) for name, value in asked.items() if value is not None]
         rows = rows.filter(about_objects, _about_related(options["related"]), *conditions)
         rows = rows.of_labels(labels) if labels else rows

@@ -88,6 +88,11 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         rows = self.filter(queue=queue)
         return rows if queue == "default" else rows.filter(HAS_OWN_QUEUE)
 
+    def errors_of(self, rows: Iterable[Timeout]) -> dict[int, str]:
+        """Return the last error of each of the few `rows` that is failing, by its id: see `Timeout.last_error`."""
+        failing = self.filter(pk__in=[row.pk for row in rows if row.is_failing]).only("history")
+        return {row.pk: row.last_error for row in failing}
+
 
 def refuse_write(*_: object, **__: object) -> NoReturn:
     """Raise TypeError. Replaces the writing methods of relations."""
@@ -338,6 +343,12 @@ class Timeout(models.Model):
     def errors(self) -> list[dict[str, Any]]:
         """Return the failed attempts in `history`, oldest first, with their tracebacks."""
         return [event for event in self.history if event.get("what") == "failed"]
+
+    @property
+    def last_error(self) -> str:
+        """Return type and message of the last failed attempt: `ValueError: no stock`; empty: none has failed."""
+        last = (self.errors or [{}])[-1]
+        return ": ".join(last[name] for name in ("error", "message") if last.get(name))
 
     @property
     def is_settled(self) -> bool:
