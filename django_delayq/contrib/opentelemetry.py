@@ -53,11 +53,10 @@ class around_handler:  # noqa: N801 - it is used as a function
 
     def __enter__(self) -> None:
         """Begin the span. Its parent is the current span, such as that of a task of Celery; a worker has none."""
-        attributes = _attributes(self._policy, self._timeouts)
         self._span: Span = _tracer.start_span(
-            f"{attributes['messaging.operation.name']} {self._policy.label}",
+            f"{_operation(self._timeouts)} {self._policy.label}",
             kind=SpanKind.CONSUMER,
-            attributes=attributes,
+            attributes=_attributes(self._policy, self._timeouts),
             links=[Link(found, _attributes_of(row)) for row in self._timeouts if (found := _scheduled_in(row))],
         )
         self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
@@ -99,11 +98,15 @@ def _scheduled_in(row: Timeout) -> trace.SpanContext | None:
     return found if found.is_valid else None
 
 
+def _operation(timeouts: Sequence[Timeout]) -> str:
+    return ASK if is_asked(timeouts[0]) else FIRE
+
+
 def _attributes(policy: TimeoutPolicy[Any], timeouts: Sequence[Timeout]) -> dict[str, AttributeValue]:
     """Return the attributes of a span: those of the conventions for messaging, and our own. No data of the object."""
     found: dict[str, AttributeValue] = {
         "messaging.system": "delayq",
-        "messaging.operation.name": ASK if is_asked(timeouts[0]) else FIRE,
+        "messaging.operation.name": _operation(timeouts),
         "messaging.operation.type": "process",
         "messaging.destination.name": policy.label,
         "delayq.policy": policy.label,
