@@ -31,12 +31,12 @@ SETTLED = {"fired": "due", "skipped": "gone", "cancelled": "hand", "dead": "retr
 
 
 def fill(count: int, state: str = "pending", label: str = LABELS[0], **values: Any) -> list[int]:
-    """So many rows, a second apart; their ids."""
+    """So many rows, a second apart, of which none is due while the test runs; their ids."""
     now, kind = timezone.now(), ContentType.objects.get_for_model(Order).pk
     settled = {"cause": SETTLED[state], "slot_taken": None, "settled_at": now} if state in SETTLED else {}
     rows = []
     for number in range(count):
-        due = now + timedelta(seconds=number + 1)
+        due = now + timedelta(minutes=10, seconds=number)
         moments = {"due_at": due, "run_at": due, "first_due_at": due, "created_at": now}
         slot = slot_of(label, kind, f"{state}{number}", uuid.uuid4().hex)
         row = {"policy": label, "content_type_id": kind, "object_id": str(number), "state": state, "slot": slot}

@@ -111,6 +111,7 @@ def test_a_read_of_the_list_goes_through_its_index(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], index: str
 ) -> None:
     monkeypatch.setattr(changelist, "WINDOW", 8)
+    monkeypatch.setattr(filters, "CHUNK", 8)
     monkeypatch.setattr(mixins, "MAX_OBJECTS", 8)
     with CaptureQueriesContext(connection) as captured:
         call()
