@@ -251,9 +251,10 @@ class LedgerChangeList(OwnFiltersChangeList):
 
 def named(rows: QuerySet[Any] | Iterable[Timeout], user: Any) -> list[Timeout]:
     """Read `rows`, and give each the name of its object, with one query for each model, and its last error."""
-    found: list[Any] = list(rows)
-    names = selection.names_of(found, database_of(Timeout), user)
-    errors = Timeout.objects.using(database_of(Timeout)).errors_of(found)
+    found, using = list[Any](rows), database_of(Timeout)
+    names = selection.names_of(found, using, user)
+    failing = Timeout.objects.using(using).filter(pk__in=[row.pk for row in found if row.is_failing])
+    errors = {row.pk: row.last_error for row in failing.only("history")}
     for row in found:
         row.delayq_name = names.get((row.content_type_id, row.object_id), "")
         row.delayq_error = errors.get(row.pk, "")

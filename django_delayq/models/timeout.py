@@ -83,22 +83,10 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         """Return the rows with this key, of all policies and objects, by `delayq_key`; none for the empty key."""
         return self.filter(HAS_KEY, key=key)
 
-    def of_queue(self, queue: str) -> TimeoutQuerySet:
-        """Return the rows of this queue, by `delayq_queue`."""
-        rows = self.filter(queue=queue)
-        return rows if queue == "default" else rows.filter(HAS_OWN_QUEUE)
-
-    def errors_of(self, rows: Iterable[Timeout]) -> dict[int, str]:
-        """Return the last error of each of the few `rows` that is failing, by its id: see `Timeout.last_error`."""
-        failing = self.filter(pk__in=[row.pk for row in rows if row.is_failing]).only("history")
-        return {row.pk: row.last_error for row in failing}
-
 
 def refuse_write(*_: object, **__: object) -> NoReturn:
     """Raise TypeError. Replaces the writing methods of relations."""
-    raise TypeError(
-        "Timeouts are not written through a relation. Use schedule_timeout, cancel_timeout or a similar function."
-    )
+    raise TypeError("Timeouts are not written through a relation. Use a function such as schedule_timeout.")
 
 
 class RelatedTimeoutQuerySet(TimeoutQuerySet):
@@ -207,9 +195,8 @@ class Timeout(models.Model):
     how much later than the deadline its next attempt is."""
 
     # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
-    ready_at = models.DateTimeField(
-        null=True, default=None, editable=False
-    )  # its last move, or the end of a snooze or a stop
+    # The first is its last move, or the end of a snooze or a stop.
+    ready_at = models.DateTimeField(null=True, default=None, editable=False)
     slot = HexField(max_length=32, editable=False)  # see `slot_of`
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)  # NULL: firing or settled
     final_attempt = models.BooleanField(default=False, editable=False)  # cancelled while it was firing

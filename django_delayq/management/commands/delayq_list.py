@@ -65,7 +65,8 @@ class Command(ReportCommand):
             selected = replace(selected, rows=selected.rows.failing(), states=[State.PENDING], labels=labels)
         found = selected.first(limit + 1, deferred)
         rows = found[:limit]
-        errors = Timeout.objects.using(selected.rows.db).errors_of(rows)
+        failing = Timeout.objects.using(selected.rows.db).filter(pk__in=[row.pk for row in rows if row.is_failing])
+        errors = {row.pk: row.last_error for row in failing.only("history")}
         if options["json"]:
             self.print(_values(rows, errors), (), options)
         elif rows:
