@@ -101,10 +101,7 @@ class TimeoutAdmin(LedgerAdmin):
         with_key = '{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>'
         return format_html(with_key, policy, _("key"), row.key) if row.key else policy
 
-    @admin.display(description=_("state and reason"))
-    def state_and_reason(self, row: Timeout) -> str:
-        return format_html("{}{}", render.badge(row), render.reason(row.reason) if row.reason else "")
-
+    state_and_reason = column(_("state and reason"), lambda row: render.badge(row) + render.last_error_and_reason(row))
     attempts_shown = column(_("attempts"), render.attempts)
     state_badge = column(_("state"), lambda row: render.badge(row))
     reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
@@ -128,16 +125,17 @@ class TimeoutAdmin(LedgerAdmin):
         if owner is not None and not selection.may_view(request.user, owner):
             raise PermissionDenied
         policy = request.GET.get(filters.POLICY)
-        found = obstacles(database_of(Timeout), [policy] if policy else None)
-        shown = operate.banners(request, self.admin_site, found)
+        labels = [policy] if policy else None
+        shown = operate.banners(request, self.admin_site, obstacles(database_of(Timeout), labels), labels)
         return super().changelist_view(request, {"delayq_banners": shown, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = context.get("original")
         context["delayq_buttons"] = operate.buttons(request, row, self.admin_site) if row else []
         if row is not None:
-            found = [] if row.is_settled else obstacles(database_of(Timeout), [row.policy], [row.queue])
-            context["delayq_banners"] = operate.banners(request, self.admin_site, found)
+            labels = [] if row.is_settled else [row.policy]
+            found = obstacles(database_of(Timeout), labels, [row.queue]) if labels else []
+            context["delayq_banners"] = operate.banners(request, self.admin_site, found, labels)
             (row,) = named([row], request.user)
             if row.delayq_name:  # type: ignore[attr-defined]
                 about = render.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
@@ -189,7 +187,7 @@ class PolicyControlAdmin(LedgerAdmin):
 
     def _for_selected(self, request: HttpRequest) -> list[dict[str, Any]]:
         """Return labels and addresses of the operations on several policies that the visitor may do."""
-        offered = [POLICY_OPERATIONS[name] for name in operate.POLICIES_OPERATIONS]
+        offered = [each for each in POLICY_OPERATIONS.values() if each.is_for_several]
         return [
             {"label": each.label, "address": address(self.admin_site, "policycontrol_operate_selected", each.name)}
             for each in offered

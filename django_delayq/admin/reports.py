@@ -17,6 +17,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
+from django_delayq.admin.actions import banners
 from django_delayq.admin.changelist import address
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.rollups import day_of
@@ -31,6 +32,7 @@ from django_delayq.monitoring.reports import (
     may_count_by,
     policy_report,
 )
+from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.policy.policies import registry
 from django_delayq.sql.now import database_now
 
@@ -77,6 +79,7 @@ def report_view(request: HttpRequest, label: str, site: AdminSite) -> HttpRespon
         "list": address(site, "policycontrol_changelist"),
         "form": form,
         "error": error,
+        "delayq_banners": banners(request, site, obstacles(database_of(Timeout), [label]), [label]),
         "file": f"?{asked.urlencode()}",
         **({} if report is None else _shown(report)),
     }

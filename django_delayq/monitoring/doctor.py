@@ -269,7 +269,7 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
     if worst is None:
         return
     # No error if its handler gave up, or if its condition came back: the row before has the errors.
-    last = "{error}: {message}".format(**worst.errors[-1]) if worst.errors else worst.reason or "see its story"
+    last = worst.last_error or worst.reason or "see its story"
     text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last}."
     hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
     hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."

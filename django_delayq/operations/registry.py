@@ -20,7 +20,6 @@ from django_delayq.policy.options import MAX_COUNT, MAX_PERIOD
 
 TIMEOUTS_CHANGE: Final = ngettext_lazy("{n} timeout will change.", "{n} timeouts will change.")
 State, Stop = Timeout.State, PolicyControl.Stop
-FOR_SEVERAL_POLICIES: Final = ("pause", "hold", "resume")
 NOT_MOVING: Final = frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD})
 
 
@@ -76,8 +75,12 @@ class Operation:
 
     def button_for(self, count: int = 1) -> str:
         """Return the text of its button for `count` timeouts or policies."""
-        is_counted = self.name in TIMEOUT_OPERATIONS or self.name in FOR_SEVERAL_POLICIES
-        return str(self.button % count if is_counted else self.button).format(n=count)
+        return str(self.button % count if self.is_for_several else self.button).format(n=count)
+
+    @property
+    def is_for_several(self) -> bool:
+        """Return whether it can be done to several timeouts, or policies, at once."""
+        return self.name in {*TIMEOUT_OPERATIONS, "pause", "hold", "resume"}
 
     def fits(self, subject: Timeout | PolicyState) -> bool:
         if isinstance(subject, Timeout):

@@ -17,9 +17,12 @@ HEAD = (
 
 
 class Command(ReportCommand):
-    """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours."""
+    """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours.
 
-    examples = ("", "--json")
+    Examples:
+      manage.py delayq_policies
+      manage.py delayq_policies --json
+    """
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = policy_statuses()

@@ -21,9 +21,13 @@ WATCH_SECONDS = 2.0
 
 
 class Command(ReportCommand):
-    """Shows workers, counts of timeouts, the lag of firing, stopped policies, guard rails and Redis."""
+    """Shows workers, counts of timeouts, the lag of firing, stopped policies, guard rails and Redis.
 
-    examples = ("", "--watch", "--json")
+    Examples:
+      manage.py delayq_status
+      manage.py delayq_status --watch
+      manage.py delayq_status --json
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
