@@ -17,6 +17,7 @@ from selenium.webdriver.common.keys import Keys
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
 LIST = "/admin/django_delayq/timeout/"
 POLICIES = "/admin/django_delayq/policycontrol/"
+FIRST_PAGE = "/admin/django_delayq/"
 LABEL = "shop.order.cancel_unpaid"
 DJANGOS_OWN = (".datetime",)
 """Fields whose labels axe-core does not accept."""
@@ -191,6 +192,7 @@ def test_a_policy_is_paused_held_and_resumed(admin: Admin) -> None:
 
 def test_the_delay_of_a_policy_is_changed_after_a_look_at_what_it_means(admin: Admin) -> None:
     admin.open(POLICIES)
+    admin.unfold()
     admin.press("Change the delay shop.trialmembership.notify_trial_expiry")
     admin.type("amount", "5")
     admin.choose("unit", "days")
@@ -211,6 +213,7 @@ def test_guard_rails_are_changed_and_shown_with_who_set_them(admin: Admin) -> No
         ("Shadow mode", {"share": "10"}, "10% of the objects are skipped, and nothing fires for them"),
     ):
         admin.open(POLICIES)
+        admin.unfold()
         admin.press(f"{button} {label}")
         for name, value in fields.items():
             admin.type(name, value)
@@ -323,6 +326,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
         detail(stock.dead[0][1]),
         *(f"{LIST}operate/{step}/?ids={timeout}" for step in steps),
         POLICIES,
+        FIRST_PAGE,
         *(f"{POLICIES}{LABEL}/{stop}/" for stop in stops),
         f"{POLICIES}selected/hold/?all=1",
         "/admin/django_delayq/policychange/",
@@ -330,6 +334,9 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     found = {page: admin.inspect(page) for page in pages}
     for page in ("/admin/shop/order/", f"/admin/shop/order/{order}/change/"):
         found[page] = admin.inspect(page, *DJANGOS_OWN)
+    admin.open(FIRST_PAGE)
+    admin.unfold()
+    found["the first page with all that it has"] = admin.faults()
     admin.open(f"{POLICIES}{LABEL}/delay/")
     admin.press("Show the consequences")
     found["what is wrong with the form"] = admin.faults()
@@ -359,6 +366,29 @@ def test_axe_finds_no_serious_fault_on_the_shops_pages(admin: Admin, stock: Stoc
     admin.wait_for("it was cancelled")
     found["a refused payment"] = admin.faults()
     assert {page: faults for page, faults in found.items() if faults} == {}
+
+
+REMIND = "shop.delivery.remind_late_delivery"
+OPENED = """
+const [row, tick] = ["delayq-more-", "tick-"].map((each) => document.getElementById(each + arguments[0]));
+return [row.open, tick.checked, document.activeElement.closest("details").id];
+"""
+
+
+def test_the_first_page_refreshes_itself_and_keeps_what_is_open_ticked_and_focused(admin: Admin) -> None:
+    admin.open(FIRST_PAGE)
+    admin.browser.find_element(By.ID, f"tick-{REMIND}").click()
+    summary = admin.browser.find_element(By.CSS_SELECTOR, f"[id='delayq-more-{REMIND}'] summary")
+    summary.send_keys(Keys.ENTER)  # by the keyboard
+    change = "from django_delayq import operations; operations."
+    admin.shop.ask("1", f"{change}pause({REMIND!r}, by='cli:ann', reason='an outage')")
+    admin.wait_for("By cli:ann: an outage")
+    assert admin.browser.execute_script(OPENED, REMIND) == [True, True, f"delayq-more-{REMIND}"]
+    rows = admin.browser.find_elements(By.CSS_SELECTOR, ".delayq-policies tbody th")
+    assert rows[0].text == REMIND, "what burns is first"
+    admin.shop.ask("1", f"{change}resume({REMIND!r}, by='cli:ann', reason='over')")
+    admin.press("Refresh")
+    assert "an outage" not in admin.browser.find_element(By.ID, "delayq-policies").text
 
 
 FITS = """
@@ -430,20 +460,6 @@ def test_on_a_phone_no_column_of_the_shop_is_beyond_the_edge(admin: Admin, stock
         beyond = admin.browser.execute_script(HIDDEN_CELLS)
         assert beyond and max(beyond) <= 0, (path, beyond)
         assert admin.faults() == []
-
-
-LAGS = """
-return [...document.querySelectorAll(".delayq-lags")].map((lags) =>
-  [...lags.querySelectorAll("dd")].map((each) => each.getBoundingClientRect().top));
-"""
-
-
-def test_both_lags_of_a_policy_are_on_one_line_in_each_width(admin: Admin, stock: Stock) -> None:
-    for width in (PHONE, DESKTOP):
-        admin.show_on(width)
-        admin.open(POLICIES)
-        lags = admin.browser.execute_script(LAGS)
-        assert lags and all(len(tops) == 2 and len(set(tops)) == 1 for tops in lags), lags
 
 
 LONG_TRACE = """
