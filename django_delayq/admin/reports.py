@@ -153,12 +153,13 @@ def chart(names: Sequence[str], kinds: Mapping[str, tuple[Any, Sequence[Count]]]
     step, bars = CHART_WIDTH / max(len(names), 1), []
     for number, name in enumerate(names):
         top, parts = float(CHART_HEIGHT), []
-        for kind, (_title, counts) in kinds.items():
+        for kind, (title, counts) in kinds.items():
             count = counts[number]
             height = max(1.0, count.value * CHART_HEIGHT / highest.value) if count.value else 0.0
             top -= height
             # Strings: the template would localize numbers.
-            parts.append({"kind": kind, "y": f"{top:.1f}", "height": f"{height:.1f}", "n": str(count)})
+            part = {"kind": kind, "title": title, "y": f"{top:.1f}", "height": f"{height:.1f}", "n": str(count)}
+            parts.append(part)
         is_labelled = number % every == 0 and number * step + LABEL_WIDTH <= CHART_WIDTH
         place = {"x": f"{number * step:.1f}", "width": f"{step * BAR_SHARE:.1f}", "is_labelled": is_labelled}
         bars.append({"name": name, "parts": parts, **place})

@@ -58,7 +58,7 @@ class Command(ReportCommand):
                 if options["json"]:
                     self.stderr.write(note)
             if not options["json"]:
-                screen.draw([*lines, "", note])
+                screen.draw([note, *lines])  # the first lines of a frame are never cut off
             time.sleep(WATCH_SECONDS)
 
     def _lines(self, seen: Snapshot) -> Iterator[str]:

@@ -202,6 +202,7 @@ def test_the_delay_of_a_policy_is_changed_after_a_look_at_what_it_means(admin: A
     admin.wait_for("1 deadline will change.")
     admin.press("Change the delay")
     assert "1 deadline was moved." in admin.message()
+    admin.unfold()
     admin.wait_for("5 d (declared: depends on the object)")
 
 
@@ -224,6 +225,7 @@ def test_guard_rails_are_changed_and_shown_with_who_set_them(admin: Admin) -> No
             )
         )
         assert "notify_trial_expiry”: " in admin.message()
+        admin.unfold()
         admin.wait_for(shown)
 
 
@@ -257,6 +259,7 @@ def test_support_sees_that_and_why_a_brake_has_paused_a_policy_and_resumes_it(ad
             assert admin.inspect(page) == []
             admin.wait_for(f"The brake of {LABEL} has paused it.")
             admin.wait_for("By its brake: 4 timeouts fired within 10 min; the brake allows 3.")
+    admin.unfold()
     admin.wait_for("pauses after more than 3 firings in 10 min (set by cli:ann)")
     admin.open(LIST)
     admin.press(f"Resume {LABEL}")
@@ -368,7 +371,7 @@ def test_axe_finds_no_serious_fault_on_the_shops_pages(admin: Admin, stock: Stoc
     assert {page: faults for page, faults in found.items() if faults} == {}
 
 
-REMIND = "shop.delivery.remind_late_delivery"
+TRIAL = "shop.trialmembership.notify_trial_expiry"
 OPENED = """
 const [row, tick] = ["delayq-more-", "tick-"].map((each) => document.getElementById(each + arguments[0]));
 return [row.open, tick.checked, document.activeElement.closest("details").id];
@@ -377,16 +380,16 @@ return [row.open, tick.checked, document.activeElement.closest("details").id];
 
 def test_the_first_page_refreshes_itself_and_keeps_what_is_open_ticked_and_focused(admin: Admin) -> None:
     admin.open(FIRST_PAGE)
-    admin.browser.find_element(By.ID, f"tick-{REMIND}").click()
-    summary = admin.browser.find_element(By.CSS_SELECTOR, f"[id='delayq-more-{REMIND}'] summary")
+    admin.browser.find_element(By.ID, f"tick-{TRIAL}").click()
+    summary = admin.browser.find_element(By.CSS_SELECTOR, f"[id='delayq-more-{TRIAL}'] summary")
     summary.send_keys(Keys.ENTER)  # by the keyboard
     change = "from django_delayq import operations; operations."
-    admin.shop.ask("1", f"{change}pause({REMIND!r}, by='cli:ann', reason='an outage')")
+    admin.shop.ask("1", f"{change}pause({TRIAL!r}, by='cli:ann', reason='an outage')")
     admin.wait_for("By cli:ann: an outage")
-    assert admin.browser.execute_script(OPENED, REMIND) == [True, True, f"delayq-more-{REMIND}"]
-    rows = admin.browser.find_elements(By.CSS_SELECTOR, ".delayq-policies tbody th")
-    assert rows[0].text == REMIND, "what burns is first"
-    admin.shop.ask("1", f"{change}resume({REMIND!r}, by='cli:ann', reason='over')")
+    assert admin.browser.execute_script(OPENED, TRIAL) == [True, True, f"delayq-more-{TRIAL}"]
+    rows = [row.text for row in admin.browser.find_elements(By.CSS_SELECTOR, ".delayq-policies > tbody > tr > th")]
+    assert rows.index(TRIAL) < rows.index("shop.review.review_by_default"), "it has moved before those in order"
+    admin.shop.ask("1", f"{change}resume({TRIAL!r}, by='cli:ann', reason='over')")
     admin.press("Refresh")
     assert "an outage" not in admin.browser.find_element(By.ID, "delayq-policies").text
 

@@ -350,7 +350,7 @@ def test_the_status_says_how_things_stand(do: Do, settings: Settings) -> None:
     assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
     assert lines["oldest"].startswith("due for 1 h")
     assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 -")
-    assert " ".join(lines["testapp.order.forgotten"].split()) == "not declared 1 0 0 0 0 0 0 - -"
+    assert " ".join(lines["testapp.order.forgotten"].split()) == "not declared 1 0 0 0 0 0 1 - -"
     assert lines["24"] == "hours  0 in time, 0 fired, 0 fired late, 1 dead"
     pause(REMIND, by=BY, reason="outage")
     assert f"paused    {REMIND} by admin:alice: outage; 1 due" in do("delayq_status").out
