@@ -198,7 +198,7 @@ class PolicyControlAdmin(LedgerAdmin):
         listed = address(site, "timeout_changelist") if request.user.has_perm("django_delayq.view_timeout") else ""
         if not listed and not self.has_view_permission(request):
             return {}
-        seen = overview(using)
+        seen: Any = overview(using)
         # Of a policy that is stopped, its own row shows that; that a brake has stopped it belongs to the top, too.
         found = [each for each in seen.obstacles if not each.policy or each.code == "braked"]
         changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}

@@ -20,7 +20,7 @@ from django_delayq.operations.selection import column_at, may_ask_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.sql.key_types import keys_in, object_id_of
 from django_delayq.sql.now import database_now
-from django_delayq.sql.statements import Param, Raw, chunks, compiled, selected, sql_of
+from django_delayq.sql.statements import Param, Raw, chunks, compiled, params, selected, sql_of
 
 DAYS_SHOWN: Final = 30
 """How many days a report by day covers if nothing else is asked for: as many as the ledger keeps by default."""
@@ -306,7 +306,7 @@ def read_figures(owners: dict[str, str], using: str, now: datetime, hours: int) 
     """Read the figures of each policy, with so many `hours`; `owners` has the policy of each label."""
     found = {owner: PolicyFigures() for owner in owners.values()}
     starts = [now + timedelta(hours=number) for number in range(hours + 1)]
-    at = {"now": now, "overdue": now - OVERDUE, "recent": now - timedelta(hours=HOURS), "starts": starts}
+    at = dict[str, Any](now=now, overdue=now - OVERDUE, recent=now - timedelta(hours=HOURS), starts=starts)
     for labels in chunks(list(owners), COUNTS_PER_STATEMENT):
         own = [found[owners[label]] for label in labels]
         size, values = len(labels), {**at, "policy": labels}
@@ -332,9 +332,8 @@ def _of_each_label(build: Callable[..., Raw]) -> compiled:
     """
 
     def union(using: str, size: int, *shape: Any) -> Raw:
-        rows, field = Timeout.objects.using(using).order_by("policy", "state", "run_at", "id"), "policy"
-        labels = [Param(Timeout._meta.get_field(field), field, place) for place in range(size)]
-        parts = [build(rows.filter(policy=label), using, *shape) for label in labels]
+        rows = Timeout.objects.using(using).order_by("policy", "state", "run_at", "id")
+        parts = [build(rows.filter(policy=label), using, *shape) for label in params("policy", size)]
         sql = " UNION ALL ".join(f"SELECT part.*, {place} FROM ({each.sql}) part" for place, each in enumerate(parts))
         return Raw(sql, [value for each in parts for value in each.parameters], parts[0].returning)
 

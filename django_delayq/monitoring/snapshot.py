@@ -245,7 +245,7 @@ def overview(using: str | None = None) -> Snapshot:
     tallies, until = counted(seen.database, None, day_of(seen.at - timedelta(hours=HOURS)), day_of(seen.at), MAX_READ)
     ended, last, size = sum((tally.hours for tally in tallies.values()), Counter[int]()), hour_of(seen.at), len(BY_HOUR)
     counts = {hour: [ended[hour * size + place] for place in range(size)] for hour in range(last - HOURS + 1, last + 1)}
-    hours = tuple(Hour(fitting(datetime.fromtimestamp(hour * 3600, UTC)), *each) for hour, each in counts.items())
+    hours = tuple(Hour(fitting(datetime.fromtimestamp(hour * 3600, UTC)), *each) for hour, each in counts.items())  # type: ignore[call-arg]
     return replace(seen, hours=hours, counted_until=until)
 
 

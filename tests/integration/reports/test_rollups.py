@@ -70,11 +70,12 @@ def test_the_hours_of_the_last_day_are_counted_whether_rows_are_counted_deleted_
     with clock.set_to(NOON + 2 * HOUR):
         for step in (lambda: None, lambda: roll_up("default"), prune_all):
             step()
-            seen = overview()
+            seen: Any = overview()
             assert [(hour.fired, hour.late, hour.dead) for hour in seen.hours[-3:]] == [(1, 0, 0), (2, 0, 1), (0, 0, 0)]
             assert (seen.hours[-1].begins_at, len(seen.hours), seen.counted_until) == (NOON + 2 * HOUR, 24, None)
     with clock.set_to(NOON + 26 * HOUR):
-        assert not any(hour.fired for hour in overview().hours)
+        seen = overview()
+        assert not any(hour.fired for hour in seen.hours)
 
 
 def test_rows_of_the_last_minutes_are_read_from_the_ledger(policy: TimeoutPolicy[Any]) -> None:
