@@ -50,7 +50,8 @@ FIGURES = {
     "lock, check and save an object, per second": ("drain", "settle_per_second"),
     "the same with `batch=500`": ("drain", "batch_per_second"),
 }
-"""The rows of the table in the README: work and column."""
+"""The rows of the table in the pages `WITH_FIGURES`: work and column."""
+WITH_FIGURES = ("README.md", "docs/speed.md")
 SETTINGS = """\
 Each rival runs with the settings for two cores that its own documentation describes, django-delayq with its defaults.
 All of them use PostgreSQL with the default `OPTIONS` of Django, and keep their connections (`CONN_MAX_AGE = None`).
@@ -74,20 +75,20 @@ def write(results: Mapping[str, Any], works: Sequence[Work], root: Path) -> None
         if chart := plot(work, results["works"][work.key]):
             (images / f"bench-{work.key}.svg").write_text(chart)
     (root / "docs" / "benchmarks.md").write_text("\n".join(page(results, measured)) + "\n")
-    readme = root / "README.md"
-    if readme.exists():
-        readme.write_text(with_figures(readme.read_text(), results))
+    for path in (root / name for name in WITH_FIGURES):
+        if path.exists():
+            path.write_text(with_figures(path.read_text(), results))
 
 
-def with_figures(readme: str, results: Mapping[str, Any]) -> str:
-    """Return the README with the table of this run between its two marks."""
-    before, _, rest = readme.partition(BEGIN)
+def with_figures(text: str, results: Mapping[str, Any]) -> str:
+    """Return the text of a page with the table of this run between its two marks."""
+    before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([before + BEGIN, *_figures(samples_of(results)), END]) + after if rest else readme
+    return "\n".join([before + BEGIN, *_figures(samples_of(results)), END]) + after if rest else text
 
 
 def _figures(samples: Samples) -> Iterator[str]:
-    """Yield the table of the README: contestants in columns, without those that no work has measured."""
+    """Yield the table of the pages `WITH_FIGURES`: contestants in columns, without those that no work has measured."""
     names = {name for work, _ in FIGURES.values() for name in samples.get(work, {})}
     shown = [name for name in ("delayq", *RIVALS) if name in names]
     rows = []

@@ -1,4 +1,4 @@
-"""Play what each event does to a timeout, and write the table of it into `docs/states.md`: needs Redis.
+"""Play what each event does to a timeout, and write the table of it into `docs/events.md`: needs Redis.
 
     .venv/bin/python tests/servers.py run --only redis -- .venv/bin/python tools/states.py
     .venv/bin/python tools/states.py page      write the page only, from the columns that were found before
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "states.md"
+PAGE: Final = ROOT / "docs" / "events.md"
 TESTS: Final = ROOT / "tests" / "integration" / "rounds"
 COLUMNS: Final = TESTS / "columns.txt"
 SHOWN: Final = ("given", "deadline", "moves", "clock", "attempts", "steps", "round")

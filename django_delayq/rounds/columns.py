@@ -1,6 +1,6 @@
 """The columns of a row by groups: each belongs to one, and an event keeps, resets or sets the columns of a group.
 
-`docs/states.md` shows which event does what. A new column is listed here once.
+`docs/events.md` shows which event does what. A new column is listed here once.
 """
 
 from __future__ import annotations

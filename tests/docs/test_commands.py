@@ -18,10 +18,10 @@ from tests.docs.pages import ROOT, code, pages, read
 
 OTHER_PROGRAMS = {
     *("cd", "celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "mkdir", "redis-cli", "rq"),
-    *("set", "source", "systemctl", "uvicorn"),
+    *("set", "source", "systemctl"),
 }
 OTHER_MODULES = {"venv"}
-OTHER_PACKAGES = {"django-tasks-db", "whitenoise"}
+OTHER_PACKAGES = {"django-tasks-db"}
 OTHER_COMMANDS = {"collectstatic", "db_worker"}
 """Of others, and not checked here. `tests/e2e/executors` and `test_how_to` run them."""
 NAMES_ONLY = "docs/reference.md"

@@ -193,8 +193,8 @@ def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
     from django_delayq.conf import Settings
 
     pgbouncer = configparser.ConfigParser()
-    pgbouncer.read_string(file("deploy", "pgbouncer.ini"))
-    (worker,) = re.findall(r"DATABASE_NAME=(\w+) python", (HOW_TO / "deploy.md").read_text())
+    pgbouncer.read_string(file("../databases", "pgbouncer.ini"))
+    (worker,) = re.findall(r"DATABASE_NAME=(\w+) python", (ROOT / "docs" / "databases.md").read_text())
     options = dict(word.split("=") for word in pgbouncer["databases"][worker].split())
     assert int(options["pool_size"]) >= Settings().concurrency + 2
 

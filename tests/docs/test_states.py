@@ -1,4 +1,4 @@
-"""The table of events in docs/states.md is that of the columns which the tests have found."""
+"""The table of events in docs/events.md is that of the columns which the tests have found."""
 
 from __future__ import annotations
 

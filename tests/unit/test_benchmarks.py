@@ -202,12 +202,13 @@ def test_the_readme_has_the_figures_of_the_run_between_its_marks() -> None:
 RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text())
 
 
-def test_page_and_readme_are_those_of_the_results() -> None:
+def test_the_pages_with_figures_are_those_of_the_results() -> None:
     """After a change of the text: `python -m benchmarks --report`."""
     measured = [work for work in WORKS if work.key in RESULTS["works"]]
     assert (ROOT / "docs" / "benchmarks.md").read_text() == "\n".join(report.page(RESULTS, measured)) + "\n"
-    readme = (ROOT / "README.md").read_text()
-    assert report.with_figures(readme, RESULTS) == readme
+    for page in report.WITH_FIGURES:
+        text = (ROOT / page).read_text()
+        assert report.BEGIN in text and report.with_figures(text, RESULTS) == text
 
 
 def test_the_page_lists_every_target_with_its_verdict() -> None:

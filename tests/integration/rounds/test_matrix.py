@@ -1,6 +1,6 @@
 """What each event does to each column of a timeout, played with the public functions: `columns.txt` is the decision.
 
-`python tools/states.py` writes it, and the table of `docs/states.md`: read the difference as a change of behaviour.
+`python tools/states.py` writes it, and the table of `docs/events.md`: read the difference as a change of behaviour.
 """
 
 from __future__ import annotations
