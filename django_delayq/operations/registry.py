@@ -158,23 +158,13 @@ HAND_SET_HELP: Final = _("They are computed by the policy from then on.")
 HAND_SET: Final = Flag(
     "hand_set", "--hand-set", _("Also deadlines that were set by hand"), HAND_SET_HELP, default=False
 )
+_GIVEN: Final[Any] = {"is_required": True, "is_nullable": True}
 MAX_DELAY: Final = timedelta(days=10_000)
 """A longer delay is a typing error, and with the `since` of old rows it would lead beyond the calendar."""
 DELAY_HELP: Final = _("Negative: before the time that it counts from.")
-DELAY: Final = Length(
-    "after", "--after", _("New delay"), DELAY_HELP, least=-MAX_DELAY, most=MAX_DELAY, is_required=True, is_nullable=True
-)
+DELAY: Final = Length("after", "--after", _("New delay"), DELAY_HELP, least=-MAX_DELAY, most=MAX_DELAY, **_GIVEN)
 SHARE_HELP: Final = _("100: for all; 0: off; null: as declared.")
-SHARE: Final = Number(
-    "share",
-    "--share",
-    _("Percentage of objects"),
-    SHARE_HELP,
-    most=100,
-    default=100,
-    is_required=True,
-    is_nullable=True,
-)
+SHARE: Final = Number("share", "--share", _("Percentage of objects"), SHARE_HELP, most=100, default=100, **_GIVEN)
 TIMEOUT_OPERATIONS: Final = _by_name(
     Operation(
         name="cancel",

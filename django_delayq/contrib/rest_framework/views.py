@@ -36,7 +36,7 @@ from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring import reports
-from django_delayq.monitoring.snapshot import count_failing, snapshot
+from django_delayq.monitoring.snapshot import count_failing, overview
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
@@ -324,8 +324,8 @@ class StatusView(OperatorView, APIView):
 
     @describe("status", outputs.StatusSerializer, (401, 403))
     def get(self, request: Request, *_: Any, **__: Any) -> Response:
-        """Show the present state, as `delayq_status` does."""
-        return Response(outputs.StatusSerializer(snapshot(database_of(Timeout))).data)
+        """Show the present state and the last 24 hours, as `delayq_status` does, the most urgent policies first."""
+        return Response(outputs.StatusSerializer(overview(database_of(Timeout))).data)
 
 
 for _view in (TimeoutViewSet, PolicyViewSet):

@@ -21,7 +21,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import PolicyControlAdmin, TimeoutAdmin, TimeoutInline
 from django_delayq.models import PolicyControl, Timeout
-from tests.integration.admin.conftest import DETAIL, LIST
+from tests.integration.admin.conftest import DETAIL, LIST, policy_shown
 from tests.integration.commands.conftest import a_worker
 from tests.testapp.models import Customer, Order
 
@@ -150,8 +150,8 @@ def test_failing_timeouts_have_a_badge_a_filter_and_a_count(admin_client: Client
     listed = admin_client.get(f"{reverse(LIST)}?due=failing")
     assert [each.pk for each in listed.context["cl"].result_list] == [row.pk]
     assert "failing: an attempt has failed" in listed.content.decode()
-    shown = {each["label"]: each for each in admin_client.get(reverse(POLICIES)).context["policies"]}[REMIND]
-    (failing,) = [count for count in shown["counts"] if count["name"] == "failing"]
+    shown = policy_shown(admin_client, REMIND)
+    (failing,) = [count for count in shown["numbers"] if count["name"] == "failing"]
     assert (str(failing["count"]), failing["is_bad"]) == ("1", True)
     assert admin_client.get(failing["address"]).context["cl"].result_count == 1
 

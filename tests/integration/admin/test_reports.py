@@ -44,7 +44,7 @@ def test_the_page_has_a_plot_a_table_and_a_file(viewer: Client) -> None:
     text = answer.content.decode()
     assert "66.7%" in text and "24 min" in text
     assert text.count("<rect") == 60
-    assert "2 of 3 in time" in text
+    assert "in time 2, other rounds 1</title>" in text
     file = viewer.get(ADDRESS, {"format": "csv", "by": "month"})
     assert file["Content-Disposition"].startswith(f'attachment; filename="{LABEL}-')
     rows = list(csv.DictReader(io.StringIO(file.content.decode("utf-8-sig"))))
