@@ -6,10 +6,11 @@ All public names except the model are imported from here. They are resolved on f
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib.metadata
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0.dev1"
+# The build computes it from the commit. A copy that was not installed has none.
+__version__ = next((found.version for found in importlib.metadata.distributions(name="django-delayq")), "0.0")
 
 if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingManager as ArmingManager
@@ -117,7 +118,7 @@ if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every 
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = import_module(f"{__name__}.{home}")
+        module = importlib.import_module(f"{__name__}.{home}")
         value = module if home.endswith(f".{name}") else getattr(module, name)
         globals()[name] = value
         return value

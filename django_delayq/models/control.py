@@ -307,7 +307,7 @@ class WorkerSeen(models.Model):
     queues = models.JSONField(_("queues"), null=True, blank=True, default=None)
     """None: all of them."""
     concurrency = models.PositiveSmallIntegerField(_("threads"))
-    version = models.CharField(_("version"), max_length=30)
+    version = models.CharField(_("version"), max_length=50)
     uses_redis = models.BooleanField(_("uses Redis"))
     held = models.PositiveIntegerField(_("timeouts under way"), default=0)
     stuck_threads = models.PositiveSmallIntegerField(_("stuck threads"), default=0)

@@ -195,8 +195,8 @@ def workers(using: str) -> Iterator[CheckMessage]:
         WorkerSeen.objects.using(using).filter(pk="").update(held=0)
         return
     yield Info(f"{len(found)} running: {', '.join(worker.name for worker in found)}.", id="workers")
-    if len(releases := sorted({worker.version for worker in found})) > 1:
-        text = f"Workers of versions {', '.join(releases)} are running."
+    if others := sorted({worker.version for worker in found} - {django_delayq.__version__}):
+        text = f"Workers of version {', '.join(others)} are running; this process has {django_delayq.__version__}."
         yield Warning(text, hint="Restart the older ones, unless a deployment is in progress.", id="workers")
     for worker in found:
         if not worker.uses_redis and get_settings().redis is not None:

@@ -68,7 +68,7 @@ def facts(draw: st.DrawFn) -> Facts:
     return Facts(draw(st.sampled_from(LENGTHS)), (draw(calendars), draw(calendars)), since, stops)
 
 
-@examples(8_000)  # of which a sample is a quarter
+@examples(2_000)
 @given(facts())
 def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> None:
     time, due_at = case.time(), case.due_at()
@@ -87,7 +87,7 @@ def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> No
         due_at = moved
 
 
-@examples(2_000)
+@examples(500)
 @given(facts(), st.integers(1, 600))
 def test_every_order_of_the_same_facts_leads_to_the_same_deadline(case: Facts, minutes: int) -> None:
     def play(steps: tuple[Any, ...]) -> datetime:

@@ -14,7 +14,7 @@ pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 LIST = "/admin/django_delayq/timeout/"
 POLICIES = "/admin/django_delayq/policycontrol/"
 LABEL = "shop.order.cancel_unpaid"

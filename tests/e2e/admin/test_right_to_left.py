@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock, served_as
 from tests.shop.conftest import Shop
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 LIST = "/admin/django_delayq/timeout/"
 POLICIES = "/admin/django_delayq/policycontrol/"
 ASKED = "/admin/django_delayq/timeout/operate/cancel/?ids={}"

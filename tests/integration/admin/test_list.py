@@ -25,7 +25,7 @@ from django_delayq.operations import selection
 from tests.integration.admin.conftest import DETAIL, LIST
 from tests.testapp.models import Order, Parcel
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 LABELS = ("testapp.order.remind", "testapp.order.linger")
 SETTLED = {"fired": "due", "skipped": "gone", "cancelled": "hand", "dead": "retries"}
 

@@ -18,6 +18,8 @@ from django_delayq.ledger.locking import with_keys
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order, Voucher
 
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+
 ROWS = 6000
 # One policy is rare: what is asked of one that has a third of all rows, PostgreSQL reads as cheaply from another index,
 # and which of the two it takes changes with the sample of its statistics.

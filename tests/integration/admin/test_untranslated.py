@@ -28,7 +28,7 @@ from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import Order
 from tests.testapp.timeouts import remind
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.urls(__name__)]
 POLICIES = "admin:django_delayq_policycontrol_changelist"
 OPERATE = "admin:django_delayq_policycontrol_operate"
 REPORT = "admin:django_delayq_policycontrol_report"

@@ -23,7 +23,7 @@ from django_delayq.policy.policies import registry
 from tests.support.examples import examples
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 STEP = timedelta(minutes=15)
 T0 = datetime(2030, 1, 7, 9, tzinfo=UTC)  # a Monday, at the opening
 OFFICE = dq.WorkingHours("UTC", {"mon-fri": ("09:00-12:00", "13:00-17:00")})
@@ -122,7 +122,7 @@ THINGS = [
 
 
 @pytest.mark.parametrize("span", SPANS)
-@examples(40)
+@examples(10)
 @given(history=st.lists(st.sampled_from(THINGS), max_size=22))
 def test_the_deadline_is_that_of_an_accountant(span: str, history: list[str]) -> None:
     after, counts = SPANS[span]

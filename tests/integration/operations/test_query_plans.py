@@ -16,6 +16,8 @@ from django_delayq.models import Timeout, slot_of
 from django_delayq.operations.selection import CONDITIONS
 from tests.testapp.models import Order
 
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+
 ROWS = 4_000
 # The policy asked about is rare: were it a quarter of all rows, PostgreSQL could as cheaply read another index.
 REMIND, OTHERS = "testapp.order.remind", ("linger", "cancel_unpaid", "forgotten")

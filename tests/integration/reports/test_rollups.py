@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 LABEL = "testapp.order.told"
 NOON = utc(2026, 5, 10, 12)

@@ -28,7 +28,7 @@ from django_delayq.worker.background import forgotten
 from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
 
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
-pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db, pytest.mark.timeout(600)]
 
 # A quarter is settled, a quarter due in the far future, a fiftieth at one and the same time; the rest is spread
 # over the last hour.
