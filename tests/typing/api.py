@@ -17,6 +17,7 @@ from django_delayq import (
     Fired,
     Late,
     Limits,
+    Progress,
     Retry,
     Skip,
     Snooze,
@@ -39,6 +40,7 @@ from django_delayq import (
     get_deadline,
     get_policies,
     get_policy,
+    get_progress,
     hold_timeout,
     pending_timeouts,
     register_policy,
@@ -128,6 +130,7 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(reschedule_timeout(order, "cancel_unpaid", at=moment), Timeout | None)
     assert_type(extend_timeout(order, cancel_unpaid, after=Wall(days=1)), Timeout | None)
     assert_type(get_deadline(order, "cancel_unpaid"), datetime | None)
+    assert_type(get_progress(order, "cancel_unpaid"), Progress | None)
     assert_type(explain_timeout(order, "cancel_unpaid"), Story)
     assert_type(hold_timeout(order, cancel_unpaid, until=moment, reason="in talks"), Timeout | None)
     assert_type(resume_timeout(row), Timeout | None)
@@ -144,6 +147,7 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     reschedule_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
     extend_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
     get_deadline(parcel, cancel_unpaid)  # type: ignore[misc]
+    get_progress(parcel, cancel_unpaid)  # type: ignore[misc]
     explain_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
     countdown_of(parcel, cancel_unpaid)  # type: ignore[misc]
     schedule_timeout(order, "cancel_unpaid", minuts=30)  # type: ignore[call-arg]
