@@ -223,7 +223,7 @@ class LedgerChangeList(OwnFiltersChangeList):
         """Read the ids of all rows that match, at most those of the window, and the rows of one page by their ids."""
         self.most_used = CHUNK if self.params.get(ORDER) == "used" else 0  # how many rows are in this order
         ids = list(dict.fromkeys([*self.urgent, *self.queryset.values_list("pk", flat=True)]))
-        ids = most_used_first(ids, self.most_used)
+        ids = selection.most_used_first(ids, self.most_used)
         self.paginator = Paginator(ids, self.list_per_page)
         try:
             shown = self.paginator.page(self.page_num).object_list
@@ -269,17 +269,6 @@ def named(rows: QuerySet[Any] | Iterable[Timeout], user: Any) -> list[Timeout]:
         row.delayq_error = errors.get(row.pk, "")
         row.delayq_progress = facts.progress(row)
     return found
-
-
-def most_used_first(ids: list[int], count: int) -> list[int]:
-    """Return `ids` with the first `count` of them sorted: those that have used most of their time come first.
-
-    The database cannot compare open hours, so that these rows and their objects are read.
-    """
-    rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids[:count]).defer("history", "payload")
-    facts = Facts(list(rows), rows.db, locks=False)
-    shares = {row.pk: progress.share for row in facts.rows if (progress := facts.progress(row))}
-    return sorted(ids[:count], key=lambda pk: shares.get(pk, -1.0), reverse=True) + ids[count:]
 
 
 def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:

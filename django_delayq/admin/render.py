@@ -91,8 +91,9 @@ def deadline(row: Timeout) -> SafeString:
         late = (row.settled_at - advances.passed_at(row)).total_seconds()  # negative if an operator fired it early
         words = _("fired {duration} after it") if late >= 0 else _("fired {duration} before it")
         more = words.format(duration=duration_label(abs(late)))
-    lines = ((each,) for each in (more, used(row)) if each)
-    return time_tag(row.due_at) + format_html_join("", '<br><bdi class="delayq-more">{}</bdi>', lines)
+    lines = ((line,) for line in (more, used(row)) if line)
+    below = format_html_join("", '<br><bdi class="delayq-more">{}</bdi>', lines)
+    return format_html("{}{}", time_tag(row.due_at), below)
 
 
 def used(row: Timeout) -> str:

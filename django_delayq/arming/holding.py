@@ -179,7 +179,8 @@ class Facts:
         """
         if row.has_stopped_clock:
             end = self.now if row.held_when else min(row.held_until or self.now, self.now)
-            return row.held_at or end, end, end == self.now
+            begin = row.held_at or end
+            return begin, max(begin, end), end == self.now  # also if the clock was set back
         state = self.states[policy]
         lasts = state.stop == Stop.HELD and (state.until is None or state.until > self.now)
         return *self.policy_hold(row, self.now), lasts
@@ -197,7 +198,7 @@ class Facts:
                 course = course_of(row, policy, None, due_at=moved, time=time)
                 course = course._replace(stops=[*course.stops, (begin, end)])
                 own, total = course.total
-                used = max(course.used(own, self.now), timedelta(0))
+                used = max(course.used(own, begin if is_stopped else self.now), timedelta(0))
                 share, due_at = used / total if total else 1.0, row.due_at if is_stopped else moved
                 running, is_open_time = not is_stopped and course.start <= self.now, own.calendar() is not None
                 return Progress(used, total - used, total, share, running, due_at, is_open_time)

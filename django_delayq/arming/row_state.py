@@ -286,7 +286,7 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
         pk = to_python(key)
         for policy in policies:
             row_id, since_at, held, terms = pending.get((policy.label, pk), (None, None, 0, None))
-            of_round = {"pending_id": row_id, "pending_since": since_at, "held": held}
+            of_round: dict[str, Any] = {"pending_id": row_id, "pending_since": since_at, "held": held}
             of_round["pending_terms"] = terms if follows_data(policy) else None
             states.append(RowState(pk, policy, **{name: values.pop(0) for name in _own_fields(policy)}, **of_round))
     return states

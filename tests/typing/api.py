@@ -130,7 +130,6 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(reschedule_timeout(order, "cancel_unpaid", at=moment), Timeout | None)
     assert_type(extend_timeout(order, cancel_unpaid, after=Wall(days=1)), Timeout | None)
     assert_type(get_deadline(order, "cancel_unpaid"), datetime | None)
-    assert_type(get_progress(order, "cancel_unpaid"), Progress | None)
     assert_type(explain_timeout(order, "cancel_unpaid"), Story)
     assert_type(hold_timeout(order, cancel_unpaid, until=moment, reason="in talks"), Timeout | None)
     assert_type(resume_timeout(row), Timeout | None)
@@ -147,7 +146,6 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     reschedule_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
     extend_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
     get_deadline(parcel, cancel_unpaid)  # type: ignore[misc]
-    get_progress(parcel, cancel_unpaid)  # type: ignore[misc]
     explain_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
     countdown_of(parcel, cancel_unpaid)  # type: ignore[misc]
     schedule_timeout(order, "cancel_unpaid", minuts=30)  # type: ignore[call-arg]
@@ -183,6 +181,8 @@ def relation(order: Order) -> None:
 
 
 def selecting_and_bulk(orders: QuerySet[Order], order: Order, parcels: QuerySet[Parcel], parcel: Parcel) -> None:
+    assert_type(get_progress(order, "cancel_unpaid"), Progress | None)
+    get_progress(parcel, cancel_unpaid)  # type: ignore[misc]
     pending = pending_timeouts(order, "cancel_unpaid")
     pending_timeouts(Order, cancel_unpaid, key="second")
     pending_timeouts([order])
