@@ -66,7 +66,7 @@ class Progress(NamedTuple):
     left: timedelta
     """Negative if the deadline has passed."""
     total: timedelta
-    """What is used and what is left. An extension adds to it."""
+    """Both together. An extension adds to it."""
     share: float
     """What is used of `total`: 0 to 1, and above 1 after the deadline. 1 if `total` is nothing."""
     running: bool

@@ -35,7 +35,7 @@ def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any
 def course_of(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any) -> Course:
     """Return the course of the round of `row`. `obj`: its object, if the plan needs it. `given`: see `Course`."""
     course = _course(policy, given.pop("due_at", row.due_at), row.since_at, row.created_at)
-    stops = [each for each in stops_of(row.stops) if each[1] > course.start]  # a round that continues may begin anew
+    stops = [each for each in stops_of(row.stops) if each[1] > course.start]  # of a row that continues a round
     return course._replace(**{"obj": obj, "over": row.steps_over, "stops": stops, **given})
 
 

@@ -175,7 +175,7 @@ def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
 
 
 def _first(step: Step, course: Course) -> datetime | None:
-    """Return when `step` runs first: at a fraction, when the share that the round has used reaches that."""
+    """Return when `step` runs first: at a fraction, when the round has used so much of its time."""
     if not isinstance(step.offset, float):
         return lengths.end_of(step.offset, course.due_at, course.obj)
     time, total = course.total

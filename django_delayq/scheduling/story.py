@@ -95,7 +95,7 @@ class StoryEvent:
         return f"{label}: {self.details['step']}" if "step" in self.details else label
 
     def parts(self, write: Callable[..., str], shown: Callable[[datetime], str]) -> Iterator[str]:
-        """Yield what else is known of it. `write` fills the places of a text, and `shown` renders a datetime."""
+        """Yield what else is known of it. `write` formats a message, and `shown` renders a datetime."""
         if self.what == "suspected" and "number" in self.details:
             yield _("death {number}").format(number=self.details["number"])
         if "until" in self.details:

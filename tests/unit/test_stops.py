@@ -119,7 +119,7 @@ def _in_order(steps: tuple[Any, ...]) -> bool:
 
 
 class Round(NamedTuple):
-    """A round by the calendar of a case, with its stops, and what is left of its minutes in the order of the clock."""
+    """A round by the calendar of a case, with its stops, and its minutes in the order of the clock."""
 
     course: Course
     minutes: list[bool]
@@ -164,7 +164,7 @@ def test_what_is_used_is_what_counting_each_minute_leads_to(case: Round, minute:
     at = next(plan_of([step], course.due_at + DAY, course)).at
     assert abs(course.used(time, at) - total * fraction) < timedelta(milliseconds=1)
     is_before = course.used(time, at - timedelta(seconds=1)) < total * fraction
-    assert is_before or at in {end for _, end in course.stops}  # which began at that moment
+    assert is_before or at in {end for _, end in course.stops}  # which began at that time
     assert case.counted(at) <= total * fraction + timedelta(milliseconds=1) <= case.counted(at + MINUTE) + MINUTE / 30
 
 

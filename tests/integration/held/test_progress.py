@@ -78,7 +78,7 @@ WAITS, OPEN, HOLD = status("waiting"), status("open"), moved("hold_timeout")
 STOP, RESUME = on_policy("hold"), on_policy("resume")
 SOON, PAUSE = {"until": at("Mon 14:00")}, moved("hold_timeout", keep_deadline=True)
 FRIDAY, SOONER = moved("reschedule_timeout", at=at("Fri 12:00")), moved("reschedule_timeout", hours=1)
-# Of a ticket opened on Monday at 10:00: what happens, when one looks, and then hours used, hours left, running.
+# Of a ticket opened on Monday at 10:00: what happens, when it is read, and then hours used, hours left, running.
 CASES: dict[str, tuple[list[tuple[str, Act]], str, float, float, bool]] = {
     "just opened": ([], "Mon 10:00", 0, 8, True),
     "in the afternoon": ([], "Mon 15:30", 5.5, 2.5, True),
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[list[tuple[str, Act]], str, float, float, bool]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_used_and_left(declare: Declare, name: str) -> None:
-    happened, looks, used, left, running = CASES[name]
+    happened, seen_at, used, left, running = CASES[name]
     is_real = name.startswith("real time")
     policy = policy_of(declare, "real time" if is_real else "by the team")
     with clock.set_to(at("Mon 10:00")):
@@ -121,7 +121,7 @@ def test_what_is_used_and_left(declare: Declare, name: str) -> None:
         with clock.set_to(at(moment)):
             act(Ticket.objects.get(), policy)
             stop_cache.forget()
-    with clock.set_to(at(looks)):
+    with clock.set_to(at(seen_at)):
         found, row = dq.get_progress(ticket, policy), Timeout.objects.get()
         assert found == row.progress()
     assert found is not None
@@ -189,7 +189,7 @@ def test_what_cannot_be_computed_has_none(declare: Declare) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happened", "looks", "text"),
+    ("happened", "seen_at", "text"),
     [
         ([], "Mon 15:50", "2 h 10 min of office time left, 72 % used"),
         ([("Mon 12:00", HOLD)], "Tue 15:00", "stopped, 6 h of office time left, 25 % used"),
@@ -197,7 +197,7 @@ def test_what_cannot_be_computed_has_none(declare: Declare) -> None:
         ([("Mon 12:00", FRIDAY)], "Mon 12:00", "32 h of office time left, 5 % used"),
     ],
 )
-def test_it_is_a_phrase(declare: Declare, happened: list[tuple[str, Act]], looks: str, text: str) -> None:
+def test_it_is_a_phrase(declare: Declare, happened: list[tuple[str, Act]], seen_at: str, text: str) -> None:
     policy = policy_of(declare)
     with clock.set_to(at("Mon 10:00")):
         ticket = opened()
@@ -205,7 +205,7 @@ def test_it_is_a_phrase(declare: Declare, happened: list[tuple[str, Act]], looks
         with clock.set_to(at(moment)):
             act(ticket, policy)
     page = "{% load delayq %}{% deadline ticket 'answer' as due %}{{ due.progress }}"
-    with clock.set_to(at(looks)):
+    with clock.set_to(at(seen_at)):
         assert str(dq.get_progress(ticket, policy)) == text
         assert str(countdown_of(ticket, policy).progress) == text
         assert Template(page).render(Context({"ticket": ticket})) == text
