@@ -31,13 +31,14 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.locking import with_keys
+from django_delayq.ledger.rollups import OVERDUE
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, count_each
 from django_delayq.ledger.subjects import about_objects, about_outer_row, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import whatif
 from django_delayq.monitoring.reports import MAX_READ
-from django_delayq.monitoring.snapshot import OVERDUE, Obstacle, workers_alive
+from django_delayq.monitoring.snapshot import Obstacle, workers_alive
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.previews import Preview

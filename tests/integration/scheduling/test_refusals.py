@@ -81,7 +81,7 @@ DELAYS: list[dict[str, Any]] = [
     {"after": 5}, {"at": NAIVE}, {"at": "tomorrow"}, {"weeks": 10**9}, {"weeks": 10**400}, {"days": 365 * 100},
 ]  # fmt: skip
 KEYS: dict[str, Any] = {"long": "k" * 201, "NUL": "\0", "surrogate": "\udcff", "number": 5, "None": None}
-WITH_A_KEY: dict[str, Callable[[Order, Any], object]] = {
+WITH_A_KEY: dict[str, Callable[..., object]] = {
     "schedule": lambda o, key: schedule(o, key=key),
     "schedule many": lambda o, key: schedule_many(o, key=key),
     "cancel": lambda o, key: verbs.cancel_timeout(o, "remind", key=key),
