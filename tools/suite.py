@@ -59,7 +59,6 @@ NO_SECOND_RUN = (
     "tests/e2e/races",
     "tests/engine/test_invariants.py",
     "tests/engine/test_model.py",
-    "tests/engine/test_random_faults.py",
 )
 """One failure here in a hundred runs is a defect: these tests provoke what happens rarely."""
 Command = Sequence[str]

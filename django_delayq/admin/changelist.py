@@ -51,6 +51,7 @@ ORDER_TEXTS: Final = {
     search.LAST_SETTLED: gettext_lazy("Last settled first."),
     search.BY_DEADLINE: gettext_lazy("Ordered by deadline."),
 }
+URGENT_TEXT: Final = gettext_lazy("Overdue and failing ones first, then the newest.")
 
 
 def address(site: AdminSite, page: str, *args: Any) -> str:
@@ -164,6 +165,8 @@ class LedgerChangeList(OwnFiltersChangeList):
 
     order: search.Order
     window: Window
+    urgent: Sequence[int] = ()
+    """The ids of rows that come first, if nothing else is asked for."""
     search_form_class = ExactSearchForm
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
@@ -205,22 +208,24 @@ class LedgerChangeList(OwnFiltersChangeList):
                     break
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
             self.order = search.Order.of(scans[-1].rows if self.window.is_whole else scan.rows)
+            self.urgent = [] if asked or start else filters.urgent(self.root_queryset)
+        request.delayq_ids = self.window.ids  # type: ignore[attr-defined] # for `ErrorFilter`
         try:
             rows = super().get_queryset(request, exclude_parameters)
         except OverflowError as error:  # a year that Django passes on to Python
             raise IncorrectLookupParameters(error) from error
-        return with_keys(rows, self.window.ids)
+        return with_keys(rows, [*self.urgent, *self.window.ids])
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the ids of all rows that match, at most those of the window, and the rows of one page by their ids."""
-        ids = list(self.queryset.values_list("pk", flat=True))
+        ids = list(dict.fromkeys([*self.urgent, *self.queryset.values_list("pk", flat=True)]))
         self.paginator = Paginator(ids, self.list_per_page)
         try:
             shown = self.paginator.page(self.page_num).object_list
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
-        rows = self.root_queryset.filter(pk__in=shown).order_by(*self.order.fields)
-        self.result_list = named(rows.defer("history", "payload"), request.user)  # which may be large
+        rows = self.root_queryset.filter(pk__in=shown).defer("history", "payload")  # which may be large
+        self.result_list = sorted(named(rows, request.user), key=lambda row: shown.index(row.pk))
         self.result_count = len(ids)
         # None: the page offers a link to all rows.
         self.full_result_count = None if self.query or self.get_filters_params() else self.result_count
@@ -229,7 +234,7 @@ class LedgerChangeList(OwnFiltersChangeList):
         # For the template: the address of the next window (empty: this is the last one), and that of the first.
         self.further = self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
         self.from_the_start = self.get_query_string({}, [FURTHER])
-        self.order_text = ORDER_TEXTS[self.order]
+        self.order_text = URGENT_TEXT if self.urgent else ORDER_TEXTS[self.order]
         self.soonest_first = ""  # the address of the rows that are due next, where the list begins with the newest
         if self.order == search.NEWEST and not self.query and not {filters.DUE, filters.STATE} & set(self.params):
             self.soonest_first = self.get_query_string({filters.DUE: "waiting"})
@@ -245,11 +250,14 @@ class LedgerChangeList(OwnFiltersChangeList):
 
 
 def named(rows: QuerySet[Any] | Iterable[Timeout], user: Any) -> list[Timeout]:
-    """Read `rows`, and give each the name of its object for the column of objects, with one query for each model."""
-    found = list(rows)
-    names = selection.names_of(found, database_of(Timeout), user)
+    """Read `rows`, and give each the name of its object, with one query for each model, and its last error."""
+    found, using = list[Any](rows), database_of(Timeout)
+    names = selection.names_of(found, using, user)
+    failing = Timeout.objects.using(using).filter(pk__in=[row.pk for row in found if row.is_failing])
+    errors = {row.pk: row.last_error for row in failing.only("history")}
     for row in found:
         row.delayq_name = names.get((row.content_type_id, row.object_id), "")
+        row.delayq_error = errors.get(row.pk, "")
     return found
 
 

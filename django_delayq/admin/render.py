@@ -32,17 +32,6 @@ from django_delayq.times.lengths import UNIT_LABELS, duration_label, length_labe
 from django_delayq.times.paths import field_at
 
 Stop = PolicyControl.Stop
-SIGNS = {
-    "pending": "◷",
-    "held": "‖",
-    "failing": "↻",
-    "firing": "▶",
-    "fired": "✓",
-    "skipped": "↷",
-    "cancelled": "✕",
-    "dead": "!",
-}
-"""A sign for each state, so that states do not differ by colour alone; failing is pending after a failed attempt."""
 
 
 def duration_parts() -> list[str]:
@@ -138,11 +127,16 @@ def reason(stored: str) -> SafeString | str:
     return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text) if text else "-"
 
 
+def last_error_and_reason(row: Timeout) -> SafeString:
+    """Render the last error of a failing row, which `changelist.named` has read, and the reason; empty: no text."""
+    texts = filter(None, (getattr(row, "delayq_error", ""), row.reason))
+    return format_html_join("", "{}", ((reason(text),) for text in texts))
+
+
 def badge(row: Timeout) -> SafeString:
-    """Render the state as a sign, a colour and a word. A pending row of which an attempt has failed is failing."""
-    state: Any = "failing" if row.is_failing else row.state
-    text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
-    return format_html(text, state, SIGNS[state], state_label(row))
+    """Render the state as a word, with the colour and the sign that `admin.css` has for it."""
+    state = "failing" if row.is_failing else row.state
+    return format_html('<span class="delayq-badge delayq-{}">{}</span>', state, state_label(row))
 
 
 def state_label(row: Timeout) -> str:

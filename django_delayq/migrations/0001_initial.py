@@ -232,6 +232,7 @@ class Migration(migrations.Migration):
                 ('dead', models.BigIntegerField(default=0)),
                 ('lateness', models.JSONField(default=dict)),
                 ('waits', models.JSONField(default=dict)),
+                ('hours', models.JSONField(default=dict)),
             ],
             options={
                 'default_permissions': (),

@@ -259,6 +259,8 @@ class PolicyDay(_Record):
     lateness: Field[Any, Any] = models.JSONField(default=dict)
     """Histograms: how late the rounds fired, and how long those that ended in time took."""
     waits: Field[Any, Any] = models.JSONField(default=dict)
+    hours: Field[Any, Any] = models.JSONField(default=dict)
+    """How many rounds have ended in each hour, as `rollups.Tally` has them."""
 
     class Meta(_Record.Meta):
         constraints: ClassVar[list[models.BaseConstraint]] = [

@@ -147,5 +147,4 @@ def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Res
         plans = [(row, plan) for row, plan in planned if isinstance(plan, Plan)]
         write_plans(plans, context.facts, **context.event)
 
-    action = Action("replan", signals.timeout_rescheduled, refuse, write)
-    return action.run(target, **how)
+    return Action("replan", signals.timeout_rescheduled, refuse, write).run(target, **how)

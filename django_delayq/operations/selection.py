@@ -29,7 +29,7 @@ from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policy.policies import get_policies, labels_of
 from django_delayq.policy.reads import related_paths
-from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, keys_in, object_id_of, pk_of, root_of_key
+from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, keys_in, object_id_of, pk_of, root_of_key
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.times.paths import end_of, field_at, is_reference, stored_type
 
@@ -390,7 +390,7 @@ CONDITIONS: Final[dict[str, Callable[[Any], Q]]] = {
     "object": lambda reference: about_reference(reference, database_of(Timeout)),
     "related": lambda reference: about_related(reference, database_of(Timeout)),
     "key": lambda key: Q(HAS_KEY, key=key) if key else Q(key=""),
-    "queue": lambda queue: Q(queue=queue),
+    "queue": lambda queue: Q(queue=queue) if queue == "default" else Q(HAS_OWN_QUEUE, queue=queue),
     "state": lambda state: Q(state=state),
     "due_from": lambda at: Q(run_at__gte=at),
     "due_until": lambda at: Q(run_at__lt=at),

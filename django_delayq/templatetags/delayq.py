@@ -10,6 +10,7 @@ from django.db.models import Model
 from django.utils.translation import get_language, gettext
 
 from django_delayq.contrib.countdown import Countdown, countdown_of
+from django_delayq.models import PolicyControl
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.times import clock
 from django_delayq.times.lengths import duration_label
@@ -79,3 +80,11 @@ def countdown(
         "sync": sync,
         "announce": announce,
     }
+
+
+@register.simple_tag(takes_context=True)
+def delayq_overview(context: Any) -> dict[str, Any]:
+    """Return what the first page of this app in the admin shows to the visitor; nothing if the site has no policies."""
+    site = context["request"].resolver_match.func.admin_site
+    overview = getattr(site._registry.get(PolicyControl), "overview", None)
+    return overview(context["request"]) if overview else {}

@@ -81,7 +81,7 @@ def test_every_column_for_users_is_documented_and_exists() -> None:
     documented = {name for row in read(DOCS / "states.md").table("column") for name in code(row[0])}
     fields = [field for field in Timeout._meta.fields if field.editable or field.name == "idempotency_key"]
     columns = {field.name for field in fields} - {"id"} | {"content_object"}
-    assert documented == columns | {"errors", "is_computed"}
+    assert documented == columns | {"errors", "last_error", "is_computed"}
 
 
 def test_pausing_holding_and_resuming_have_one_word_in_docs_and_on_buttons() -> None:

@@ -468,3 +468,9 @@ class ReportSerializer(StatusPart):
 
     shows = reports.Report
     total = FiguresSerializer()
+
+
+class HourSerializer(StatusPart):
+    """How many rounds have ended in an hour."""
+
+    shows = snapshot.Hour

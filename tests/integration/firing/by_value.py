@@ -1,25 +1,18 @@
-"""What the tests of `batch_by` share: shops, a handler that notes its calls, and works."""
+"""What the tests of `batch_by` share: a handler that notes its calls, and works. See `shops`, `calls` and `policy`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from django.db.models import QuerySet
 
 from django_delayq import TimeoutPolicy, schedule_timeouts
-from django_delayq.firing import Report, Work, plan, run
+from django_delayq.firing import Report, plan, run
 from django_delayq.models import Timeout
-from tests.testapp.market import Channel, Merchant, Purchase
+from tests.testapp.market import Channel, Purchase
 
-Declare = Callable[..., TimeoutPolicy[Any]]
-FIRED = ("fired", "due")
-
-
-@pytest.fixture
-def shops() -> list[Channel]:
-    return Channel.objects.bulk_create(Channel(merchant=Merchant.objects.create(name=name)) for name in "ABC")
+Policy = TimeoutPolicy[Any]
+Shops = list[Channel]
 
 
 class Calls:
@@ -40,12 +33,7 @@ class Calls:
         return all(len(set(call)) == 1 for call in self.all)
 
 
-@pytest.fixture
-def calls() -> Calls:
-    return Calls()
-
-
-def due_of(policy: TimeoutPolicy[Any], shop: Channel | None, count: int = 1, **delay: Any) -> list[Timeout]:
+def due_of(policy: Policy, shop: Channel | None, count: int = 1, **delay: Any) -> list[Timeout]:
     """So many due timeouts of a shop, in due order."""
     purchases = [Purchase.objects.create(channel=shop) for _ in range(count)]
     schedule_timeouts(purchases, policy, **(delay or {"seconds": 0}))
@@ -53,10 +41,6 @@ def due_of(policy: TimeoutPolicy[Any], shop: Channel | None, count: int = 1, **d
     return list(rows.order_by("run_at", "id"))
 
 
-def work_of(*rows: Timeout) -> Work:
-    [work], _ = plan({row.pk: 1 for row in rows}, "default")
-    return work
-
-
 def run_of(*rows: Timeout) -> Report:
-    return run(work_of(*rows), "default")
+    [work], _ = plan({row.pk: 1 for row in rows}, "default")
+    return run(work, "default")

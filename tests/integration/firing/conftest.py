@@ -1,4 +1,4 @@
-"""Helpers for the tests of firing: due rows, the two calls of a worker, and a second session that holds locks."""
+"""Helpers for the tests of firing: handlers, due rows, the two calls of a worker, and sessions that hold locks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 from django.db.models import Model
+from django.dispatch import Signal
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy, schedule_timeout
-from django_delayq.firing import Report, plan, run, running
+from django_delayq.firing import Report, Work, plan, run, running
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.testapp.models import Order
+from tests.integration.firing.by_value import Calls, Shops
+from tests.testapp.market import Channel, Merchant, Purchase
+from tests.testapp.models import Effect, Order
 
 WAIT = 60
 """Seconds after which a test that waits for another thread gives up."""
@@ -30,8 +33,14 @@ MODES: dict[str, dict[str, Any]] = {
     "outside": {"atomic": False},
 }
 """The ways to fire, and the options of a policy that is fired so."""
+LIMITED_MODES = pytest.mark.parametrize("mode", ["alone", "outside", "batch"])
+ATOMIC_OR_NOT = pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "outside"])
 
-Fire = Callable[..., Report]
+Declare = Callable[..., TimeoutPolicy[Any]]
+Handler = Callable[[Any, Any], Any]
+FIRED, PENDING, UNMET = ("fired", "due"), ("pending", ""), ("skipped", "condition")
+UNTRIED = (PENDING, 0)
+"""What `tried` returns of a row for which no attempt was counted."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +58,71 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def orders() -> list[Order]:
     return [Order.objects.create(status="unpaid") for _ in range(5)]
+
+
+@pytest.fixture
+def shops() -> Shops:
+    return Channel.objects.bulk_create(Channel(merchant=Merchant.objects.create(name=name)) for name in "ABC")
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def policy(declare: Declare, calls: Calls) -> TimeoutPolicy[Any]:
+    """A policy whose handler is called once for all purchases of a shop."""
+    return declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+
+
+def raising(*errors: BaseException | None) -> Handler:
+    """Return a handler that raises these in turn, and then the last one again and again. None: it returns."""
+    left = list(errors)
+
+    def handler(target: Any, timeouts: Any) -> None:
+        if (error := left.pop(0) if len(left) > 1 else left[0]) is not None:
+            raise error
+
+    return handler
+
+
+def write(target: Any, timeouts: Any) -> None:
+    """Store that this handler was called, for each timeout."""
+    for row in timeouts if isinstance(timeouts, list) else [timeouts]:
+        Effect.objects.create(what="done", object_id=row.object_id, timeout_id=row.pk)
+
+
+def write_and_raise(*errors: BaseException | None) -> Handler:
+    """Return a handler that writes, and then raises as `raising`."""
+    fail = raising(*errors)
+
+    def handler(target: Any, timeouts: Any) -> None:
+        write(target, timeouts)
+        fail(target, timeouts)
+
+    return handler
+
+
+def written() -> list[str]:
+    """Return of which objects `write` has written, in the order of their keys."""
+    return sorted(Effect.objects.values_list("object_id", flat=True), key=int)
+
+
+def execute(sql: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+@contextmanager
+def session_options(**given: Any) -> Iterator[None]:
+    """Connect anew with these options of the driver until the block ends; other threads do, too."""
+    connection.close()
+    options = connection.settings_dict["OPTIONS"]
+    connection.settings_dict["OPTIONS"] = {**options, **given}
+    yield
+    connection.close()
+    connection.settings_dict["OPTIONS"] = options
 
 
 def is_direct() -> bool:
@@ -84,10 +158,49 @@ def fire(*rows: Timeout, deliveries: int = 1) -> Report:
     return Report(tuple(done), again, tuple(fired))
 
 
+def work_of(*rows: Timeout, deliveries: int = 1) -> Work:
+    """Return the one work that is planned for `rows`."""
+    [work], _ = plan({row.pk: deliveries for row in rows}, "default")
+    return work
+
+
 def state(row: Timeout) -> tuple[str, str]:
     """Return the state and cause of `row` in the ledger."""
     row.refresh_from_db()
     return row.state, row.cause
+
+
+def tried(row: Timeout) -> tuple[tuple[str, str], int]:
+    """Return the state and cause of `row` in the ledger, and how many attempts were counted."""
+    return state(row), row.attempts
+
+
+def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
+    """Return the records of this event."""
+    return [record for record in caplog.records if vars(record).get("event") == event]
+
+
+@contextmanager
+def receiving(receiver: Callable[..., Any], *signals: Signal) -> Iterator[None]:
+    """Let `receiver` receive these signals."""
+    for signal in signals:
+        signal.connect(receiver)
+    try:
+        yield
+    finally:
+        for signal in signals:
+            signal.disconnect(receiver)
+
+
+def once_at(step: str, act: Callable[[], object]) -> None:
+    """Call `act` when a firing comes to this step for the first time."""
+    left = [act]
+
+    def look(reached: str) -> None:
+        if reached == step and left:
+            left.pop()()
+
+    set_checkpoint_hook(look)
 
 
 def make_due(row: Timeout) -> None:
@@ -102,7 +215,7 @@ def die_at(row: Timeout, step: str) -> None:
         if reached == step:
             raise KeyboardInterrupt
 
-    [work], _ = plan({row.pk: 1}, "default")
+    work = work_of(row)
     set_checkpoint_hook(look)
     with pytest.raises(KeyboardInterrupt):
         run(work, "default")

@@ -7,7 +7,9 @@ import time
 from datetime import timedelta
 
 import django_delayq as dq
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
+from tests.support.waiting import wait_until
 
 LIMIT = timedelta(milliseconds=300)
 LIMITS = dq.Limits(run=LIMIT)
@@ -36,3 +38,8 @@ def overrun(row: Timeout) -> tuple[str, int, str]:
     """Return the state, the attempts and the error of `row`."""
     row.refresh_from_db()
     return row.state, row.attempts, row.errors[-1]["error"] if row.errors else ""
+
+
+def threads_end() -> None:
+    """Wait until no abandoned handler runs any more."""
+    wait_until(lambda: firing_state.stuck_threads == 0, "the threads of abandoned handlers have ended")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from django.db import connection
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, in_another_thread, state
+from tests.integration.firing.conftest import PENDING, Declare, due, fire, in_another_thread, logged, state, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 
 def test_an_async_handler_writes_in_the_transaction_of_its_firing(order: Order, declare: Declare) -> None:
@@ -42,37 +40,31 @@ def test_an_async_handler_writes_in_the_transaction_of_its_firing(order: Order, 
     assert Order.objects.get().status == "cancelled"
 
 
-def test_what_a_failing_async_handler_wrote_is_undone(order: Order, declare: Declare) -> None:
+@pytest.mark.parametrize("error", [ValueError("no"), asyncio.CancelledError(), SystemExit(1)])
+def test_what_a_failing_cancelled_or_exiting_async_handler_wrote_is_undone(
+    order: Order, declare: Declare, error: BaseException
+) -> None:
     async def handler(obj: Order, timeout: Timeout) -> None:
         obj.status = "cancelled"
         await obj.asave()
-        await Effect.objects.acreate(what="async", object_id=obj.pk)
-        raise ValueError("after writing")
-
-    row = due(order, declare(Order, handler, name="async_fails", retry=dq.Retry([60])))
-    fire(row)
-    assert (state(row), row.attempts, row.errors[0]["message"]) == (("pending", ""), 1, "after writing")
-    assert not Effect.objects.exists()
-    assert Order.objects.get().status == "unpaid"
-
-
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(1)])
-def test_a_cancelled_or_exiting_async_handler_has_failed(order: Order, declare: Declare, error: BaseException) -> None:
-    async def handler(obj: Order, timeout: Timeout) -> None:
         await Effect.objects.acreate(what="async", object_id=obj.pk)
         raise error
 
     row = due(order, declare(Order, handler, name="async_ends", retry=dq.Retry([60])))
     fire(row)
-    assert (state(row), row.attempts) == (("pending", ""), 1)
+    assert (tried(row), row.errors[0]["error"]) == ((PENDING, 1), type(error).__name__)
     assert not Effect.objects.exists()
+    assert Order.objects.get().status == "unpaid"
 
 
-def test_an_async_handler_schedules_with_the_async_twins(order: Order, declare: Declare) -> None:
-    async def handler(obj: Order, timeout: Timeout) -> None:
+def test_an_async_handler_schedules_with_the_async_twins_and_returns_an_outcome(order: Order, declare: Declare) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> dq.Skip:
         await dq.aschedule_timeout(obj, "remind", minutes=5)
+        return dq.Skip("reminded first")
 
-    assert fire(due(order, declare(Order, handler, name="async_schedules"))).fired
+    row = due(order, declare(Order, handler, name="async_schedules"))
+    fire(row)
+    assert (state(row), row.reason) == (("skipped", "handler"), "reminded first")
     assert Timeout.objects.pending().get().policy == "testapp.order.remind"
 
 
@@ -88,7 +80,7 @@ def test_async_handlers_are_grouped_batched_and_run_outside_too(orders: list[Ord
             await Effect.objects.acreate(what="outside", object_id=obj.pk)
 
     policies = [
-        declare(Order, one, name="async_group"),
+        declare(Order, one, name="async_group", together=10),
         declare(Order, many, name="async_batch", batch=10),
         declare(Order, functools.partial(one), name="async_partial"),
         declare(Order, Sender(), name="async_outside", atomic=False),
@@ -108,6 +100,6 @@ def test_a_task_that_is_not_awaited_is_named(order: Order, declare: Declare, cap
         await asyncio.create_task(asyncio.sleep(0))
 
     fire(due(order, declare(Order, handler, name="forgets")))
-    [record] = [each for each in caplog.records if vars(each).get("event") == "tasks_unfinished"]
+    [record] = logged(caplog, "tasks_unfinished")
     assert "testapp.order.forgets has returned before 1 task" in record.getMessage()
     assert kept[0].cancelled()

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.firing.state import _MAX_BACKOFFS, TimeoutBackoff
+from django_delayq.firing import Work, run
+from django_delayq.firing.state import _MAX_BACKOFFS, MISFIT_MAX_SECONDS, TimeoutBackoff
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import MODES, due, fire, state
-from tests.testapp.models import Order
+from django_delayq.sql.now import database_now
+from tests.integration.firing.conftest import (
+    MODES,
+    UNTRIED,
+    Declare,
+    due,
+    execute,
+    fire,
+    in_another_thread,
+    make_due,
+    session_options,
+    tried,
+)
+from tests.integration.firing.test_outside import raise_busy
+from tests.testapp.models import Order, Plain
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
-
-
-class Deadlock(Exception):
-    sqlstate, sqlite_errorcode = "40P01", 6
 
 
 def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -> None:
@@ -68,14 +78,13 @@ def test_what_it_remembers_is_bounded() -> None:
     assert len(backoff._waiting) == _MAX_BACKOFFS
 
 
-@pytest.mark.django_db(transaction=True)
 def test_the_wait_after_a_transient_error_begins_when_the_handler_has_raised(order: Order, declare: Declare) -> None:
     """A handler that runs for longer than the wait would otherwise be called again at once, again and again."""
     with ExitStack() as clocks:
 
         def handler(obj: Order, timeout: Timeout) -> None:
             clocks.enter_context(clock.set_to(NOON + timedelta(minutes=1)))
-            raise OperationalError from Deadlock()
+            raise_busy()
 
         clocks.enter_context(clock.set_to(NOON))
         row = due(order, declare(Order, handler, name="deadlocks"))
@@ -86,58 +95,161 @@ def test_the_wait_after_a_transient_error_begins_when_the_handler_has_raised(ord
 @contextmanager
 def without_a_column() -> Iterator[None]:
     """The table of orders lacks a column that the code reads."""
-
-    def rename(before: str, after: str) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {Order._meta.db_table} RENAME COLUMN {before} TO {after}")
-
-    rename("note", "former_note")
+    execute(f"ALTER TABLE {Order._meta.db_table} RENAME COLUMN note TO former_note")
     try:
         yield
     finally:
-        rename("former_note", "note")
+        execute(f"ALTER TABLE {Order._meta.db_table} RENAME COLUMN former_note TO note")
 
 
 @contextmanager
 def without_a_permission() -> Iterator[None]:
     """The user of the worker may not update the table of orders, which locking a row requires."""
     role = f"clerk_{os.getpid()}"
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {role}")
-        try:
-            cursor.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
-            cursor.execute(f"REVOKE UPDATE ON {Order._meta.db_table} FROM {role}")
-            cursor.execute(f"SET ROLE {role}")
-            yield
-        finally:
-            cursor.execute("RESET ROLE")
-            cursor.execute(f"DROP OWNED BY {role}")
-            cursor.execute(f"DROP ROLE {role}")
+    execute(f"CREATE ROLE {role}")
+    try:
+        execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        execute(f"REVOKE UPDATE ON {Order._meta.db_table} FROM {role}")
+        execute(f"SET ROLE {role}")
+        yield
+    finally:
+        execute("RESET ROLE")
+        execute(f"DROP OWNED BY {role}")
+        execute(f"DROP ROLE {role}")
 
 
-@pytest.mark.django_db(transaction=True)
+ABSENT = [
+    without_a_column,
+    pytest.param(
+        without_a_permission,
+        marks=pytest.mark.skipif(
+            connection.vendor != "postgresql", reason="SQLite has no users, and MySQL another kind of error"
+        ),
+    ),
+]
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_no_attempt_counts_while_the_tables_do_not_fit_the_code(order: Order, declare: Declare, mode: str) -> None:
+@pytest.mark.parametrize("absent", ABSENT)
+def test_no_attempt_counts_while_tables_or_permissions_do_not_fit_the_code(
+    order: Order, declare: Declare, absent: Callable[[], AbstractContextManager[None]], mode: str
+) -> None:
     """A worker of a new release runs before its migration is applied, or one of the former release afterwards."""
     row = due(order, declare(Order, name="strict", retry=dq.Retry.never(), **MODES[mode]))
+    with absent():
+        assert list(fire(row).again) == [row.pk]
+    assert tried(row) == UNTRIED
+    assert fire(row).fired == (row.pk,)
+
+
+def test_the_wait_of_a_process_whose_code_does_not_fit_stays_short(order: Order) -> None:
+    """Workers of the new release may fire what it releases."""
+    row = due(order)
     with without_a_column():
-        assert list(fire(row).again) == [row.pk]
-    assert (state(row), row.attempts) == (("pending", ""), 0)
-    assert fire(row).fired == (row.pk,)
+        for _ in range(12):
+            report = run(Work(row.policy, (row.pk,), (row.object_id,)), "default")
+            assert (report.again[row.pk] - database_now("default")).total_seconds() <= 1.5 * MISFIT_MAX_SECONDS
+    assert tried(row) == UNTRIED
 
 
-@pytest.mark.dialect
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="of PostgreSQL; SQLite has no users, and MySQL another kind of error"
-)
-@pytest.mark.parametrize("mode", MODES)
-def test_no_attempt_counts_while_a_permission_is_missing_before_the_handler(
-    order: Order, declare: Declare, mode: str
+# A migration changes a column while workers run. What the server refuses once is repeated, and counts no attempt
+
+
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere no statement is prepared")
+on_mysql = pytest.mark.skipif(connection.vendor != "mysql", reason="elsewhere an ALTER waits, or is seen")
+
+
+@pytest.fixture
+def prepared() -> Iterator[None]:
+    """Prepare each statement on the server when it is executed for the second time."""
+    with session_options(server_side_binding=True, prepare_threshold=1):
+        yield
+
+
+@pytest.fixture
+def repeatable_reads() -> Iterator[None]:
+    with session_options(isolation_level="repeatable read"):
+        yield
+
+
+def alter(sql: str) -> None:
+    in_another_thread(lambda: execute(f"ALTER TABLE {sql}"))
+
+
+def widen(size: int) -> None:
+    alter(f"{Order._meta.db_table} ALTER COLUMN note TYPE varchar({size})")
+
+
+@on_postgresql
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("reads", [False, True], ids=["", "in the handler too"])
+def test_a_statement_that_was_prepared_before_counts_no_attempt(
+    declare: Declare, options: dict[str, Any], reads: bool
 ) -> None:
-    """Otherwise all due timeouts are late by up to fifteen hours once it is granted, or dead after a day."""
-    row = due(order, declare(Order, name="strict", retry=dq.Retry.never(), **MODES[mode]))
-    with without_a_permission():
-        assert list(fire(row).again) == [row.pk]
-    assert (state(row), row.attempts) == (("pending", ""), 0)
-    assert fire(row).fired == (row.pk,)
+    """PostgreSQL refuses it once. Timeouts without a retry were dead, although their handler had not been called."""
+
+    def handler(*_: Any) -> None:
+        if reads:
+            Order.objects.get(pk=orders[0].pk)
+
+    policy = declare(Order, handler, name="once", retry=dq.Retry.never(), **options)
+    orders = [Order.objects.create() for _ in range(6)]
+    for order in orders[:3]:
+        fire(due(order, policy))
+    try:
+        widen(60)
+        for order in orders[3:]:
+            row = due(order, policy)
+            for _ in range(4):
+                make_due(row)
+                fire(row)
+    finally:
+        widen(50)
+    assert set(Timeout.objects.values_list("state", "attempts")) == {("fired", 1)}
+
+
+@on_postgresql
+@pytest.mark.usefixtures("prepared")
+def test_a_prepared_statement_is_not_refused_again_and_again_outside_transactions(declare: Declare) -> None:
+    """Only a rollback makes psycopg forget it. No attempt was counted, so the timeout neither fired nor was dead."""
+    policy = declare(Order, lambda *_: list(Plain.objects.all()), name="reads", atomic=False, retry=dq.Retry.never())
+    for _ in range(3):
+        fire(due(Order.objects.create(), policy))
+    row = due(Order.objects.create(), policy)
+    table = Plain._meta.db_table
+    alter(f"{table} ALTER COLUMN name TYPE varchar(30)")
+    try:
+        fire(row)
+        make_due(row)
+        assert fire(row).fired == (row.pk,)
+    finally:
+        alter(f"{table} ALTER COLUMN name TYPE varchar(20)")
+    row.refresh_from_db()
+    assert row.attempts == 1
+
+
+@on_mysql
+@pytest.mark.usefixtures("repeatable_reads")
+@pytest.mark.parametrize("options", [{}, {"batch": 20}], ids=["alone", "batch"])
+def test_a_table_that_was_altered_after_the_transaction_began_counts_no_attempt(
+    declare: Declare, order: Order, options: dict[str, Any]
+) -> None:
+    """The server asks to repeat the transaction (1412). Timeouts without a retry were dead."""
+    changes = [f"{Plain._meta.db_table} ADD COLUMN delayq_new int, ALGORITHM=COPY"]
+
+    def handler(*_: Any) -> None:
+        Order.objects.count()  # takes the snapshot
+        if changes:
+            alter(changes.pop())
+        Plain.objects.count()
+
+    policy = declare(Order, handler, name="once", retry=dq.Retry.never(), **options)
+    row = due(order, policy)
+    try:
+        for _ in range(2):
+            make_due(row)
+            fire(row)
+    finally:
+        alter(f"{Plain._meta.db_table} DROP COLUMN delayq_new")
+    assert list(Timeout.objects.values_list("state", "attempts")) == [("fired", 1)]

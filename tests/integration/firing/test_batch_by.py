@@ -13,7 +13,6 @@ from django.db.models import Q, QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import (
-    Brake,
     Limits,
     PolicyError,
     Rate,
@@ -29,11 +28,9 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import controls
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform, travel
-from tests.integration.firing.by_value import FIRED, Calls, Declare, due_of, run_of, work_of
-from tests.integration.firing.by_value import calls as calls  # noqa: PLC0414 - a fixture, for the tests here
-from tests.integration.firing.by_value import shops as shops  # noqa: PLC0414 - a fixture, for the tests here
-from tests.integration.firing.conftest import WAIT, fire, state
-from tests.testapp.market import Channel, Purchase
+from tests.integration.firing.by_value import Calls, Policy, Shops, due_of, run_of
+from tests.integration.firing.conftest import FIRED, WAIT, Declare, fire, state, work_of
+from tests.testapp.market import Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -61,7 +58,7 @@ def test_wrong_declarations_are_refused(options: dict[str, Any], words: str, dec
 
 
 @pytest.mark.parametrize("path", ["channel", "channel_id", "channel__merchant", "channel__merchant__name"])
-def test_a_path_over_foreign_keys_is_a_value(path: str, declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_a_path_over_foreign_keys_is_a_value(path: str, declare: Declare, shops: Shops, calls: Calls) -> None:
     policy = declare(Purchase, calls, name="by", batch=10, batch_by=path)
     rows = [*due_of(policy, shops[0], 2), *due_of(policy, shops[1], 3)]
     merchants: list[Any] = [shop.merchant for shop in shops]
@@ -76,10 +73,7 @@ def test_a_path_over_foreign_keys_is_a_value(path: str, declare: Declare, shops:
 # The calls
 
 
-def test_a_leased_timeout_fires_with_all_others_of_its_value(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_leased_timeout_fires_with_all_others_of_its_value(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows, others = due_of(policy, shops[0], 20), due_of(policy, shops[1], 20)
     report = run_of(rows[7])
     assert calls.all == [[shops[0].pk] * 20]
@@ -88,8 +82,7 @@ def test_a_leased_timeout_fires_with_all_others_of_its_value(
     assert {row.state for row in Timeout.objects.filter(pk__in=[row.pk for row in others])} == {"pending"}
 
 
-def test_what_another_work_has_fired_is_acknowledged(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_what_another_work_has_fired_is_acknowledged(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 6)
     first, second = work_of(*rows[:3]), work_of(*rows[3:])
     run(first, "default")
@@ -99,8 +92,7 @@ def test_what_another_work_has_fired_is_acknowledged(declare: Declare, shops: li
     assert calls.sizes == [6]
 
 
-def test_a_work_has_no_two_values(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_work_has_no_two_values(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = [row for _ in range(4) for shop in shops for row in due_of(policy, shop)]
     works, _ = plan({row.pk: 1 for row in rows}, "default")
     assert [len(work.ids) for work in works] == [4, 4, 4]
@@ -108,8 +100,9 @@ def test_a_work_has_no_two_values(declare: Declare, shops: list[Channel], calls:
     assert not {"share", "only", "alone"} & works[0].as_dict().keys()
 
 
-def test_a_forged_work_of_two_values_makes_two_calls(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_forged_work_of_two_values_makes_two_calls(
+    policy: Policy, declare: Declare, shops: Shops, calls: Calls
+) -> None:
     rows = [*due_of(policy, shops[0], 2), *due_of(policy, shops[1], 2), *due_of(policy, None, 2)]
     other = declare(Purchase, name="other", batch=5)
     [foreign] = due_of(other, shops[0])
@@ -121,13 +114,12 @@ def test_a_forged_work_of_two_values_makes_two_calls(declare: Declare, shops: li
     assert state(foreign) == ("pending", "")
 
 
-def test_timeouts_without_a_value_are_alone(declare: Declare, calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_timeouts_without_a_value_are_alone(policy: Policy, calls: Calls) -> None:
     fire(*due_of(policy, None, 3))
     assert calls.sizes == [1, 1, 1]
 
 
-def test_more_than_a_batch_are_several_calls_of_one_value(declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_more_than_a_batch_are_several_calls_of_one_value(declare: Declare, shops: Shops, calls: Calls) -> None:
     policy = declare(Purchase, calls, name="by", batch=4, batch_by="channel")
     rows = [*due_of(policy, shops[0], 10), *due_of(policy, shops[1], 2)]
     fire(*rows)
@@ -135,18 +127,7 @@ def test_more_than_a_batch_are_several_calls_of_one_value(declare: Declare, shop
     assert {state(row) for row in rows} == {FIRED}
 
 
-def test_of_a_batch_that_is_too_small_the_leased_one_fires_in_the_end(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=4, batch_by="channel")
-    rows = due_of(policy, shops[0], 10)
-    report = run_of(rows[9])
-    assert calls.sizes == [4, 4, 2]
-    assert rows[9].pk in report.fired
-
-
-def test_what_is_due_later_is_not_in_the_call(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_what_is_due_later_is_not_in_the_call(policy: Policy, shops: Shops, calls: Calls) -> None:
     now, later = due_of(policy, shops[0], 3), due_of(policy, shops[0], 3, minutes=1)
     run_of(now[0])
     assert calls.sizes == [3]
@@ -155,15 +136,14 @@ def test_what_is_due_later_is_not_in_the_call(declare: Declare, shops: list[Chan
     assert calls.sizes == [3, 3]
 
 
-def test_two_timeouts_of_one_object_are_in_two_calls(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_two_timeouts_of_one_object_are_in_two_calls(policy: Policy, shops: Shops, calls: Calls) -> None:
     first = due_of(policy, shops[0], 2)
     second = schedule_timeout(Purchase.objects.get(pk=first[0].object_id), policy, key="second", seconds=0)
     fire(*first, second)
     assert calls.sizes == [2, 1]
 
 
-def test_rows_under_a_former_name_are_gathered_too(declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_rows_under_a_former_name_are_gathered_too(declare: Declare, shops: Shops, calls: Calls) -> None:
     policy = declare(Purchase, calls, name="now", aliases=("then",), batch=50, batch_by="channel")
     rows = due_of(policy, shops[0], 4)
     Timeout.objects.filter(pk__in=[row.pk for row in rows[:2]]).update(policy="testapp.purchase.then")
@@ -171,7 +151,7 @@ def test_rows_under_a_former_name_are_gathered_too(declare: Declare, shops: list
     assert calls.sizes == [4]
 
 
-def test_values_are_those_of_the_policy(declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_values_are_those_of_the_policy(declare: Declare, shops: Shops, calls: Calls) -> None:
     """Two policies have timeouts with the same value, and one does not gather those of the other."""
     policies = [declare(Purchase, calls, name=name, batch=50, batch_by="channel") for name in ("one", "two")]
     rows = [due_of(policy, shops[0], 2) for policy in policies]
@@ -179,7 +159,7 @@ def test_values_are_those_of_the_policy(declare: Declare, shops: list[Channel], 
     assert {state(row) for row in rows[1]} == {("pending", "")}
 
 
-def test_a_member_that_does_not_match_is_skipped(declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_a_member_that_does_not_match_is_skipped(declare: Declare, shops: Shops, calls: Calls) -> None:
     policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel", when=Q(status="unpaid"), since=None)
     rows = due_of(policy, shops[0], 4)
     Purchase.objects.filter(pk=rows[2].object_id).update(status="paid")
@@ -189,21 +169,12 @@ def test_a_member_that_does_not_match_is_skipped(declare: Declare, shops: list[C
     assert [state(row)[0] for row in rows] == ["fired", "fired", "skipped", "skipped"]
 
 
-def test_a_brake_cuts_the_call(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    brake = Brake(3, per=timedelta(minutes=10))
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel", brake=brake)
-    rows = due_of(policy, shops[0], 10)
-    run_of(rows[0])
-    assert calls.sizes == [4]
-
-
 # The value on the locked object
 
 
 def test_the_value_of_an_object_that_has_another_owner_now_is_corrected(
-    declare: Declare, shops: list[Channel], calls: Calls
+    policy: Policy, shops: Shops, calls: Calls
 ) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
     rows, others = due_of(policy, shops[0], 3), due_of(policy, shops[1], 2)
     Purchase.objects.filter(pk=rows[1].object_id).update(channel=shops[1])
     report = run_of(rows[1])
@@ -217,8 +188,7 @@ def test_the_value_of_an_object_that_has_another_owner_now_is_corrected(
     assert {state(row) for row in [*rows, *others]} == {FIRED}
 
 
-def test_a_value_that_is_gone_or_new_is_corrected(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_value_that_is_gone_or_new_is_corrected(policy: Policy, shops: Shops, calls: Calls) -> None:
     [lost], [found], own = due_of(policy, shops[0]), due_of(policy, None), due_of(policy, shops[1], 2)
     Purchase.objects.filter(pk=lost.object_id).update(channel=None)
     Purchase.objects.filter(pk=found.object_id).update(channel=shops[1])
@@ -230,18 +200,7 @@ def test_a_value_that_is_gone_or_new_is_corrected(declare: Declare, shops: list[
     assert {state(row) for row in own} == {FIRED}
 
 
-def test_rows_from_before_the_option_get_their_value_at_the_deadline(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
-    rows = due_of(policy, shops[0], 3)
-    Timeout.objects.update(share="")
-    assert len(fire(*rows).again) == 3
-    run_of(rows[2])
-    assert calls.sizes == [3]
-
-
-def test_a_move_that_begins_a_new_round_reads_the_value_again(declare: Declare, shops: list[Channel]) -> None:
+def test_a_move_that_begins_a_new_round_reads_the_value_again(declare: Declare, shops: Shops) -> None:
     policy = declare(Purchase, name="by", batch=50, batch_by="channel")
     purchase = Purchase.objects.create(channel=shops[0])
     schedule_timeout(purchase, policy, minutes=1)
@@ -255,7 +214,7 @@ def test_a_move_that_begins_a_new_round_reads_the_value_again(declare: Declare, 
 # Errors
 
 
-def test_a_call_that_raises_is_repeated_with_each_alone(declare: Declare, shops: list[Channel]) -> None:
+def test_a_call_that_raises_is_repeated_with_each_alone(declare: Declare, shops: Shops) -> None:
     sizes: list[int] = []
     bad: list[str] = []
 
@@ -276,7 +235,7 @@ def test_a_call_that_raises_is_repeated_with_each_alone(declare: Declare, shops:
     assert set(report.errors) == {rows[2].pk}
 
 
-def test_a_call_that_takes_too_long_is_repeated_with_each_alone(declare: Declare, shops: list[Channel]) -> None:
+def test_a_call_that_takes_too_long_is_repeated_with_each_alone(declare: Declare, shops: Shops) -> None:
     sizes: list[int] = []
     end = threading.Event()
 
@@ -300,7 +259,7 @@ def test_a_call_that_takes_too_long_is_repeated_with_each_alone(declare: Declare
 # Asking first
 
 
-def test_each_member_is_asked_about_before_the_call(declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_each_member_is_asked_about_before_the_call(declare: Declare, shops: Shops, calls: Calls) -> None:
     policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel", retry=Retry([60]))
     rows = due_of(policy, shops[0], 6)
     asked: list[str] = []
@@ -319,7 +278,7 @@ def test_each_member_is_asked_about_before_the_call(declare: Declare, shops: lis
     assert (rows[4].attempts, set(report.errors)) == (1, {rows[2].pk, rows[4].pk})
 
 
-def test_a_confirm_function_that_hangs_splits_no_call(declare: Declare, shops: list[Channel], calls: Calls) -> None:
+def test_a_confirm_function_that_hangs_splits_no_call(declare: Declare, shops: Shops, calls: Calls) -> None:
     policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel", retry=Retry([60]))
     rows = due_of(policy, shops[0], 4)
     end = threading.Event()
@@ -341,8 +300,7 @@ def test_a_confirm_function_that_hangs_splits_no_call(declare: Declare, shops: l
 # Tests of a project
 
 
-def test_fire_due_makes_one_call_for_each_value(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_fire_due_makes_one_call_for_each_value(policy: Policy, shops: Shops, calls: Calls) -> None:
     purchases = [Purchase.objects.create(channel=shop) for _ in range(5) for shop in shops]
     schedule_timeouts(purchases, policy, minutes=5)
     with travel(minutes=6):
@@ -351,8 +309,7 @@ def test_fire_due_makes_one_call_for_each_value(declare: Declare, shops: list[Ch
     assert calls.of_one_value()
 
 
-def test_fire_due_of_one_object_fires_only_that(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_fire_due_of_one_object_fires_only_that(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 4)
     purchase = Purchase.objects.get(pk=rows[1].object_id)
     assert fire_due(policy, purchase) == 1
@@ -362,44 +319,23 @@ def test_fire_due_of_one_object_fires_only_that(declare: Declare, shops: list[Ch
     assert calls.sizes == [1, 2, 1, 1]
 
 
-def test_fire_due_follows_an_owner_that_has_changed(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
-    rows = [*due_of(policy, shops[0], 2), *due_of(policy, shops[1], 2)]
-    Purchase.objects.filter(pk=rows[1].object_id).update(channel=shops[1])
-    assert fire_due() == 4
-    assert calls.all == [[shops[0].pk], [shops[1].pk] * 3]
-
-
-def test_fire_due_cuts_batches_as_workers_do(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="plain", batch=3)
+@pytest.mark.parametrize("option", ["batch", "together"])
+def test_fire_due_makes_the_works_of_workers(declare: Declare, shops: Shops, option: Any) -> None:
+    """Neither objects twice, nor other queues, nor suspects are in one."""
+    policy, begun = declare(Purchase, name="plain", **{option: 3}), list[str]()
     rows = [row for shop in shops for row in due_of(policy, shop, 2)]
-    twice = schedule_timeout(Purchase.objects.get(pk=rows[0].object_id), policy, key="twice", seconds=0)
-    with clock.set_to(clock.now() - timedelta(minutes=1)):
-        reschedule_timeout(twice, seconds=0)
+    schedule_timeout(Purchase.objects.get(pk=rows[0].object_id), policy, key="twice", at=rows[0].due_at)
     Timeout.objects.filter(pk=rows[3].pk).update(queue="other")
     Timeout.objects.filter(pk=rows[4].pk).update(deaths=1)
     ordered = Timeout.objects.pending().order_by("run_at", "id")
     works, _ = plan(dict.fromkeys(ordered.values_list("pk", flat=True), 1), "default")
-    planned = sorted(len(work.ids) for work in works)
-    assert fire_due() == 7
-    assert sorted(calls.sizes) == planned == [1, 1, 2, 3]
-
-
-def test_fire_due_shares_transactions_as_workers_do(declare: Declare, shops: list[Channel]) -> None:
-    begun: list[str] = []
-    policy = declare(Purchase, name="shared", together=3)
-    rows = [row for shop in shops for row in due_of(policy, shop, 2)]
-    schedule_timeout(Purchase.objects.get(pk=rows[0].object_id), policy, key="twice", at=rows[0].due_at)
-    Timeout.objects.filter(pk=rows[3].pk).update(queue="other")
-    ordered = Timeout.objects.pending().order_by("run_at", "id")
-    works, _ = plan(dict.fromkeys(ordered.values_list("pk", flat=True), 1), "default")
     set_checkpoint_hook(lambda step: begun.append(step) if step == "begun" else None)
     assert fire_due() == 7
-    assert len(begun) == len(works) == 3
+    assert len(begun) == len(works) == 4
 
 
 def test_one_value_costs_few_queries(
-    declare: Declare, shops: list[Channel], calls: Calls, monkeypatch: pytest.MonkeyPatch
+    declare: Declare, shops: Shops, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)  # else a slow run reads once more what is stopped
     policy = declare(Purchase, calls, name="by", batch=500, batch_by="channel")

@@ -9,9 +9,8 @@ from datetime import timedelta
 
 import pytest
 from django.db import connections
-from django.db.models import QuerySet
 
-from django_delayq import Retry, clock
+from django_delayq import clock
 from django_delayq.conf import get_settings
 from django_delayq.firing import Work, judge, plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
@@ -19,12 +18,20 @@ from django_delayq.ledger.claiming import claim_each, forget_free_shares
 from django_delayq.ledger.marking import forget_suspicion
 from django_delayq.ledger.shares import LOCK_KEPT, lock_share, provide_lock
 from django_delayq.models import RateShare, Timeout
-from tests.integration.firing.by_value import FIRED, Calls, Declare, due_of, run_of, work_of
-from tests.integration.firing.by_value import calls as calls  # noqa: PLC0414 - a fixture, for the tests here
-from tests.integration.firing.by_value import shops as shops  # noqa: PLC0414 - a fixture, for the tests here
-from tests.integration.firing.conftest import WAIT, another_session, fire, locking, needs_row_locks, state
+from tests.integration.firing.by_value import Calls, Policy, Shops, due_of, run_of
+from tests.integration.firing.conftest import (
+    FIRED,
+    WAIT,
+    Declare,
+    another_session,
+    fire,
+    locking,
+    needs_row_locks,
+    state,
+    work_of,
+)
 from tests.support.workers import needs_more_connections
-from tests.testapp.market import Channel, Purchase
+from tests.testapp.market import Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 CHECKPOINTS = ("begun", "locked", "checked", "marked", "handled", "committed", "reported")
@@ -33,10 +40,7 @@ CHECKPOINTS = ("begun", "locked", "checked", "marked", "handled", "committed", "
 # Processes that die
 
 
-def test_a_suspect_by_the_ledger_is_fired_alone_and_not_gathered(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_suspect_by_the_ledger_is_fired_alone_and_not_gathered(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 5)
     Timeout.objects.filter(pk=rows[1].pk).update(deaths=1)
     run_of(rows[0])
@@ -45,10 +49,7 @@ def test_a_suspect_by_the_ledger_is_fired_alone_and_not_gathered(
     assert calls.sizes == [4, 1]
 
 
-def test_after_the_death_of_a_process_they_still_are_one_call(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_after_the_death_of_a_process_they_still_are_one_call(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows, others = due_of(policy, shops[0], 5), due_of(policy, shops[1], 2)
     works, _ = plan({row.pk: 2 for row in [*rows[:3], *others]}, "default")
     assert [(work.suspect, len(work.ids)) for work in works] == [(True, 3), (True, 2)]
@@ -58,8 +59,7 @@ def test_after_the_death_of_a_process_they_still_are_one_call(
     assert set(works[0].ids) < set(report.fired)
 
 
-def test_after_a_second_death_each_is_fired_alone(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_after_a_second_death_each_is_fired_alone(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 4)
     [work], _ = plan({row.pk: 2 for row in rows}, "default")
     kill_at("handled", work)
@@ -86,8 +86,7 @@ def kill_at(step: str, work: Work) -> None:
 
 
 @needs_row_locks
-def test_what_could_not_run_is_not_suspected_any_more(declare: Declare, shops: list[Channel], calls: Calls) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_what_could_not_run_is_not_suspected_any_more(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 3)
     [work], _ = plan({row.pk: 2 for row in rows}, "default")
     with locking(Purchase.objects.get(pk=rows[1].object_id)):
@@ -96,10 +95,7 @@ def test_what_could_not_run_is_not_suspected_any_more(declare: Declare, shops: l
     assert {(row.state, row.suspected_at) for row in Timeout.objects.all()} == {("pending", None)}
 
 
-def test_other_workers_leave_suspects_alone_while_they_run_together(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_other_workers_leave_suspects_alone_while_they_run_together(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 3)
     noted_at = clock.now()
     Timeout.objects.update(suspected_at=noted_at)
@@ -110,7 +106,7 @@ def test_other_workers_leave_suspects_alone_while_they_run_together(
 
 @needs_row_locks
 @needs_more_connections
-def test_a_suspicion_is_not_forgotten_while_its_row_is_locked(declare: Declare, shops: list[Channel]) -> None:
+def test_a_suspicion_is_not_forgotten_while_its_row_is_locked(declare: Declare, shops: Shops) -> None:
     policy = declare(Purchase, name="by", batch=50, batch_by="channel")
     rows = due_of(policy, shops[0], 3)
     Timeout.objects.update(suspected_at=clock.now())
@@ -121,29 +117,9 @@ def test_a_suspicion_is_not_forgotten_while_its_row_is_locked(declare: Declare, 
     assert not Timeout.objects.exclude(suspected_at=None).exists()
 
 
-def test_a_suspected_call_that_raises_is_repeated_with_each_alone(declare: Declare, shops: list[Channel]) -> None:
-    sizes: list[int] = []
-
-    def handler(purchases: QuerySet[Purchase], timeouts: list[Timeout]) -> None:
-        sizes.append(len(timeouts))
-        if len(timeouts) > 1 or timeouts[0].object_id == rows[1].object_id:
-            raise ValueError("bad")
-
-    policy = declare(Purchase, handler, name="by", batch=50, batch_by="channel", retry=Retry([60]))
-    rows = due_of(policy, shops[0], 3)
-    [work], _ = plan({row.pk: 2 for row in rows}, "default")
-    run(work, "default")
-    assert sizes == [3, 1, 1, 1]
-    assert [state(row)[0] for row in rows] == ["fired", "pending", "fired"]
-    assert (rows[1].suspected_at, rows[1].attempts) == (None, 1)
-
-
 @needs_row_locks
 @needs_more_connections
-def test_suspects_of_a_value_that_another_worker_fires_are_released(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_suspects_of_a_value_that_another_worker_fires_are_released(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 3)
     [work], _ = plan({row.pk: 2 for row in rows}, "default")
     provide_lock(policy, str(shops[0].pk), "default")
@@ -192,10 +168,7 @@ def stopped_at(step: str, act: Callable[[], object]) -> Iterator[None]:
 @needs_row_locks
 @needs_more_connections
 @pytest.mark.parametrize("step", CHECKPOINTS)
-def test_a_second_firing_meets_the_first_at_each_step(
-    step: str, declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_second_firing_meets_the_first_at_each_step(step: str, policy: Policy, shops: Shops, calls: Calls) -> None:
     rows, others = due_of(policy, shops[0], 10), due_of(policy, shops[1], 2)
     first, second = work_of(*rows[:5]), work_of(*rows[5:])
     with stopped_at(step, lambda: run(first, "default")):
@@ -213,9 +186,8 @@ def test_a_second_firing_meets_the_first_at_each_step(
 @needs_row_locks
 @needs_more_connections
 def test_a_ledger_row_that_a_worker_locks_for_a_claim_splits_no_call(
-    declare: Declare, shops: list[Channel], calls: Calls
+    policy: Policy, shops: Shops, calls: Calls
 ) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
     rows = due_of(policy, shops[0], 5)
 
     def claim() -> None:
@@ -230,10 +202,7 @@ def test_a_ledger_row_that_a_worker_locks_for_a_claim_splits_no_call(
 
 
 @needs_row_locks
-def test_a_value_waits_for_an_object_that_is_locked_briefly(
-    declare: Declare, shops: list[Channel], calls: Calls
-) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
+def test_a_value_waits_for_an_object_that_is_locked_briefly(policy: Policy, shops: Shops, calls: Calls) -> None:
     rows = due_of(policy, shops[0], 5)
     with locking(Purchase.objects.get(pk=rows[2].object_id)):
         report = run_of(rows[0])
@@ -244,9 +213,8 @@ def test_a_value_waits_for_an_object_that_is_locked_briefly(
 
 @needs_row_locks
 def test_an_object_that_is_locked_for_long_is_left_out(
-    declare: Declare, shops: list[Channel], calls: Calls, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, shops: Shops, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = declare(Purchase, calls, name="by", batch=50, batch_by="channel")
     rows = due_of(policy, shops[0], 5)
     with locking(Purchase.objects.get(pk=rows[2].object_id)):
         run_of(rows[0])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from datetime import timedelta
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -19,10 +17,10 @@ from django_delayq import Brake, clock
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.ledger.controls import policy_state, stop_cache
-from django_delayq.models import PolicyChange, PolicyControl, PolicyMeter, Timeout
+from django_delayq.models import PolicyChange, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume
 from django_delayq.redis_clients import get_engine
-from tests.integration.firing.conftest import WAIT, due, fire, in_another_thread, needs_row_locks
+from tests.integration.firing.conftest import Declare, due, fire, in_another_thread, logged, raising, receiving
 from tests.integration.firing.limits import LIMITS, sleep
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders, needs_more_connections
@@ -33,12 +31,17 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("controls_are_read_again"),
 ]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 BY = "test:operator"
 PER = timedelta(minutes=10)
+
+
+def braked(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """Declare a policy whose brake allows three timeouts."""
+    return declare(Order, name="braked", brake=Brake(3, per=PER))
 
 
 def fired(policy: dq.TimeoutPolicy[Any]) -> int:
@@ -51,29 +54,29 @@ def stop_of(policy: dq.TimeoutPolicy[Any]) -> tuple[str, str]:
 
 
 def test_one_firing_too_many_pauses_the_policy(source: str, declare: Declare, caplog: pytest.LogCaptureFixture) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
+    policy = braked(declare)
     rows, heard = due_orders(policy, 10), list[dict[str, Any]]()
-    receiver = lambda sender, **given: heard.append({"sender": sender, **given})  # noqa: E731 - kept until the end
-    dq.policy_paused.connect(receiver)
-    report = fire(*rows)
+
+    def hear(**given: Any) -> None:
+        heard.append(given)
+
+    with receiving(hear, dq.policy_paused):
+        report = fire(*rows)
     assert (fired(policy), len(report.fired), len(report.again)) == (4, 4, 6)
     assert stop_of(policy) == ("paused", "brake")
     [change] = PolicyChange.objects.filter(policy=policy.label)
     assert (change.what, change.by, change.finished_at) == ("paused", "brake", change.at)
-    assert (
-        change.reason
-        == policy_state(policy, "default").reason
-        == ("4 timeouts fired within 10 min; the brake allows 3.")
-    )
+    words = "4 timeouts fired within 10 min; the brake allows 3."
+    assert change.reason == policy_state(policy, "default").reason == words
     assert change.details == {"until": None, "fired": 4, "most": 3, "per": 600.0}
-    [record] = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert (vars(record)["event"], vars(record)["policy"]) == ("policy_paused", policy.label)
+    [record] = logged(caplog, "policy_paused")
+    assert (record.levelno, record.policy) == (logging.ERROR, policy.label)
     assert [(each["sender"], each["policy"], each["change"]) for each in heard] == [(Order, policy, change)]
     assert PolicyMeter.objects.exists() == (source == "ledger")
 
 
 def test_after_a_resume_the_count_begins_again(source: str, declare: Declare) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
+    policy = braked(declare)
     rows = due_orders(policy, 10)
     for total in (4, 8):
         fire(*rows)
@@ -84,7 +87,7 @@ def test_after_a_resume_the_count_begins_again(source: str, declare: Declare) ->
 
 
 def test_what_fired_before_the_period_does_not_count(without_redis: None, declare: Declare) -> None:
-    policy, now = declare(Order, name="braked", brake=Brake(3, per=PER)), timezone.now()
+    policy, now = braked(declare), timezone.now()
     for minutes in (0, 4, 8, 12, 16, 20, 24):  # four within 12 minutes
         with clock.set_to(now + timedelta(minutes=minutes)):
             fire(due(Order.objects.create(), policy))
@@ -103,13 +106,8 @@ def test_no_more_share_a_transaction_than_what_the_brake_leaves(
 
 
 def test_what_is_skipped_fails_or_is_rolled_back_does_not_count(declare: Declare) -> None:
-    outcomes: list[Any] = [dq.Skip("no"), ValueError("broken"), dq.GiveUp("never")] * 2
-
-    def handle(obj: Order, timeout: Timeout) -> None:
-        if outcomes:
-            raise outcomes.pop()
-
-    policy = declare(Order, handle, name="braked", brake=Brake(3, per=PER), retry=dq.Retry([3600]))
+    handler = raising(*[dq.Skip("no"), ValueError("broken"), dq.GiveUp("never")] * 2, None)
+    policy = declare(Order, handler, name="braked", brake=Brake(3, per=PER), retry=dq.Retry([3600]))
     fire(*due_orders(policy, 9))
     assert (fired(policy), stop_of(policy)) == (3, ("", ""))
 
@@ -126,7 +124,7 @@ def test_a_firing_whose_callback_hangs_counts(declare: Declare) -> None:
 
 def test_while_redis_is_away_the_ledger_counts(declare: Declare, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
+    policy = braked(declare)
     fire(*due_orders(policy, 6))
     assert (fired(policy), stop_of(policy)) == (4, ("paused", "brake"))
 
@@ -134,7 +132,7 @@ def test_while_redis_is_away_the_ledger_counts(declare: Declare, settings: Setti
 def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
     without_redis: None, declare: Declare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
+    policy = braked(declare)
     rows = due_orders(policy, 10)
     paused, tries = brake_rail.pause_by_brake, []
 
@@ -147,14 +145,14 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
     monkeypatch.setattr(brake_rail, "pause_by_brake", fails_once)
     assert len(fire(*rows).fired) == 5
     assert stop_of(policy) == ("paused", "brake")
-    assert [vars(each)["event"] for each in caplog.records if each.levelno == logging.WARNING] == ["brake_failed"]
+    assert len(logged(caplog, "brake_failed")) == 1
 
 
 @pytest.mark.parametrize("act", [hold, pause])
 def test_a_brake_does_not_overwrite_what_an_operator_has_just_stopped(
     declare: Declare, act: Callable[..., PolicyChange | None]
 ) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
+    policy = braked(declare)
     rows = due_orders(policy, 5)
 
     def hook(step: str) -> None:
@@ -169,7 +167,7 @@ def test_a_brake_does_not_overwrite_what_an_operator_has_just_stopped(
 
 
 def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare: Declare) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
+    policy = braked(declare)
     pause(policy, by=BY)
     stop_cache.forget()
     before = stop_cache.guards(policy, "default")
@@ -177,38 +175,6 @@ def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare
     assert brake_rail.pause_by_brake(policy, before, 100, "default") is None
     assert stop_of(policy) == ("", "")
     assert brake_rail.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
-
-
-def test_a_pause_whose_time_is_over_is_not_in_the_way(declare: Declare) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
-    pause(policy, by=BY, until=timezone.now() + timedelta(hours=1))
-    with clock.set_to(timezone.now() + timedelta(hours=2)):
-        stop_cache.forget()
-        fire(*due_orders(policy, 5))
-        assert stop_of(policy) == ("paused", "brake")
-    assert PolicyControl.objects.get().until is None
-
-
-@pytest.mark.dialect
-@needs_row_locks
-def test_of_two_workers_at_the_limit_one_pauses(declare: Declare) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=PER))
-    guards, ready, changes = stop_cache.guards(policy, "default"), threading.Barrier(4), list[Any]()
-
-    def stop() -> None:
-        try:
-            ready.wait(WAIT)
-            changes.append(brake_rail.pause_by_brake(policy, guards, 4, "default"))
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=stop) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert sorted(change is not None for change in changes) == [False, False, False, True]
-    assert PolicyChange.objects.count() == PolicyControl.objects.count() == 1
 
 
 def test_without_a_brake_nothing_is_counted(source: str, declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,26 +211,3 @@ def test_a_wrong_condition_fires_little_on_four_threads(source: str, declare: De
     finally:
         for each in running:
             each.stop()
-
-
-@needs_more_connections
-def test_holds_and_resumes_win_against_a_brake_that_pauses_all_the_time(source: str, declare: Declare) -> None:
-    policy = declare(Order, name="braked", brake=Brake(1, per=PER))
-    due_orders(policy, 120)
-    running = RunningWorker(concurrency=4)
-    try:
-        for number in range(4):
-            if number % 2:  # otherwise while the worker is firing
-                wait_until(lambda: stop_of(policy) == ("paused", "brake"))
-            assert hold(policy, by=BY) is not None
-            [last] = due_orders("linger")
-            wait_until(lambda: Timeout.objects.filter(pk=last.pk, state="fired").exists())  # noqa: B023
-            assert stop_of(policy) == ("held", BY)
-            assert resume(policy, by=BY, shift=False) is not None
-        wait_until(lambda: stop_of(policy) == ("paused", "brake"))
-    finally:
-        running.stop()
-    stops = list(PolicyChange.objects.order_by("id").values_list("what", "by"))
-    assert [what for what, by in stops if by == BY] == ["held", "resumed"] * 4
-    before_brakes = {before for (before, _), (_, by) in pairwise(stops) if by == "brake"}
-    assert before_brakes == {"resumed"}, "a brake pauses only what is not stopped"

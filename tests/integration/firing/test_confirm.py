@@ -10,27 +10,37 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import connection
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import operations, testing
-from django_delayq.exceptions import TimeLimitExceeded
+from django_delayq import testing
 from django_delayq.firing import asking, handler
 from django_delayq.firing import state as state_module
-from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.state import firing_state
-from django_delayq.ledger.controls import stop_cache
-from tests.integration.firing.conftest import MODES, die_at, due, fire, in_another_thread, locking, make_due, state
-from tests.integration.firing.limits import compute, overrun, sleep
+from tests.integration.firing.conftest import (
+    FIRED,
+    MODES,
+    PENDING,
+    UNTRIED,
+    WAIT,
+    Declare,
+    due,
+    fire,
+    in_another_thread,
+    locking,
+    make_due,
+    needs_row_locks,
+    once_at,
+    raising,
+    state,
+    tried,
+)
+from tests.integration.firing.limits import LIMIT, LIMITS, RETRY, compute, overrun, sleep, threads_end
 from tests.integration.firing.test_crashes import killed_at
-from tests.support.waiting import wait_until
+from tests.integration.firing.test_outside import raise_busy
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-LIMIT = timedelta(milliseconds=300)
-RETRY = dq.Retry([3600])
 
 
 class Provider:
@@ -69,10 +79,10 @@ def status(order: Order) -> str:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_handler_runs_if_the_answer_is_none(order: Order, asking_policy: Any, mode: str) -> None:
-    ask = Provider(None)
+    ask = Provider(lambda: None if connection.in_atomic_block is False else "nothing is locked while it asks")
     row = due(order, asking_policy(ask, **MODES[mode]))
     assert fire(row).fired == (row.pk,)
-    assert (state(row), status(order), ask.asked) == (("fired", "due"), "cancelled", [order.pk])
+    assert (state(row), status(order), ask.asked) == (FIRED, "cancelled", [order.pk])
 
 
 @pytest.mark.parametrize("by", ["return", "raise", "class", "async"])
@@ -89,7 +99,9 @@ def test_an_outcome_as_answer_decides(order: Order, asking_policy: Any, mode: st
     answer, expected = given
     if by == "class" and isinstance(answer, dq.Snooze):
         pytest.skip("a snooze needs a delay")
-    as_given: Any = (lambda: raising(answer)) if by == "raise" else type(answer) if by == "class" else answer
+    as_given: Any = (
+        (lambda: raising(answer)(None, None)) if by == "raise" else type(answer) if by == "class" else answer
+    )
 
     async def asynchronous(order: Order, timeout: Any) -> Any:
         await asyncio.sleep(0)
@@ -102,10 +114,6 @@ def test_an_outcome_as_answer_decides(order: Order, asking_policy: Any, mode: st
     assert row.snoozes == (expected[0] == "pending")
 
 
-def raising(error: BaseException) -> None:
-    raise error
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lie", [ConnectionError("no route"), True, False, "paid", dq.Fired, SystemExit(1)])
 def test_without_an_answer_nothing_happens_and_it_is_asked_again_by_the_ladder(
@@ -114,11 +122,12 @@ def test_without_an_answer_nothing_happens_and_it_is_asked_again_by_the_ladder(
     ask = Provider(lie)
     row = due(order, asking_policy(ask, retry=dq.Retry([60]), **MODES[mode]))
     assert not fire(row).fired
-    assert (state(row), row.attempts, status(order)) == (("pending", ""), 1, "unpaid")
+    assert (tried(row), status(order)) == ((PENDING, 1), "unpaid")
+    if not isinstance(lie, BaseException):
+        assert "The confirm function of testapp.order.cancel returned" in row.errors[0]["message"]
     make_due(row)
     assert not fire(row).fired
-    assert (state(row), row.attempts, status(order)) == (("dead", "retries"), 2, "unpaid")
-    assert ask.asked == [order.pk] * 2
+    assert (tried(row), status(order), ask.asked) == ((("dead", "retries"), 2), "unpaid", [order.pk] * 2)
 
 
 @pytest.mark.parametrize("hang", [compute, sleep])
@@ -129,12 +138,11 @@ def test_a_provider_that_hangs_is_abandoned(order: Order, asking_policy: Any, mo
     assert overrun(row) == ("pending", 1, "TimeLimitExceeded")
     assert status(order) == "unpaid"
     assert "0.3 s" in row.errors[0]["message"]
-    wait_until(lambda: firing_state.stuck_threads == 0, "the thread that asked has ended")
+    threads_end()
 
 
 def test_the_handler_keeps_its_own_limit(order: Order, declare: Declare) -> None:
-    limits = dq.Limits(run=LIMIT)
-    policy = declare(Order, lambda order, timeout: sleep(), name="slow", limits=limits, retry=RETRY)
+    policy = declare(Order, lambda order, timeout: sleep(), name="slow", limits=LIMITS, retry=RETRY)
     policy.confirm(timeout=timedelta(seconds=60))(Provider(lambda: time.sleep(2 * LIMIT.total_seconds())))
     row = due(order, policy)
     fire(row)
@@ -154,27 +162,10 @@ def test_an_answer_that_comes_too_late_is_none_where_nothing_can_be_abandoned(
 
 
 def test_a_transient_error_while_asking_counts_no_attempt(order: Order, asking_policy: Any) -> None:
-    class Deadlock(Exception):
-        sqlstate, args = "40P01", (1213, "Deadlock found")
-
-    error = OperationalError(1213, "database is locked")
-    error.__cause__ = Deadlock()
-    row = due(order, asking_policy(Provider(error, None)))
+    row = due(order, asking_policy(Provider(raise_busy, None)))
     report = fire(row)
-    assert (state(row), row.attempts, [*report.again]) == (("pending", ""), 0, [row.pk])
+    assert (tried(row), [*report.again]) == (UNTRIED, [row.pk])
     assert fire(row).fired == (row.pk,)
-
-
-def test_nothing_is_locked_while_it_asks(order: Order, asking_policy: Any) -> None:
-    """So a payment that arrives meanwhile does not wait, and wins."""
-
-    def pay() -> None:
-        assert not connection.in_atomic_block
-        in_another_thread(lambda: paid(order.pk))
-
-    row = due(order, asking_policy(Provider(pay)))
-    assert not fire(row).fired
-    assert (state(row), status(order)) == (("cancelled", "hand"), "paid")
 
 
 def paid(pk: int) -> bool:
@@ -197,29 +188,21 @@ STEPS = [step for step in handler.CHECKPOINTS if step not in {"noted", "undone",
 def test_a_webhook_at_each_step_wins_or_learns_that_it_has_lost(
     order: Order, asking_policy: Any, mode: str, step: str
 ) -> None:
-    row, answers, threads = due(order, asking_policy(Provider(None), **MODES[mode])), list[bool](), list[Any]()
-
-    def webhook() -> None:
-        try:
-            answers.append(paid(order.pk))
-        finally:
-            connections.close_all()
-
-    def come(reached: str) -> None:
-        if reached == step and not threads:
-            threads.append(threading.Thread(target=webhook))
-            threads[0].start()
-            if step in {"planned", "asked"} or (step == "begun" and connection.features.has_select_for_update):
-                threads[0].join(60)  # nothing is locked: it commits before the firing continues
-
-    set_checkpoint_hook(come)
-    fired = fire(row).fired
-    set_checkpoint_hook(None)
-    threads[0].join(60)
+    row, answers = due(order, asking_policy(Provider(None), **MODES[mode])), list[bool]()
+    webhook = threading.Thread(target=lambda: answers.append(in_another_thread(lambda: paid(order.pk))))
     before = step in {"planned", "asked"} or (step == "begun" and connection.features.has_select_for_update)
+
+    def come() -> None:
+        webhook.start()
+        if before:
+            webhook.join(WAIT)  # nothing is locked: it commits before the firing continues
+
+    once_at(step, come)
+    fired = fire(row).fired
+    webhook.join(WAIT)
     assert answers == [before]
     assert (bool(fired), status(order)) == ((False, "paid") if before else (True, "cancelled"))
-    assert state(row) == (("cancelled", "hand") if before else ("fired", "due"))
+    assert state(row) == (("cancelled", "hand") if before else FIRED)
 
 
 @pytest.mark.parametrize("step", ["asked", "marked", "handled"])
@@ -227,15 +210,14 @@ def test_a_process_that_is_killed_after_the_answer_asks_again(order: Order, aski
     ask = Provider(None)
     row = due(order, asking_policy(ask))
     killed_at(step, row)
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row, deliveries=2).fired == (row.pk,)
     assert ask.asked == [order.pk], "the other process had its own"
 
 
+@needs_row_locks
 @pytest.mark.dialect
 def test_an_answer_serves_again_while_another_transaction_locks_the_object(order: Order, asking_policy: Any) -> None:
-    if not connection.features.has_select_for_update:
-        pytest.skip("SQLite has no row locks: a writer holds the whole database")
     ask = Provider(None, dq.Skip("asked twice"))
     row = due(order, asking_policy(ask))
     with locking(order):
@@ -245,28 +227,16 @@ def test_an_answer_serves_again_while_another_transaction_locks_the_object(order
 
 
 def test_an_old_answer_is_no_answer(order: Order, asking_policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Provider(None, None)
-    row = due(order, asking_policy(ask))
-
-    def wait(reached: str) -> None:
-        if reached == "asked" and len(ask.asked) == 1:
-            monkeypatch.setattr(state_module, "ANSWER_SECONDS", 0.0)
-
-    set_checkpoint_hook(wait)
+    row = due(order, asking_policy(Provider(None)))
+    once_at("asked", lambda: monkeypatch.setattr(state_module, "ANSWER_SECONDS", 0.0))
     assert not fire(row).fired
-    assert (state(row), row.attempts, status(order)) == (("pending", ""), 0, "unpaid")
+    assert (tried(row), status(order)) == (UNTRIED, "unpaid")
     monkeypatch.undo()
     assert fire(row).fired == (row.pk,)
 
 
 def test_each_attempt_of_the_handler_asks_anew(order: Order, declare: Declare) -> None:
-    failures = [ValueError("first")]
-
-    def handler(order: Order, timeout: Any) -> None:
-        if failures:
-            raise failures.pop()
-
-    policy, ask = declare(Order, handler, name="fails", retry=dq.Retry([0])), Provider(None)
+    policy, ask = declare(Order, raising(ValueError(), None), name="fails", retry=dq.Retry([0])), Provider(None)
     policy.confirm()(ask)
     row = due(order, policy)
     assert not fire(row).fired
@@ -282,13 +252,8 @@ def test_what_cannot_fire_is_not_asked_about(asking_policy: Any, declare: Declar
     Order.objects.filter(pk=paid_order.pk).update(status="paid")
     Order.objects.filter(pk=gone.pk)._raw_delete("default")
 
-    def move(reached: str) -> None:
-        if reached == "planned":
-            dq.extend_timeout(moved, policy, hours=1)
-
-    set_checkpoint_hook(move)
+    once_at("planned", lambda: dq.extend_timeout(moved, policy, hours=1))
     fire(*rows)
-    set_checkpoint_hook(None)
     assert [state(row) for row in rows] == [("skipped", "condition"), ("skipped", "gone"), ("pending", "")]
     assert ask.asked == []
 
@@ -298,14 +263,8 @@ def test_an_object_that_matches_only_when_it_is_locked_is_asked_about_first(orde
     ask = Provider(None)
     row = due(order, asking_policy(ask))
     Order.objects.update(status="paying")
-
-    def fail(reached: str) -> None:
-        if reached == "begun":
-            Order.objects.update(status="unpaid")
-
-    set_checkpoint_hook(fail)
+    once_at("begun", lambda: Order.objects.update(status="unpaid"))
     assert not fire(row).fired
-    set_checkpoint_hook(None)
     assert (state(row), ask.asked) == (("pending", ""), [])
     assert fire(row).fired == (row.pk,)
     assert ask.asked == [order.pk]
@@ -342,20 +301,6 @@ def test_shadow_mode_asks_and_does_not_act(order: Order, asking_policy: Any) -> 
     assert (state(row), status(order), ask.asked) == (("skipped", "shadow"), "unpaid", [order.pk])
 
 
-def test_a_suspect_asks_alone_in_its_process(order: Order, asking_policy: Any) -> None:
-    ask = Provider(None)
-    row = due(order, asking_policy(ask))
-    assert fire(row, deliveries=2).fired == (row.pk,)
-    assert ask.asked == [order.pk]
-
-
-def test_a_process_that_dies_while_asking_is_noted(order: Order, asking_policy: Any) -> None:
-    row = due(order, asking_policy(Provider(None)))
-    die_at(row, "asked")
-    assert (state(row), row.attempts) == (("pending", ""), 0)
-    assert fire(row, deliveries=2).fired == (row.pk,)
-
-
 @pytest.mark.parametrize("kind", ["fire_due", "perform"])
 def test_tests_ask_too(order: Order, asking_policy: Any, kind: str) -> None:
     ask = Provider(ConnectionError("no route"), dq.Skip("paid"), None)
@@ -368,16 +313,6 @@ def test_tests_ask_too(order: Order, asking_policy: Any, kind: str) -> None:
     assert status(order) == "unpaid"
     testing.perform(policy, order)
     assert (status(order), len(ask.asked)) == ("cancelled", 3)
-
-
-def test_a_paused_policy_asks_nobody(order: Order, asking_policy: Any) -> None:
-    ask = Provider(None)
-    policy = asking_policy(ask)
-    row = due(order, policy)
-    operations.pause(policy, by="script:test")
-    stop_cache.forget()
-    fire(row)
-    assert (state(row), ask.asked) == (("pending", ""), [])
 
 
 @pytest.mark.parametrize(
@@ -400,11 +335,3 @@ def test_a_policy_has_one_confirm_function(declare: Declare) -> None:
     policy.confirm()(lambda order, timeout: None)
     with pytest.raises(dq.PolicyError, match="has a confirm function already"):
         policy.confirm()(lambda order, timeout: None)
-
-
-def test_the_error_says_whose_answer_was_wrong(order: Order, asking_policy: Any) -> None:
-    row = due(order, asking_policy(Provider(False)))
-    fire(row)
-    state(row)
-    assert "The confirm function of testapp.order.cancel returned bool" in row.errors[0]["message"]
-    assert TimeLimitExceeded.__name__ not in row.errors[0]["error"]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq.firing import handler, settle_expired
-from django_delayq.firing.handler import CHECKPOINTS, set_checkpoint_hook
+from django_delayq.firing import settle_expired
+from django_delayq.firing.handler import CHECKPOINTS
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import due, fire, make_due, state
+from tests.integration.firing.conftest import FIRED, PENDING, UNTRIED, due, fire, make_due, once_at, state, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -23,20 +24,33 @@ INSIDE = [step for step in CHECKPOINTS if step not in {"asked", "noted", "settle
 OUTSIDE = [step for step in CHECKPOINTS if step not in {"asked", "noted", "undone", "recorded"}]
 
 
-def killed_at(step: str, row: Timeout, deliveries: int = 1) -> None:
-    """A process that fires `row` has been killed at `step`. It is a fork: nothing is imported a second time."""
+def exit_code_of(act: Callable[[], object]) -> int | None:
+    """Return how a process ends that does `act`. It is a fork: nothing is imported a second time."""
     connections.close_all()  # parent and child must not share a connection
     forget_engine()
-    child = multiprocessing.get_context("fork").Process(target=fire_until, args=(step, row, deliveries))
+    child = multiprocessing.get_context("fork").Process(target=act)
     child.start()
     child.join(60)
-    assert child.exitcode == -signal.SIGKILL
+    return child.exitcode
 
 
-def fire_until(step: str, row: Timeout, deliveries: int) -> None:
-    """Fire `row` in this process, which is killed when it reaches `step`."""
-    set_checkpoint_hook(lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == step else None)
-    fire(row, deliveries=deliveries)
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_while(act: Callable[[], object], step: str) -> None:
+    """A process that does `act` has been killed when a firing came to `step`."""
+
+    def act_until() -> None:
+        once_at(step, kill)
+        act()
+
+    assert exit_code_of(act_until) == -signal.SIGKILL
+
+
+def killed_at(step: str, row: Timeout, deliveries: int = 1) -> None:
+    """A process that fires `row` has been killed at `step`."""
+    killed_while(lambda: fire(row, deliveries=deliveries), step)
 
 
 @pytest.mark.parametrize("step", INSIDE)
@@ -46,11 +60,11 @@ def test_a_process_killed_while_it_fires_leaves_one_effect(order: Order, step: s
     row = due(order, policy)
     killed_at(step, row)
     committed = step in {"committed", "reported"}
-    assert state(row) == (("fired", "due") if committed else ("pending", ""))
+    assert state(row) == (FIRED if committed else PENDING)
     assert Effect.objects.count() == committed
     report = fire(row, deliveries=2)
     assert report.done == (row.pk,)
-    assert (state(row), row.attempts) == (("fired", "due"), 1)
+    assert tried(row) == (FIRED, 1)
     assert Effect.objects.count() == 1
     order.refresh_from_db()
     assert (order.note == "reminded") if policy == "remind_many" else (order.status == "cancelled")
@@ -59,12 +73,12 @@ def test_a_process_killed_while_it_fires_leaves_one_effect(order: Order, step: s
 def test_a_suspect_whose_process_is_killed_has_died_once_when_its_lease_is_over(order: Order) -> None:
     row = due(order, "cancel_unpaid")
     killed_at("noted", row, deliveries=2)
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row, deliveries=3).fired == (), "the worker that claimed it may run until its lease ends"
     assert row.suspected_at is not None
     Timeout.objects.update(suspected_at=row.suspected_at - timedelta(days=1))  # and now it has ended
     assert fire(row, deliveries=3).fired == (row.pk,)
-    assert (state(row), row.attempts, row.deaths) == (("fired", "due"), 1, 1)
+    assert (tried(row), row.deaths) == ((FIRED, 1), 1)
     assert Effect.objects.count() == 1
 
 
@@ -72,13 +86,12 @@ def test_a_suspect_whose_process_is_killed_has_died_once_when_its_lease_is_over(
 def test_a_process_killed_around_the_recording_of_a_failure_loses_at_most_the_record(order: Order, step: str) -> None:
     row = due(order, "kill_worker")
     killed_at(step, row)
-    assert state(row) == ("pending", "")
+    assert state(row) == PENDING
     assert row.attempts == (1 if step == "recorded" else 0)
     for _ in range(5):
         make_due(row)
         fire(row, deliveries=2)
-    assert state(row) == ("dead", "retries")
-    assert row.attempts == 3
+    assert tried(row) == (("dead", "retries"), 3)
 
 
 @pytest.mark.parametrize("step", OUTSIDE)
@@ -89,15 +102,10 @@ def test_a_process_killed_while_it_fires_outside_leaves_at_least_one_effect_with
     killed_at(step, row)
     marked = step in {"committed", "handled"}
     settled = step in {"settled", "reported"}
-    assert state(row) == ("firing", "") if marked else ("fired", "due") if settled else ("pending", "")
+    assert state(row) == ("firing", "") if marked else FIRED if settled else PENDING
     Timeout.objects.filter(state="firing").update(run_at=timezone.now() - timedelta(seconds=1))
     settle_expired("default")
     fire(row, deliveries=2)
-    assert state(row) == ("fired", "due")
+    assert state(row) == FIRED
     assert Effect.objects.count() == (2 if step == "handled" else 1)
     assert set(Effect.objects.values_list("idempotency_key", flat=True)) == {row.idempotency_key}
-
-
-def test_nothing_in_the_environment_stops_a_firing_unless_a_test_installs_it(order: Order) -> None:
-    assert handler._checkpoint_hook is None
-    assert fire(due(order)).fired

@@ -18,15 +18,23 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.arming.reconcile import arm_one
-from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session
-from tests.integration.firing.conftest import due, fire, in_another_thread, needs_row_locks, state
+from tests.integration.firing.conftest import (
+    Declare,
+    due,
+    fire,
+    in_another_thread,
+    needs_row_locks,
+    once_at,
+    session_options,
+    state,
+    write,
+)
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_row_locks]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LEVELS: dict[str, list[Any]] = {
     "postgresql": ["REPEATABLE_READ", "SERIALIZABLE"],
     "mysql": ["repeatable read", None],
@@ -42,12 +50,8 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
         value = IsolationLevel[value]
-    options = connection.settings_dict["OPTIONS"]
-    connection.close()
-    options["isolation_level"] = value
-    yield str(request.param)
-    connection.close()
-    del options["isolation_level"]
+    with session_options(isolation_level=value):
+        yield str(request.param)
 
 
 @contextmanager
@@ -71,22 +75,20 @@ class _Refused(Exception):
 @pytest.fixture
 def always(declare: Declare) -> dq.TimeoutPolicy[Any]:
     """Its condition holds also when it has fired, so that only the closed round keeps it from firing again."""
-
-    def count(order: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what="always", object_id=order.pk, timeout_id=timeout.pk)
-
-    return declare(Order, count, name="always", when=Q(), since="created_at", after=timedelta(minutes=30))
-
-
-def overdue_order() -> Order:
-    return Order.objects.create(status="new", created_at=timezone.now() - timedelta(minutes=31))
+    return declare(Order, write, name="always", when=Q(), since="created_at", after=timedelta(minutes=30))
 
 
 def fire_all() -> None:
     in_another_thread(lambda: fire(*Timeout.objects.pending()))
 
 
-def test_a_save_does_not_arm_what_was_armed_and_fired_since(always: Any) -> None:
+def save(order: Order) -> None:
+    order.note = "saved"
+    order.save()
+
+
+@pytest.mark.parametrize("act", [save, dq.sync_timeouts])
+def test_what_was_armed_and_fired_since_is_not_armed_again(always: Any, act: Callable[[Order], object]) -> None:
     Order.objects.bulk_create([Order(status="new", created_at=timezone.now() - timedelta(minutes=31))])
     order = Order.objects.get()
     if connection.vendor == "postgresql":  # of what it cannot see at all it cannot be warned: see docs/databases.md
@@ -94,18 +96,9 @@ def test_a_save_does_not_arm_what_was_armed_and_fired_since(always: Any) -> None
     with an_older_view():
         in_another_thread(lambda: dq.sync_timeouts(order))
         fire_all()
-        order.note = "saved"
-        order.save()
+        act(order)
     assert list(Timeout.objects.values_list("state", flat=True)) == ["fired"]
     assert Effect.objects.count() == 1
-
-
-def test_a_sync_does_not_arm_what_was_closed_since(always: Any) -> None:
-    order = overdue_order()
-    with an_older_view():
-        fire_all()
-        assert dq.sync_timeouts(order) == 0
-    assert list(Timeout.objects.values_list("state", flat=True)) == ["fired"]
 
 
 def test_a_sync_goes_by_what_the_row_says_now(always: Any) -> None:
@@ -164,14 +157,7 @@ def test_many_slots_taken_since_are_found_taken(always: Any) -> None:
 def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
     order = Order.objects.create(status="unpaid", created_at=timezone.now())
     row = due(order, "cancel_unpaid")
-    left = [1]
-
-    def pay(step: str) -> None:
-        if step == "begun" and left:
-            left.pop()
-            in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid"))
-
-    set_checkpoint_hook(pay)
+    once_at("begun", lambda: in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid")))
     fire(row)
     assert state(row) == ("skipped", "condition")
 

@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from django_delayq.firing.executors import make_executor
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import fire
+from tests.integration.firing.conftest import execute, fire, logged, receiving
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, needs_more_connections
 from tests.testapp.models import Effect, Order
@@ -62,13 +63,21 @@ SETTINGS = {
 }[connection.vendor]
 
 
-def second() -> Any:
-    """The connection of another alias to the same database."""
-    return connections["second"]
-
-
 def write(using: str = "default") -> None:
     Effect.objects.using(using).create(what="left", object_id="1")
+
+
+def driver() -> Any:
+    connection.ensure_connection()
+    return connection.connection
+
+
+def both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:
+    return lambda: (first(), second())
+
+
+def fail() -> None:
+    raise ValueError("before it is undone")
 
 
 def off(using: str = "default") -> None:
@@ -76,30 +85,14 @@ def off(using: str = "default") -> None:
     write(using)
 
 
-def off_and_raise() -> None:
-    off()
-    raise ValueError("an exception before it is switched on again")
-
-
 def begin(using: str = "default") -> None:
     connections[using].cursor().execute("BEGIN")
     write(using)
 
 
-def begin_by_the_driver() -> None:
-    connection.ensure_connection()
-    connection.connection.cursor().execute("BEGIN")
-    write()
-
-
 def enter(using: str = "default") -> None:
     transaction.atomic(using=using).__enter__()
     write(using)
-
-
-def enter_and_raise() -> None:
-    enter()
-    raise ValueError("the block is not left")
 
 
 def fail_in(using: str = "default") -> None:
@@ -110,54 +103,34 @@ def fail_in(using: str = "default") -> None:
         return
 
 
-def commit() -> None:
-    connection.ensure_connection()
-    connection.connection.commit()
-
-
-def roll_back() -> None:
-    connection.ensure_connection()
-    connection.connection.rollback()
-
-
-def break_it() -> None:
-    connection.ensure_connection()
-    connection.connection.close()
-
-
 def switch() -> None:
     connections["default"] = connections.create_connection("default")
 
 
 def reconnect() -> None:
-    driver: Any = connection.connection
+    before: Any = connection.connection
     connection.connect()
-    if driver is not None:
-        driver.close()
+    if before is not None:
+        before.close()
 
 
 def change_the_driver() -> None:
-    connection.ensure_connection()
-    driver: Any = connection.connection
+    changed = driver()
     if connection.vendor == "postgresql":
         from psycopg.rows import dict_row
 
-        driver.row_factory = dict_row
+        changed.row_factory = dict_row
         if not connection.in_atomic_block:
-            driver.read_only = True
+            changed.read_only = True
     elif connection.vendor == "sqlite":
-        driver.row_factory = sqlite3.Row
-        driver.text_factory = bytes
+        changed.row_factory = sqlite3.Row
+        changed.text_factory = bytes
     else:
-        driver.autocommit(False)
+        changed.autocommit(False)
 
 
 def refuse(*_: Any) -> Any:
     raise RuntimeError("no statement may be executed")
-
-
-def wrap() -> None:
-    connection.execute_wrapper(refuse).__enter__()
 
 
 def localize() -> None:
@@ -166,20 +139,16 @@ def localize() -> None:
     TENANT.set("another")
 
 
-def ignore_warnings() -> None:
-    warnings.simplefilter("ignore")
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
-def handle_a_signal() -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+def exit_generator() -> None:
+    raise GeneratorExit
 
 
 ENDED = threading.Event()
 LOOPS: list[asyncio.AbstractEventLoop] = []
-
-
-def start_a_thread() -> None:
-    threading.Thread(target=ENDED.wait, daemon=True).start()
 
 
 def set_a_loop() -> None:
@@ -187,45 +156,34 @@ def set_a_loop() -> None:
     asyncio.set_event_loop(LOOPS[-1])
 
 
-def raising(error: BaseException) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
-
-
-def setting(statement: str) -> Callable[[], None]:
-    return lambda: connection.cursor().execute(statement) and None
-
-
 LEFT: dict[str, Callable[[], object]] = {
     "autocommit off": off,
-    "autocommit off and an exception": off_and_raise,
+    "autocommit off and an exception": both(off, fail),
     "autocommit off elsewhere": lambda: off("second"),
     "BEGIN": begin,
     "BEGIN elsewhere": lambda: begin("second"),
-    "BEGIN by the driver": begin_by_the_driver,
+    "BEGIN by the driver": both(lambda: driver().cursor().execute("BEGIN"), write),
     "atomic()": enter,
-    "atomic() and an exception": enter_and_raise,
+    "atomic() and an exception": both(enter, fail),
     "atomic() elsewhere": lambda: enter("second"),
     "atomic() with an error": fail_in,
     "atomic() with an error elsewhere": lambda: fail_in("second"),
-    "COMMIT of the driver": commit,
-    "ROLLBACK of the driver": roll_back,
+    "COMMIT of the driver": lambda: driver().commit(),
+    "ROLLBACK of the driver": lambda: driver().rollback(),
     "closed": lambda: connection.close(),
-    "broken": break_it,
+    "broken": lambda: driver().close(),
     "switched": switch,
     "reconnected": reconnect,
     "settings of the driver": change_the_driver,
-    "an execute wrapper": wrap,
+    "an execute wrapper": lambda: connection.execute_wrapper(refuse).__enter__(),
     "language, zone, variable": localize,
-    "warnings": ignore_warnings,
-    "a signal handler": handle_a_signal,
-    "a thread": start_a_thread,
+    "warnings": lambda: warnings.simplefilter("ignore"),
+    "a signal handler": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
+    "a thread": lambda: threading.Thread(target=ENDED.wait, daemon=True).start(),
     "an event loop": set_a_loop,
-    "KeyboardInterrupt": raising(KeyboardInterrupt()),
-    "GeneratorExit": raising(GeneratorExit()),
-    **{statement: setting(statement) for statement in SETTINGS},
+    "KeyboardInterrupt": interrupt,
+    "GeneratorExit": exit_generator,
+    **{statement: partial(execute, statement) for statement in SETTINGS},
 }
 PLACES: dict[str, dict[str, Any]] = {
     "atomic": {},
@@ -353,67 +311,31 @@ def test_leftovers_are_named_with_their_policy(
 ) -> None:
     caplog.set_level(logging.INFO, logger="django_delayq")
 
-    def leaves(order: Order, timeout: Timeout) -> None:
-        enter()
-
-    policy = declare(Order, leaves, name="leaves", atomic=False, retry=dq.Retry.never())
-    due(policy)
-
-    def dead() -> list[logging.LogRecord]:
-        return [each for each in caplog.records if vars(each).get("event") == "timeout_dead"]
-
-    wait_until(dead, "the failure is logged, after it is recorded")
-    [record] = dead()
+    due(declare(Order, lambda order, timeout: enter(), name="leaves", atomic=False, retry=dq.Retry.never()))
+    wait_until(lambda: logged(caplog, "timeout_dead"), "the failure is logged, after it is recorded")
+    [record] = logged(caplog, "timeout_dead")
     assert "testapp.order.leaves" in record.getMessage()
     assert "entered atomic() on database 'default' and did not leave it" in record.getMessage()
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "is_kept"),
     [
-        "SET LOCAL TIME ZONE 'Asia/Tokyo'",
-        "SELECT set_config('app.tenant', '7', true)",
-        "SET CONSTRAINTS ALL DEFERRED",
-        "SELECT 'SET TIME ZONE'",
+        ("SET LOCAL TIME ZONE 'Asia/Tokyo'", True),
+        ("SELECT set_config('app.tenant', '7', true)", True),
+        ("DO $$ BEGIN SET TimeZone TO 'Asia/Tokyo'; END $$", False),
+        ("DO $$ BEGIN SET DateStyle TO 'SQL, DMY'; END $$", False),
     ],
 )
-def test_what_ends_with_the_transaction_costs_no_connection(declare: Any, statement: str) -> None:
-    policy = declare(Order, lambda order, timeout: connection.cursor().execute(statement) and None, name="local")
-    connection.ensure_connection()
-    driver = connection.connection
-    assert fire(due(policy)).fired
-    assert connection.connection is driver
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
-@pytest.mark.parametrize("setting", ["TimeZone TO 'Asia/Tokyo'", "DateStyle TO 'SQL, DMY'"])
-def test_a_setting_that_a_function_of_the_database_has_changed_ends_with_the_connection(
-    declare: Any, setting: str
+def test_only_a_setting_that_does_not_end_with_the_transaction_costs_the_connection(
+    declare: Any, statement: str, is_kept: bool
 ) -> None:
-    statement = f"DO $$ BEGIN SET {setting}; END $$"
-    policy = declare(Order, lambda order, timeout: connection.cursor().execute(statement) and None, name="function")
+    policy = declare(Order, lambda order, timeout: execute(statement), name="sets")
     connection.ensure_connection()
     driver = connection.connection
     assert fire(due(policy)).fired
-    assert connection.connection is not driver
-
-
-def test_a_burst_ends_although_a_handler_raises_keyboard_interrupt(declare: Any, without_redis: None) -> None:
-    """In a thread of a worker no key was pressed: it is an attempt like any other."""
-    calls: list[int] = []
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        calls.append(1)
-        raise KeyboardInterrupt("by mistake")
-
-    first = due(declare(Order, handler, name="interrupts", atomic=False, retry=dq.Retry([0])))
-    behind = due("remind")
-    RunningWorker(burst=True, concurrency=1).join()
-    for row in (first, behind):
-        row.refresh_from_db()
-    assert (first.state, first.attempts, len(calls), behind.state) == ("dead", 2, 2, "fired")
-    assert first.errors[-1]["error"] == "KeyboardInterrupt"
+    assert (connection.connection is driver) is is_kept
 
 
 def test_a_handler_does_not_inherit_the_session_of_another_one_in_its_transaction(declare: Any) -> None:
@@ -435,11 +357,8 @@ def test_signal_receivers_leave_nothing_behind_either(caplog: pytest.LogCaptureF
     def receive(**_: Any) -> None:
         off()
 
-    signals.timeout_fired.connect(receive)
-    try:
+    with receiving(receive, signals.timeout_fired):
         fire(due("remind"))
-    finally:
-        signals.timeout_fired.disconnect(receive)
     assert transaction.get_autocommit()
     assert not Effect.objects.filter(what="left").exists()
     assert "A signal receiver of testapp.order.remind left a transaction open on database 'default'" in caplog.text

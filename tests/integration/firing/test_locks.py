@@ -3,57 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing import run
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import (
+    FIRED,
+    UNTRIED,
     WAIT,
+    Declare,
     another_session,
     due,
+    execute,
     fire,
     in_another_thread,
     locking,
     make_due,
     needs_row_locks,
+    once_at,
     state,
+    tried,
+    work_of,
 )
 from tests.support.waiting import wait_until
 from tests.testapp.models import Customer, Effect, ExpressOrder, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 SOON = timedelta(seconds=1)
-
-
-@needs_row_locks
-def test_an_object_that_somebody_holds_is_put_back_for_a_short_while(order: Order) -> None:
-    row = due(order, "cancel_unpaid")
-    with locking(order):
-        before = timezone.now()
-        report = fire(row)
-        assert set(report.again) == {row.pk}
-        assert before < report.again[row.pk] < timezone.now() + SOON
-    assert (state(row), row.attempts, row.history) == (("pending", ""), 0, [])
-    assert fire(row).fired == (row.pk,)
-
-
-@needs_row_locks
-def test_a_row_that_somebody_holds_is_put_back(order: Order) -> None:
-    row = due(order)
-    with locking(row):
-        assert set(fire(row).again) == {row.pk}
-    assert fire(row).fired == (row.pk,)
-    assert Effect.objects.count() == 1
 
 
 @needs_row_locks
@@ -65,30 +46,24 @@ def test_a_locked_timeout_waits_by_the_database_clock_if_that_of_the_process_is_
     row, now = due(order), timezone.now
     with locking(order if locked == "object" else row), monkeypatch.context() as patch:
         patch.setattr(timezone, "now", lambda: now() + ahead)
-        [work], _ = plan({row.pk: 1}, "default")
-        report = run(work, "default")
+        report = run(work_of(row), "default")
     assert report.now is not None
     assert now() - SOON < report.now < now() + SOON, "the worker estimates the database clock by this"
     assert now() - SOON < report.again[row.pk] < now() + SOON
 
 
 @needs_row_locks
-def test_the_parents_half_of_a_child_is_locked_too(declare: Declare) -> None:
+@pytest.mark.parametrize("held", ["the object", "the row", "the parent's half of a child"])
+def test_what_somebody_holds_is_put_back_for_a_short_while(declare: Declare, held: str) -> None:
     express = ExpressOrder.objects.create()
     row = due(express, declare(ExpressOrder, name="of_child"))
-    with locking(Order.objects.get(pk=express.pk)):
-        assert set(fire(row).again) == {row.pk}
+    locked = {"the object": express, "the row": row}.get(held) or Order.objects.get(pk=express.pk)
+    with locking(locked):
+        before = timezone.now()
+        report = fire(row)
+        assert before < report.again[row.pk] < timezone.now() + SOON
+    assert (tried(row), row.history) == (UNTRIED, [])
     assert fire(row).fired == (row.pk,)
-
-
-@needs_row_locks
-def test_the_others_of_a_group_fire_while_one_is_held(orders: list[Order]) -> None:
-    rows = [due(order, "cancel_unpaid") for order in orders]
-    with locking(orders[2]):
-        report = fire(*rows)
-        assert set(report.again) == {rows[2].pk}
-        assert len(report.fired) == 4
-    assert [state(row)[0] for row in rows] == ["fired", "fired", "pending", "fired", "fired"]
 
 
 @needs_row_locks
@@ -125,25 +100,14 @@ def test_a_payment_that_commits_while_it_holds_the_row_wins(order: Order) -> Non
 
 @needs_row_locks
 def test_a_payment_that_comes_while_a_firing_holds_the_row_learns_that_it_is_too_late(order: Order) -> None:
-    row = due(order, "cancel_unpaid")
-    answers: list[bool] = []
+    row, answers = due(order, "cancel_unpaid"), list[bool]()
     payment = threading.Thread(
         target=lambda: answers.append(in_another_thread(lambda: dq.cancel_timeout(order, "cancel_unpaid")))
     )
-    began = threading.Event()
-
-    def look(step: str) -> None:
-        if step == "marked":
-            payment.start()
-            began.set()
-
-    set_checkpoint_hook(look)
+    once_at("marked", payment.start)
     fire(row)
-    set_checkpoint_hook(None)
-    assert began.is_set()
     payment.join(WAIT)
-    assert answers == [False]
-    assert state(row) == ("fired", "due")
+    assert (answers, state(row)) == ([False], FIRED)
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="what PostgreSQL's FOR NO KEY UPDATE is for")
@@ -152,8 +116,7 @@ def test_children_can_be_inserted_while_their_parent_is_being_fired(declare: Dec
     inserted: list[int] = []
 
     def insert() -> int:
-        with connection.cursor() as cursor:
-            cursor.execute("SET lock_timeout = '2s'")
+        execute("SET lock_timeout = '2s'")
         return Order.objects.create(customer=customer).pk
 
     def handler(obj: Customer, timeout: Timeout) -> None:
@@ -166,14 +129,13 @@ def test_children_can_be_inserted_while_their_parent_is_being_fired(declare: Dec
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite holds the whole database")
 def test_on_sqlite_a_busy_database_puts_back(order: Order) -> None:
     row = due(order)
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA busy_timeout = 50")
+    execute("PRAGMA busy_timeout = 50")
     try:
         with another_session(lambda: Order.objects.update(note="x")):
             assert set(fire(row).again) == {row.pk}
     finally:
         connection.close()
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row).fired
 
 
@@ -184,8 +146,7 @@ def test_a_deadlock_is_nobodys_fault_and_the_loser_comes_again(declare: Declare)
 
     def handler(obj: Order, timeout: Timeout) -> None:
         if connection.vendor == "postgresql":  # be the one who notices
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL deadlock_timeout = '50ms'")
+            execute("SET LOCAL deadlock_timeout = '50ms'")
         else:  # InnoDB ends the transaction that has changed less
             Effect.objects.all().count()
         turn.wait()
@@ -205,7 +166,7 @@ def test_a_deadlock_is_nobodys_fault_and_the_loser_comes_again(declare: Declare)
     report = fire(row)
     thread.join(WAIT)
     assert set(report.again) == {row.pk}
-    assert (state(row), row.attempts, row.history) == (("pending", ""), 0, [])
+    assert (tried(row), row.history) == (UNTRIED, [])
     turn = threading.Barrier(1)
     make_due(row)
     assert fire(row).fired == (row.pk,)
@@ -213,16 +174,11 @@ def test_a_deadlock_is_nobodys_fault_and_the_loser_comes_again(declare: Declare)
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="isolation levels as PostgreSQL has them")
-def test_a_serialization_failure_counts_no_attempt(declare: Declare) -> None:
-    order = Order.objects.create()
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'could not serialize' USING ERRCODE = '40001'; END $$")
-
-    row = due(order, declare(Order, handler, name="unserializable"))
+def test_a_serialization_failure_counts_no_attempt(order: Order, declare: Declare) -> None:
+    statement = "DO $$ BEGIN RAISE EXCEPTION 'could not serialize' USING ERRCODE = '40001'; END $$"
+    row = due(order, declare(Order, lambda obj, timeout: execute(statement), name="unserializable"))
     assert set(fire(row).again) == {row.pk}
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
 
 
 @needs_row_locks
@@ -230,15 +186,14 @@ def test_a_handler_that_waits_too_long_for_a_lock_counts_no_attempt(declare: Dec
     mine, other = Order.objects.create(), Order.objects.create()
 
     def handler(obj: Order, timeout: Timeout) -> None:
-        with connection.cursor() as cursor:
-            local = "SET LOCAL lock_timeout = '50ms'"
-            cursor.execute(local if connection.vendor == "postgresql" else "SET SESSION innodb_lock_wait_timeout = 1")
+        local = "SET LOCAL lock_timeout = '50ms'"
+        execute(local if connection.vendor == "postgresql" else "SET SESSION innodb_lock_wait_timeout = 1")
         Order.objects.select_for_update().get(pk=other.pk)
 
     row = due(mine, declare(Order, handler, name="impatient"))
     with locking(other):
         assert set(fire(row).again) == {row.pk}
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row).fired
 
 
@@ -270,7 +225,7 @@ def test_a_handler_that_waits_too_long_for_the_next_key_counts_no_attempt(order:
         cursor.execute("SELECT RELEASE_LOCK('delayq held')")
     slow.join(WAIT)
     assert set(report.again) == {row.pk}
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row).fired
 
 
@@ -290,8 +245,7 @@ def test_a_deadlock_that_the_handler_swallowed_still_undoes_everything(declare: 
 
     def provoke_deadlock() -> None:
         if connection.vendor == "postgresql":
-            with connection.cursor() as cursor:
-                cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END $$")
+            execute("DO $$ BEGIN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END $$")
         turn = threading.Barrier(2, timeout=WAIT)
 
         def opponent() -> None:
@@ -313,46 +267,5 @@ def test_a_deadlock_that_the_handler_swallowed_still_undoes_everything(declare: 
     row = due(order, declare(Order, handler, name="swallows"))
     assert set(fire(row).again) == {row.pk}
     assert len(swallowed) == 1
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert not Effect.objects.filter(what="after").exists()
-
-
-def test_two_workers_at_once_fire_each_timeout_once(orders: list[Order], declare: Declare) -> None:
-    when = Q(status="unpaid")
-    policy = declare(Order, lambda obj, timeout: Effect.objects.create(what="x", object_id=obj.pk), name="x", when=when)
-    rows = [due(order, policy) for order in orders]
-    together = threading.Barrier(2, timeout=WAIT)
-
-    def work() -> None:
-        together.wait()
-        for _ in range(3):
-            fire(*rows)
-
-    threads = [threading.Thread(target=lambda: in_another_thread(work)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    fire(*rows)
-    assert sorted(Effect.objects.values_list("object_id", flat=True)) == sorted(str(order.pk) for order in orders)
-    assert {state(row) for row in rows} == {("fired", "due")}
-
-
-@needs_row_locks
-def test_under_repeatable_read_too_the_condition_is_asked_after_the_lock(order: Order) -> None:
-    row = due(order, "cancel_unpaid")
-    with connection.cursor() as cursor:
-        level = "TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-        session = "SESSION CHARACTERISTICS AS" if connection.vendor == "postgresql" else "SESSION"
-        cursor.execute(f"SET {session} {level}")
-
-    def pay(step: str) -> None:
-        if step == "begun":
-            in_another_thread(lambda: Order.objects.update(status="paid"))
-
-    set_checkpoint_hook(pay)
-    try:
-        fire(row)
-    finally:
-        connection.close()  # and with it the level
-    assert state(row) == ("skipped", "condition")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,13 +14,28 @@ from django.db import InternalError, OperationalError, connection
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import plan, run, settle_expired
-from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing import run, settle_expired
 from django_delayq.firing.settling import MAX_LOSSES
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import MODES, WAIT, due, fire, in_another_thread, make_due, state
+from tests.integration.firing.conftest import (
+    MODES,
+    PENDING,
+    UNTRIED,
+    WAIT,
+    Declare,
+    due,
+    execute,
+    fire,
+    in_another_thread,
+    make_due,
+    once_at,
+    raising,
+    state,
+    tried,
+    work_of,
+)
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -29,36 +44,17 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose"),
 ]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 SOON = timedelta(seconds=1)
 
 
 def kill_own_connection() -> None:
     """The server ends this thread's connection, as a restart or a failover does."""
+    is_postgresql = connection.vendor == "postgresql"
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if connection.vendor == "postgresql" else "SELECT CONNECTION_ID()")
+        cursor.execute("SELECT pg_backend_pid()" if is_postgresql else "SELECT CONNECTION_ID()")
         [number] = cursor.fetchone()
-
-    def kill() -> None:
-        with connection.cursor() as other:
-            if connection.vendor == "postgresql":
-                other.execute("SELECT pg_terminate_backend(%s, 5000)", [number])
-            else:
-                other.execute(f"KILL {number}")
-
-    in_another_thread(kill)
-
-
-def at(step: str, act: Callable[[], object]) -> None:
-    """`act` is done when the next firing comes to `step`, once."""
-    left = [1]
-
-    def look(reached: str) -> None:
-        if reached == step and left:
-            left.pop()
-            act()
-
-    set_checkpoint_hook(look)
+    end = f"SELECT pg_terminate_backend({number}, 5000)" if is_postgresql else f"KILL {number}"
+    in_another_thread(lambda: execute(end))
 
 
 @pytest.fixture
@@ -74,30 +70,16 @@ def proxy() -> Iterator[FaultProxy]:
         connection.settings_dict["HOST"], connection.settings_dict["PORT"] = address[0], str(address[1])
 
 
-@pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(minutes=-10)], ids=["ahead", "behind"])
-def test_a_timeout_whose_connection_is_lost_waits_by_the_database_clock_if_that_of_the_process_is_wrong(
-    order: Order, monkeypatch: pytest.MonkeyPatch, ahead: timedelta
-) -> None:
-    row, now = due(order), timezone.now
-    at("begun", kill_own_connection)
-    with monkeypatch.context() as patch:
-        patch.setattr(timezone, "now", lambda: now() + ahead)
-        report = fire(row)
-    set_checkpoint_hook(None)
-    assert now() - SOON < report.again[row.pk] < now() + SOON
-
-
 @pytest.mark.parametrize("step", ["begun", "locked", "checked", "marked", "handled"])
 def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(orders: list[Order], step: str) -> None:
     # Where one statement locks, checks and marks, only a batch comes to the steps between.
     policy = "remind_many" if step in {"locked", "checked"} else "cancel_unpaid"
     rows = [due(order, policy) for order in orders[:2]]
-    at(step, kill_own_connection)
+    once_at(step, kill_own_connection)
     report = fire(rows[0])
-    set_checkpoint_hook(None)
     assert list(report.again) == [rows[0].pk]
     assert report.again[rows[0].pk] - timezone.now() < SOON
-    assert (state(rows[0]), rows[0].attempts) == (("pending", ""), 0)
+    assert tried(rows[0]) == UNTRIED
     assert not Effect.objects.exists()
     assert fire(*rows).fired == tuple(row.pk for row in rows)
     assert Effect.objects.count() == 2
@@ -118,7 +100,7 @@ def test_a_connection_lost_in_the_handler_counts_no_attempt_even_if_it_is_swallo
 
     row = due(order, declare(Order, handler, name="swallows"))
     assert list(fire(row).again) == [row.pk]
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row).fired == (row.pk,)
     assert Effect.objects.count() == 1
 
@@ -140,7 +122,7 @@ def test_a_handler_that_loses_its_connection_each_time_does_not_run_without_end(
         firing_state.backoff.next_wait("default", row.pk, "locked", 0.1)
     for _ in range(MAX_LOSSES):
         assert list(fire(row).again) == [row.pk]
-        assert (state(row), row.attempts) == (("pending", ""), 0)
+        assert tried(row) == UNTRIED
         make_due(row)
     assert fire(row).done == (row.pk,)
     assert (state(row), row.attempts, len(calls)) == (("dead", "retries"), 1, MAX_LOSSES + 1)
@@ -165,7 +147,7 @@ def test_a_member_that_loses_the_connection_each_time_does_not_keep_the_others_f
 
 def test_an_idle_connection_that_the_server_closed_is_opened_anew(order: Order) -> None:
     row = due(order)
-    [work], _ = plan({row.pk: 1}, "default")
+    work = work_of(row)
     kill_own_connection()
     assert list(run(work, "default").again) == [row.pk]
     assert run(work, "default").fired == (row.pk,)
@@ -174,9 +156,8 @@ def test_an_idle_connection_that_the_server_closed_is_opened_anew(order: Order) 
 
 def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy: FaultProxy) -> None:
     row = due(order, "cancel_unpaid")
-    at("handled", proxy.lose_next_reply)
+    once_at("handled", proxy.lose_next_reply)
     report = fire(row)
-    set_checkpoint_hook(None)
     assert proxy.lost == 1
     assert (list(report.again), report.done) == ([row.pk], ())
     assert state(row) == ("fired", "due"), "the server had committed"
@@ -187,7 +168,7 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
 def test_a_database_that_cannot_be_reached_puts_everything_back(orders: list[Order], declare: Declare) -> None:
     policy = declare(Order, name="shared", together=20)
     rows = [due(order, policy) for order in orders]
-    [work], _ = plan({row.pk: 1 for row in rows}, "default")
+    work = work_of(*rows)
     port = connection.settings_dict["PORT"]
     connection.close()
     with socket.create_server(("127.0.0.1", 0)) as nobody:
@@ -207,32 +188,10 @@ def test_a_database_that_cannot_be_reached_puts_everything_back(orders: list[Ord
 
 
 def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise OperationalError("could not connect to the warehouse")
-
+    handler = raising(OperationalError("could not connect to the warehouse"))
     row = due(order, declare(Order, handler, name="warehouse", retry=dq.Retry([60])))
     fire(row)
-    assert (state(row), row.attempts, row.errors[0]["error"]) == (("pending", ""), 1, "OperationalError")
-
-
-def test_a_shared_transaction_whose_connection_is_lost_comes_again_as_a_whole(
-    orders: list[Order], declare: Declare
-) -> None:
-    killed: list[int] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what="sent", object_id=obj.pk)
-        if obj.pk == orders[3].pk and not killed:
-            killed.append(1)
-            kill_own_connection()
-            obj.save()
-
-    policy = declare(Order, handler, name="killed", together=20)
-    rows = [due(order, policy) for order in orders]
-    assert set(fire(*rows).again) == {row.pk for row in rows}
-    assert {(state(row), row.attempts) for row in rows} == {(("pending", ""), 0)}
-    assert len(fire(*rows).fired) == 5
-    assert Effect.objects.count() == 5
+    assert (tried(row), row.errors[0]["error"]) == ((PENDING, 1), "OperationalError")
 
 
 def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
@@ -251,16 +210,12 @@ def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
 
 
 def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([60])))
-    at("undone", kill_own_connection)
+    row = due(order, declare(Order, raising(ValueError()), name="fails", retry=dq.Retry([60])))
+    once_at("undone", kill_own_connection)
     assert list(fire(row).again) == [row.pk]
-    set_checkpoint_hook(None)
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     fire(row)
-    assert (state(row), row.attempts) == (("pending", ""), 1)
+    assert tried(row) == (PENDING, 1)
     make_due(row)
     assert settle_expired("default").again == {}
 
@@ -295,12 +250,11 @@ def test_a_transaction_that_the_server_ends_because_it_is_idle_counts_no_attempt
     def handler(order: Order, timeout: Timeout) -> None:
         calls.append(1)
         if len(calls) == 1:
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
+            execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
             select.select([connection.connection.fileno()], [], [], WAIT)  # the server closes it
         order.save()
 
     row = due(Order.objects.create(), declare(Order, handler, name="idle"))
     assert list(fire(row).again) == [row.pk]
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     assert fire(row).fired == (row.pk,)

@@ -19,12 +19,23 @@ from django_delayq.firing import Report, Work, run, running
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
 from django_delayq.sql import statements
-from tests.integration.firing.conftest import WAIT, due, fire, generic_plans, is_direct, state
+from tests.integration.firing.conftest import (
+    FIRED,
+    PENDING,
+    UNMET,
+    WAIT,
+    Declare,
+    due,
+    fire,
+    generic_plans,
+    is_direct,
+    state,
+    tried,
+)
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 GATE = 4_711_001
 
 
@@ -125,59 +136,39 @@ def test_the_handler_gets_what_the_orm_reads(declare: Declare) -> None:
         assert handled[row.pk] == (values_of(Order.objects.get(pk=row.object_id)), values_of(row))
 
 
-def test_nothing_changed_while_it_waited(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    assert fire_while(row, lambda: None).fired == (row.pk,)
-    assert (state(row), row.attempts) == (("fired", "due"), 1)
+def pay(order: Order) -> None:
+    """Lock the object without changing it."""
+    with dq.before_deadline(order, "gated"):
+        pass
 
 
-def test_a_cancel_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+MEANWHILE: dict[str, tuple[Callable[[Order], object], tuple[str, str], str]] = {
+    "nothing": (lambda order: None, FIRED, "sent"),
+    "a change of the object": (lambda order: Order.objects.update(note="changed"), FIRED, "changed"),
+    "a cancel": (lambda order: dq.cancel_timeout(order, "gated"), ("cancelled", "hand"), ""),
+    "a guard": (pay, ("cancelled", "hand"), ""),
+    "a condition that ends": (lambda order: Order.objects.update(status="paid"), UNMET, ""),
+    "a deletion of the object": (lambda order: Order.objects.all()._raw_delete("default"), ("skipped", "gone"), ""),
+    "a move": (lambda order: dq.reschedule_timeout(order, "gated", hours=1), PENDING, ""),
+    "a stopped clock": (lambda order: dq.hold_timeout(order, "gated"), ("held", ""), ""),
+}
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_what_committed_meanwhile_decides(order: Order, gated: dq.TimeoutPolicy[Any], what: str) -> None:
+    act, expected, effect = MEANWHILE[what]
     row = due(order, gated)
-    report = fire_while(row, lambda: dq.cancel_timeout(order, gated))
-    assert (report.fired, report.done) == ((), (row.pk,))
-    assert state(row) == ("cancelled", "hand")
+    report = fire_while(row, lambda: act(order))
+    assert tried(row) == (expected, int(expected == FIRED))
+    assert report.fired == (row.pk,) * (expected == FIRED)
+    assert report.done == (row.pk,) * (expected != PENDING)
+    assert list(Effect.objects.values_list("what", flat=True)) == [effect] * bool(effect)
+
+
+def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    assert fire_while(row, lambda: Timeout.objects.filter(pk=row.pk).delete()).fired == ()
     assert not Effect.objects.exists()
-
-
-def test_a_guard_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    """It locks the object without changing it."""
-
-    def pay() -> None:
-        with dq.before_deadline(order, gated):
-            pass
-
-    row = due(order, gated)
-    assert fire_while(row, pay).fired == ()
-    assert state(row)[0] == "cancelled"
-    assert not Effect.objects.exists()
-
-
-def test_a_condition_that_stopped_holding_meanwhile_is_seen(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    report = fire_while(row, lambda: Order.objects.filter(pk=order.pk).update(status="paid"))
-    assert (report.fired, report.done) == ((), (row.pk,))
-    assert state(row) == ("skipped", "condition")
-    assert not Effect.objects.exists()
-
-
-def test_an_object_that_was_deleted_meanwhile_is_gone(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    report = fire_while(row, lambda: Order.objects.filter(pk=order.pk)._raw_delete("default"))
-    assert (report.fired, report.done) == ((), (row.pk,))
-    assert state(row) == ("skipped", "gone")
-
-
-def test_a_move_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    report = fire_while(row, lambda: dq.reschedule_timeout(order, gated, hours=1))
-    assert (report.fired, set(report.again)) == ((), {row.pk})
-    assert (state(row), row.attempts) == (("pending", ""), 0)
-
-
-def test_a_clock_that_was_stopped_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    assert fire_while(row, lambda: dq.hold_timeout(row)).fired == ()
-    assert (state(row), row.attempts) == (("held", ""), 0)
 
 
 def test_the_transaction_has_begun_when_the_deadline_comes_and_marks_nothing_before(
@@ -194,19 +185,6 @@ def test_the_transaction_has_begun_when_the_deadline_comes_and_marks_nothing_bef
     row.refresh_from_db()
     assert row.settled_at is not None
     assert row.settled_at >= row.due_at
-
-
-def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    assert fire_while(row, lambda: Timeout.objects.filter(pk=row.pk).delete()).fired == ()
-    assert not Effect.objects.exists()
-
-
-def test_the_handler_gets_the_object_as_it_was_changed_meanwhile(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    report = fire_while(row, lambda: Order.objects.filter(pk=order.pk).update(note="changed meanwhile"))
-    assert report.fired == (row.pk,)
-    assert Effect.objects.get().what == "changed meanwhile"
 
 
 def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, declare: Declare) -> None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.firing import Work, plan, run
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due
+from tests.integration.firing.conftest import Declare, due, work_of
 from tests.testapp.models import Order, Parcel
 
-pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declare: Declare) -> None:
@@ -60,6 +61,12 @@ def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declar
     assert sorted(timeout_id for work in works for timeout_id in work.ids) == sorted(ids)
 
 
+@pytest.mark.parametrize("ids", [{}, {0: 1}, {-5: 1}, {2**63: 1}, {10**40: 3}, {123456789: 1}])
+def test_ids_without_a_row_are_done(ids: dict[int, int]) -> None:
+    works, report = plan(ids, "default")
+    assert (works, report.done, report.again) == ([], tuple(ids), {})
+
+
 @pytest.mark.parametrize("size", [None, 20])
 def test_the_first_due_come_first(orders: list[Order], declare: Declare, size: int | None) -> None:
     policy = declare(Order, name="ordered", together=size)
@@ -76,15 +83,50 @@ def test_rows_of_different_queues_do_not_share_work(orders: list[Order], declare
     assert {(work.queue, len(work.ids)) for work in works} == {("elsewhere", 1), ("default", 4)}
 
 
+@pytest.mark.parametrize("option", ["together", "batch"])
+def test_one_object_is_never_twice_in_a_work(order: Order, declare: Declare, option: Any) -> None:
+    policy = declare(Order, name="keys", **{option: 20})
+    works, _ = plan({due(order, policy, key=key).pk: 1 for key in "abc"}, "default")
+    assert [len(work.ids) for work in works] == [1, 1, 1]
+
+
 def test_work_survives_pickling_and_json(order: Order) -> None:
     row = due(order)
-    [work], _ = plan({row.pk: 1}, "default")
+    work = work_of(row)
     assert pickle.loads(pickle.dumps(work)) == work
     told = json.loads(json.dumps(asdict(work)))
     again = Work(told["policy"], tuple(told["ids"]), tuple(told["object_ids"]), told["queue"], told["suspect"])
     assert run(again, "default").fired == (row.pk,)
 
 
-def test_nothing_to_plan_is_no_trouble() -> None:
-    works, report = plan({}, "default")
-    assert (works, report.done, report.again) == ([], (), {})
+def test_the_timeouts_of_a_stopped_policy_are_not_planned(order: Order) -> None:
+    row = due(order)
+    operations.pause("testapp.order.remind", by="script:test")
+    works, report = plan({row.pk: 1}, "default")
+    assert works == []
+    assert report.now is not None
+    assert report.again[row.pk] > report.now
+
+
+def test_what_is_due_within_the_time_ahead_is_planned(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", seconds=30)
+    assert plan({row.pk: 1}, "default")[0] == []
+    works, report = plan({row.pk: 1}, "default", timedelta(minutes=1))
+    assert [work.ids for work in works] == [(row.pk,)]
+    assert report.early == {row.pk: row.run_at}
+
+
+def test_planned_ahead_only_what_is_due_at_nearly_the_same_time_shares_a_work(
+    orders: list[Order], declare: Declare
+) -> None:
+    policy = declare(Order, name="shared", together=20)
+    at = timezone.now() + timedelta(seconds=30)
+    rows = [
+        dq.schedule_timeout(order, policy, at=at + timedelta(milliseconds=after))
+        for after, order in zip((0, 1, 3, 9), orders, strict=False)
+    ]
+    now = due(orders[4], policy)
+    ids = [row.pk for row in rows]
+    works, report = plan({row.pk: 1 for row in [*rows, now]}, "default", timedelta(minutes=1))
+    assert sorted(work.ids for work in works) == sorted([(now.pk,), (ids[0], ids[1]), (ids[2],), (ids[3],)])
+    assert report.early == {row.pk: row.run_at for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,15 +12,30 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
-from django_delayq.firing import plan, run
+from django_delayq.firing import plan, run, state
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.state import Gate, firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, locking, make_due, needs_row_locks, state
-from tests.testapp.models import Effect, Order
+from tests.integration.firing.conftest import (
+    FIRED,
+    UNTRIED,
+    WAIT,
+    Declare,
+    due,
+    fire,
+    locking,
+    logged,
+    make_due,
+    needs_row_locks,
+    receiving,
+    tried,
+    work_of,
+    write,
+    written,
+)
+from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def die_in_handler(*rows: Timeout, deliveries: int) -> None:
@@ -51,53 +67,32 @@ def test_a_suspect_is_fired_alone_and_that_is_noted_before_it_runs(
     fire(*rows, deliveries=2)
     assert seen == [1] * 5
     assert begun == [("noted", 1), ("begun", 1)] * 5 and not noted.exists(), "what has fired is under no suspicion"
-    logged = [each for each in caplog.records if vars(each).get("event") == "timeout_suspected"]
-    assert [vars(each)["timeout_id"] for each in logged] == [rows[0].pk], "the others are not a warning each"
+    [line] = logged(caplog, "timeout_suspected")  # the others are not a warning each
     words = f"Timeout {rows[0].pk} ({policy.label}, object {orders[0].pk}) was held by a worker that died"
-    assert logged[0].levelname == "WARNING" and logged[0].getMessage().startswith(words)
-    assert {(state(row), row.attempts, row.deaths, len(row.history)) for row in rows} == {(("fired", "due"), 1, 0, 0)}
+    assert line.levelname == "WARNING" and line.getMessage().startswith(words)
+    assert {(tried(row), row.deaths, len(row.history)) for row in rows} == {((FIRED, 1), 0, 0)}
 
 
-def test_a_first_delivery_charges_nobody(orders: list[Order]) -> None:
-    rows = [due(order) for order in orders]
-    die_in_handler(*rows, deliveries=1)
-    assert {(state(row), row.attempts, len(row.history)) for row in rows} == {(("pending", ""), 0, 0)}
-
-
-def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Declare) -> None:
+def test_a_killer_ends_dead_and_its_history_says_why(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
     dead: list[int] = []
-    row = due(order, declare(Order, name="killer", retry=dq.Retry([0, 0])))
+    row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
     die_in_handler(row, deliveries=1)
     for delivery in (2, 3, 4):
         die_in_handler(row, deliveries=delivery)
-        state(row)
-        assert (row.attempts, row.deaths) == (0, delivery - 2)
-    receiver = lambda timeout, **_: dead.append(timeout.pk)  # noqa: E731 - a weak reference needs a name
-    dq.timeout_dead.connect(receiver)
-    try:
+        assert (tried(row), row.deaths) == (UNTRIED, delivery - 2)
+
+    def hear(timeout: Timeout, **_: Any) -> None:
+        dead.append(timeout.pk)
+
+    with receiving(hear, dq.timeout_dead):
         assert fire(row, deliveries=5).done == (row.pk,)
-    finally:
-        dq.timeout_dead.disconnect(receiver)
-    assert (state(row), row.attempts, row.deaths, dead) == (("dead", "retries"), 0, 3, [row.pk])
-    assert [(event["what"], event["number"]) for event in row.history] == [
-        ("suspected", number) for number in (1, 2, 3)
-    ]
+    assert (tried(row), row.deaths, dead) == ((("dead", "retries"), 0), 3, [row.pk])
+    assert [(event["what"], event["number"]) for event in row.history] == [("suspected", n) for n in (1, 2, 3)]
+    assert [line.levelname for line in logged(caplog, "timeout_dead")] == ["ERROR"]
     assert row.reason == "The process died 3 times while this timeout ran alone in it."
     assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
-
-
-def test_an_operator_who_retries_a_killer_gives_it_three_more_deaths(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
-    for _ in range(3):
-        die_in_handler(row, deliveries=2)
-    fire(row, deliveries=2)
-    assert state(row) == ("dead", "retries")
-    operations.retry(row, by="test")
-    for deaths in (0, 1, 2):
-        die_in_handler(row, deliveries=2)
-        assert (state(row), row.deaths) == (("pending", ""), deaths)
-    fire(row, deliveries=2)
-    assert state(row) == ("dead", "retries")
 
 
 def test_what_its_process_died_of_alone_stays_alone_although_redis_has_forgotten_its_deliveries(
@@ -105,72 +100,31 @@ def test_what_its_process_died_of_alone_stays_alone_although_redis_has_forgotten
 ) -> None:
     row = due(order, declare(Order, name="killer"))
     die_in_handler(row, deliveries=2)
-    assert [work.suspect for work in plan({row.pk: 1}, "default")[0]] == [True]
+    assert work_of(row).suspect
     die_in_handler(row, deliveries=1)
     Timeout.objects.update(suspected_at=None)  # it could not run, for example because its object was locked
-    assert [work.suspect for work in plan({row.pk: 1}, "default")[0]] == [True]
-
-
-def test_a_killer_without_any_retry_ends_dead(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
-    die_in_handler(row, deliveries=1)
-    for _ in range(3):
-        die_in_handler(row, deliveries=2)
-    fire(row, deliveries=3)
-    assert (state(row), row.attempts) == (("dead", "retries"), 0)
+    assert work_of(row).suspect
 
 
 def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, lambda obj, timeout: Effect.objects.create(what="x", object_id=obj.pk), name="near")
+    policy = declare(Order, write, name="near")
     rows = [due(order, policy) for order in orders]
     die_in_handler(*rows, deliveries=1)
+    assert {(tried(row), len(row.history)) for row in rows} == {(UNTRIED, 0)}, "a first delivery charges nobody"
     fire(*rows, deliveries=2)
-    assert {(state(row), row.attempts) for row in rows} == {(("fired", "due"), 1)}
-    assert Effect.objects.count() == 5
+    assert {tried(row) for row in rows} == {(FIRED, 1)}
+    assert written() == [row.object_id for row in rows]
 
 
-def test_a_failure_of_a_suspect_counts_as_one_attempt(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0, 0])))
-    for attempts in (1, 2):
-        fire(row, deliveries=2)
-        assert (state(row), row.attempts, row.errors[-1]["attempt"]) == (("pending", ""), attempts, attempts)
-    fire(row, deliveries=2)
-    assert (state(row), row.attempts, len(row.errors)) == (("dead", "retries"), 3, 3)
-
-
-@pytest.mark.parametrize("error", [dq.Snooze(minutes=5), dq.Skip(), dq.GiveUp()])
-def test_outcomes_of_a_suspect_count_as_those_of_anybody(order: Order, declare: Declare, error: Exception) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise error
-
-    row = due(order, declare(Order, handler, name="outcomes"))
-    fire(row, deliveries=2)
-    state(row)
-    assert row.attempts == (0 if isinstance(error, dq.Snooze) else 1)
-
-
-@pytest.mark.dialect
 @needs_row_locks
-def test_a_suspect_whose_object_is_held_dies_of_nothing(order: Order) -> None:
+@pytest.mark.parametrize("held", ["object", "row"])
+def test_a_suspect_that_somebody_holds_dies_of_nothing(order: Order, held: str) -> None:
     row = due(order)
-    with locking(order):
+    with locking(order if held == "object" else row):
         for _ in range(15):  # more often than the ladder has steps
             assert list(fire(row, deliveries=2).again) == [row.pk]
-            state(row)
-            assert (row.attempts, row.deaths, row.suspected_at) == (0, 0, None)
+            assert (tried(row), row.deaths, row.suspected_at) == (UNTRIED, 0, None)
     assert fire(row, deliveries=2).fired
-
-
-@pytest.mark.dialect
-@needs_row_locks
-def test_a_suspect_whose_row_is_held_is_put_back(order: Order) -> None:
-    row = due(order)
-    with locking(row):
-        assert list(fire(row, deliveries=2).again) == [row.pk]
-    assert (state(row), row.attempts) == (("pending", ""), 0)
 
 
 def test_suspects_that_need_not_run_are_not_noted(declare: Declare) -> None:
@@ -187,9 +141,80 @@ def test_suspects_that_need_not_run_are_not_noted(declare: Declare) -> None:
 
 def test_a_suspect_that_is_moved_between_plan_and_note_is_not_noted(order: Order) -> None:
     row = due(order)
-    [work], _ = plan({row.pk: 2}, "default")
+    work = work_of(row, deliveries=2)
     dq.reschedule_timeout(order, "remind", minutes=5)
     assert run(work, "default").again[row.pk] - timezone.now() > timedelta(minutes=4)
-    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert tried(row) == UNTRIED
     make_due(row)
     assert fire(row).fired
+
+
+# A suspect runs alone in its process: others wait for it, and it for them, both for a limited time
+
+
+def entering(gate: Gate, *, alone: bool, inside: Callable[[], object]) -> threading.Thread:
+    def enter() -> None:
+        with gate.entered(alone=alone) as is_open:
+            if is_open:
+                inside()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    return thread
+
+
+def test_a_suspect_waits_for_the_others_and_those_behind_it_wait_for_the_suspect() -> None:
+    gate, leave, order, first_is_inside = Gate(), threading.Event(), list[str](), threading.Event()
+
+    def stay() -> None:
+        first_is_inside.set()
+        assert leave.wait(WAIT)
+        order.append("first")
+
+    first = entering(gate, alone=False, inside=stay)
+    assert first_is_inside.wait(WAIT)
+    suspect = entering(gate, alone=True, inside=lambda: order.append("suspect"))
+    while gate._turn.acquire(blocking=False):
+        gate._turn.release()
+    behind = entering(gate, alone=False, inside=lambda: order.append("behind"))
+    assert order == []
+    leave.set()
+    for thread in (first, suspect, behind):
+        thread.join(WAIT)
+    assert order == ["first", "suspect", "behind"]
+
+
+def test_others_are_inside_together() -> None:
+    gate, both = Gate(), threading.Barrier(2, timeout=WAIT)
+    threads = [entering(gate, alone=False, inside=both.wait) for _ in range(2)]
+    for thread in threads:
+        thread.join(WAIT)
+    assert not both.broken
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("held_alone", "deliveries"), [(True, 1), (True, 2), (False, 2)])
+def test_what_does_not_get_in_is_released_and_not_counted(
+    order: Order, monkeypatch: pytest.MonkeyPatch, held_alone: bool, deliveries: int
+) -> None:
+    monkeypatch.setattr(state, "LOCKED_MAX_SECONDS", 0.01)
+    row = due(order)
+    work = work_of(row, deliveries=deliveries)
+    with firing_state.gate.entered(alone=held_alone):
+        report = run(work, "default")
+    assert report.untried == (row.pk,)
+    assert (tried(row), row.suspected_at) == (UNTRIED, None)
+    assert fire(row, deliveries=deliveries).fired == (row.pk,)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_suspect_may_fire_others(orders: list[Order], declare: Declare) -> None:
+    inner = due(orders[0], declare(Order, lambda *_: None, name="inner", atomic=False))
+    found: list[int] = []
+
+    def handler(*_: Any) -> None:
+        found.extend(fire(inner, deliveries=2).fired)
+
+    outer = due(orders[1], declare(Order, handler, name="outer", atomic=False))
+    assert fire(outer, deliveries=2).fired == (outer.pk,)
+    assert found == [inner.pk]

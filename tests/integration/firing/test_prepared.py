@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.sql import statements
-from tests.integration.firing.conftest import due, fire, generic_plans, is_direct
+from tests.integration.firing.conftest import due, execute, fire, generic_plans, is_direct
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -60,11 +60,6 @@ def test_after_some_runs_each_keeps_its_plan(is_prepared: bool) -> None:
     use(10)
     for part in (MARK, INSERT, CANCEL):
         assert bool(generic_plans(part)) == is_prepared, part
-
-
-def execute(sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
 
 
 @contextmanager
@@ -132,13 +127,3 @@ def test_in_a_transaction_of_the_caller_nothing_is_prepared() -> None:
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:
         dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
     assert not any("EXECUTE" in each["sql"] for each in captured)
-
-
-def test_a_query_log_shows_what_was_executed(is_prepared: bool) -> None:
-    use(20)
-    row = due(Order.objects.create(status="unpaid"), "remind")
-    with CaptureQueriesContext(connection) as captured:
-        fire(row)
-    found = [each["sql"] for each in captured if "EXECUTE delayq" in each["sql"]]
-    assert len(found) == is_prepared
-    assert all(str(row.pk) in sql for sql in found)

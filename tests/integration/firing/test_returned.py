@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,27 +12,43 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import Limits, Snooze, signals
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import MODES, due, fire, state
+from tests.integration.firing.conftest import (
+    ATOMIC_OR_NOT,
+    FIRED,
+    MODES,
+    PENDING,
+    Declare,
+    Handler,
+    due,
+    fire,
+    logged,
+    make_due,
+    raising,
+    receiving,
+    state,
+    tried,
+    write,
+    write_and_raise,
+    written,
+)
 from tests.integration.firing.test_crashes import killed_at
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-OUTCOMES: dict[str, tuple[Any, tuple[str, str]]] = {
-    "skip": (dq.Skip("found paid"), ("skipped", "handler")),
-    "give up": (dq.GiveUp("no such payment"), ("dead", "handler")),
-    "snooze": (dq.Snooze(minutes=5, reason="the bank has not decided"), ("pending", "")),
-    "fired": (dq.Fired("found paid"), ("fired", "due")),
+OUTCOMES: dict[str, tuple[Any, tuple[str, str], str]] = {
+    "skip": (dq.Skip("found paid"), ("skipped", "handler"), "timeout_skipped"),
+    "give up": (dq.GiveUp("no such payment"), ("dead", "handler"), "timeout_dead"),
+    "snooze": (dq.Snooze(minutes=5, reason="the bank has not decided"), PENDING, "timeout_snoozed"),
+    "fired": (dq.Fired("found paid"), FIRED, "timeout_fired"),
 }
+"""With the state and cause of the timeout, and the event in the log."""
 
 
-def returning(outcome: Any) -> Callable[[Any, Any], Any]:
+def returning(outcome: Any) -> Handler:
     def handler(target: Any, timeouts: Any) -> Any:
-        Effect.objects.create(what="kept")
-        for order in target if hasattr(target, "update") else [target]:
-            order.note = "kept"
-            order.save()
+        write(target, timeouts)
         return outcome
 
     return handler
@@ -42,17 +57,15 @@ def returning(outcome: Any) -> Callable[[Any, Any], Any]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", OUTCOMES)
 def test_a_returned_outcome_keeps_the_work(order: Order, declare: Declare, mode: str, kind: str) -> None:
-    outcome, expected = OUTCOMES[kind]
+    outcome, expected, _ = OUTCOMES[kind]
     row = due(order, declare(Order, returning(outcome), name="returns", **MODES[mode]))
     report = fire(row)
-    order.refresh_from_db()
-    assert (state(row), order.note, Effect.objects.count()) == (expected, "kept", 1)
+    assert (state(row), written()) == (expected, [row.object_id])
     assert report.fired == ((row.pk,) if kind == "fired" else ())
-    assert row.reason == ("" if kind == "snooze" else outcome.reason)
     if kind != "snooze":
-        assert (row.attempts, row.slot_taken, row.is_settled) == (1, None, True)
+        assert (row.reason, row.attempts, row.slot_taken, row.is_settled) == (outcome.reason, 1, None, True)
         return
-    assert (row.attempts, row.snoozes, row.slot_taken, row.settled_at) == (0, 1, 1, None)
+    assert (row.reason, row.attempts, row.snoozes, row.slot_taken, row.settled_at) == ("", 0, 1, 1, None)
     assert timedelta(minutes=4) < row.run_at - timezone.now() <= timedelta(minutes=5)
     assert (row.history[-1]["what"], row.history[-1]["reason"]) == ("snoozed", "the bank has not decided")
     assert report.again == {row.pk: row.run_at}
@@ -60,22 +73,17 @@ def test_a_returned_outcome_keeps_the_work(order: Order, declare: Declare, mode:
 
 @pytest.mark.parametrize("mode", ["batch", "together"])
 def test_each_member_has_the_outcome_that_was_returned_for_it(orders: list[Order], declare: Declare, mode: str) -> None:
-    first = orders[0].pk
+    calls: list[Any] = []
 
-    def one(order: Order, timeout: Timeout) -> Any:
-        Effect.objects.create(what="kept")
-        return dq.Skip("the first") if order.pk == first else None
+    def handler(target: Any, timeouts: Any) -> Any:
+        calls.append(target)
+        return dq.Skip("the batch, or the first") if len(calls) == 1 else None
 
-    def many(queryset: Any, timeouts: Any) -> Any:
-        Effect.objects.create(what="kept")
-        return dq.Skip("all")
-
-    policy = declare(Order, many if mode == "batch" else one, name="returns", **MODES[mode])
+    policy = declare(Order, handler, name="returns", **MODES[mode])
     rows = [due(each, policy) for each in orders]
     fire(*rows)
-    states = [state(row)[0] for row in rows]
-    assert states == (["skipped"] * 5 if mode == "batch" else ["skipped", *["fired"] * 4])
-    assert Effect.objects.count() == (1 if mode == "batch" else 5), "nothing was undone, and nothing repeated"
+    assert [state(row)[0] for row in rows] == ["skipped", *["skipped" if mode == "batch" else "fired"] * 4]
+    assert len(calls) == (1 if mode == "batch" else 5), "nothing was undone, and nothing repeated"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -89,25 +97,14 @@ def test_a_class_that_is_returned_means_an_instance(order: Order, declare: Decla
 def test_the_class_snooze_has_no_delay_and_is_a_failure(order: Order, declare: Declare, mode: str) -> None:
     row = due(order, declare(Order, returning(dq.Snooze), name="returns", retry=dq.Retry([60]), **MODES[mode]))
     fire(row)
-    assert (state(row), row.attempts) == (("pending", ""), 1)
-    assert Effect.objects.count() == (1 if mode == "outside" else 0)
-
-
-def test_an_async_handler_may_return_one(order: Order, declare: Declare) -> None:
-    async def handler(order: Order, timeout: Timeout) -> Any:
-        await Effect.objects.acreate(what="kept")
-        return dq.Skip("found paid")
-
-    row = due(order, declare(Order, handler, name="returns"))
-    fire(row)
-    assert (state(row), Effect.objects.count()) == (("skipped", "handler"), 1)
+    assert (tried(row), len(written())) == ((PENDING, 1), 1 if mode == "outside" else 0)
 
 
 @pytest.mark.parametrize("value", [True, "skip", 0, Order, {"a": 1}, ValueError("returned")])
 def test_other_values_are_ignored(order: Order, declare: Declare, value: Any) -> None:
     row = due(order, declare(Order, returning(value), name="returns"))
     assert fire(row).fired == (row.pk,)
-    assert (state(row), row.reason) == (("fired", "due"), "")
+    assert (state(row), row.reason) == (FIRED, "")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -115,11 +112,11 @@ def test_more_snoozes_than_the_limit_end_in_dead(order: Order, declare: Declare,
     limits = dq.Limits(snoozes=0)
     row = due(order, declare(Order, returning(dq.Snooze(minutes=1)), name="returns", limits=limits, **MODES[mode]))
     fire(row)
-    assert (state(row), Effect.objects.count()) == (("dead", "limit"), 1)
+    assert (state(row), len(written())) == (("dead", "limit"), 1)
 
 
 def test_a_snooze_whose_handler_has_scheduled_the_next_round_gives_way_to_it(order: Order, declare: Declare) -> None:
-    def handler(order: Order, timeout: Timeout) -> Any:
+    def handler(order: Order, timeout: Any) -> Any:
         dq.schedule_timeout(order, "returns", hours=1)
         return dq.Snooze(minutes=5)
 
@@ -130,22 +127,27 @@ def test_a_snooze_whose_handler_has_scheduled_the_next_round_gives_way_to_it(ord
     assert newer.pk > row.pk
 
 
+def test_a_snooze_that_cannot_be_computed_undoes_the_work(order: Order, declare: Declare) -> None:
+    class Endless:
+        def end(self, since: Any, obj: Any) -> Any:
+            raise ValueError("never")
+
+    row = due(order, declare(Order, returning(dq.Snooze(after=Endless())), name="returns", retry=dq.Retry([60])))
+    fire(row)
+    assert (tried(row), written()) == ((PENDING, 1), [])
+
+
 @pytest.mark.parametrize("kind", ["skip", "snooze", "give up"])
 def test_a_raised_outcome_undoes_the_work_and_one_warning_says_so(
     order: Order, declare: Declare, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outcome, expected = OUTCOMES[kind]
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what="undone")
-        raise outcome
-
-    policy = declare(Order, handler, name="raises")
+    outcome, expected, _ = OUTCOMES[kind]
+    policy = declare(Order, write_and_raise(outcome), name="raises")
     for each in (order, Order.objects.create()):
         row = due(each, policy)
         fire(row)
-        assert (state(row), Effect.objects.count()) == (expected, 0)
-    [line] = [each for each in caplog.records if vars(each).get("event") == "outcome_undoes"]
+        assert (state(row), written()) == (expected, [])
+    [line] = logged(caplog, "outcome_undoes")
     name = type(outcome).__name__
     assert line.levelno == logging.WARNING
     assert f"testapp.order.raises has raised {name} after it had written" in line.getMessage()
@@ -158,78 +160,93 @@ def test_there_is_no_warning_if_nothing_is_undone(
 ) -> None:
     """It has only read, or it runs outside a transaction, where what it wrote is committed."""
 
-    def handler(order: Order, timeout: Timeout) -> None:
+    def handler(order: Order, timeout: Any) -> None:
         if mode == "outside":
-            Effect.objects.create(what="kept")
+            write(order, timeout)
         order.refresh_from_db()
         raise dq.Skip("nothing to do")
 
     fire(due(order, declare(Order, handler, name="raises", **MODES[mode])))
-    assert "outcome_undoes" not in [vars(each).get("event") for each in caplog.records]
+    assert logged(caplog, "outcome_undoes") == []
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
 def test_what_was_returned_is_logged_and_signalled_after_the_commit(
     order: Order, declare: Declare, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outcome, _ = OUTCOMES[kind]
+    outcome, _, event = OUTCOMES[kind]
     seen: list[tuple[bool, bool]] = []
-    signals = {"skip": dq.timeout_skipped, "give up": dq.timeout_dead, "fired": dq.timeout_fired}
-    all_signals = (dq.timeout_skipped, dq.timeout_dead, dq.timeout_fired, dq.timeout_failed)
 
     def note(signal: Any, **_: Any) -> None:
-        seen.append((signals.get(kind) is signal, connection.in_atomic_block))
+        seen.append((getattr(dq, event, None) is signal, connection.in_atomic_block))
 
-    for signal in all_signals:
-        signal.connect(note)
-    try:
-        with caplog.at_level(logging.INFO):
-            row = due(order, declare(Order, returning(outcome), name="returns"))
-            fire(row)
-    finally:
-        for signal in all_signals:
-            signal.disconnect(note)
+    row = due(order, declare(Order, returning(outcome), name="returns"))
+    signals = (dq.timeout_skipped, dq.timeout_dead, dq.timeout_fired, dq.timeout_failed)
+    with caplog.at_level(logging.INFO), receiving(note, *signals):
+        fire(row)
     assert seen == ([] if kind == "snooze" else [(True, False)])
-    events = [vars(each).get("event") for each in caplog.records if vars(each).get("timeout_id") == row.pk]
-    names = {
-        "skip": "timeout_skipped",
-        "snooze": "timeout_snoozed",
-        "give up": "timeout_dead",
-        "fired": "timeout_fired",
-    }
-    assert events == [names[kind]]
+    assert [vars(each)["event"] for each in caplog.records if vars(each).get("timeout_id") == row.pk] == [event]
 
 
 @pytest.mark.parametrize("step", ["handled", "committed"])
 def test_a_process_that_is_killed_keeps_work_and_outcome_or_neither(order: Order, declare: Declare, step: str) -> None:
     row = due(order, declare(Order, returning(dq.Skip("found paid")), name="returns"))
     killed_at(step, row)
-    committed = step == "committed"
-    assert (state(row), Effect.objects.count()) == ((("skipped", "handler"), 1) if committed else (("pending", ""), 0))
+    assert (state(row), len(written())) == ((("skipped", "handler"), 1) if step == "committed" else (PENDING, 0))
 
 
-def test_a_snooze_that_cannot_be_computed_undoes_the_work(order: Order, declare: Declare) -> None:
-    class Endless:
-        def end(self, since: Any, obj: Any) -> Any:
-            raise ValueError("never")
+# `Limits(snoozes=n)`: one more ends in `dead`
 
-    row = due(order, declare(Order, returning(dq.Snooze(after=Endless())), name="returns", retry=dq.Retry([60])))
+
+DEAD = ("dead", "limit")
+
+
+def fire_again(row: Timeout, times: int = 1) -> None:
+    for _ in range(times):
+        make_due(row)
+        fire(row)
+
+
+def test_one_snooze_too_many_is_dead_and_says_so(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    died: list[int] = []
+
+    def note(timeout: Timeout, **_: Any) -> None:
+        died.append(timeout.pk)
+
+    snoozing = raising(Snooze(minutes=5, reason="the provider is closed"))
+    row = due(order, declare(Order, snoozing, name="snoozes", limits=Limits(snoozes=3)))
+    with receiving(note, signals.timeout_dead):
+        fire_again(row, 3)
+        assert (state(row), died) == (PENDING, [])
+        fire_again(row)
+    assert (tried(row), row.errors, died) == ((DEAD, 1), [], [row.pk]), "only what ended it counts as an attempt"
+    assert row.reason == "It snoozed 4 times, and its policy allows 3: the provider is closed"
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert vars(record)["event"] == "timeout_dead"
+    assert "is dead: It snoozed 4 times, and its policy allows 3" in record.getMessage()
+
+
+def test_no_snooze_at_all_may_be_allowed_and_its_reason_may_be_missing(order: Order, declare: Declare) -> None:
+    row = due(order, declare(Order, raising(Snooze(minutes=5)), name="snoozes", limits=Limits(snoozes=0)))
     fire(row)
-    assert (state(row), row.attempts, Effect.objects.count()) == (("pending", ""), 1, 0)
+    assert (state(row), row.reason) == (DEAD, "It snoozed 1 time, and its policy allows 0.")
 
 
-def test_an_automatic_policy_whose_handler_found_the_payment_stays_settled(declare: Declare) -> None:
-    """What rollbacks could not express: the payment is noted, and the round is closed with its reason."""
-
-    def handler(order: Order, timeout: Timeout) -> Any:
-        order.status = "paid"
-        order.save()
-        return dq.Skip("found paid at the provider")
-
-    options: dict[str, Any] = {"when": Q(status="unpaid"), "since": "created_at", "after": timedelta(0)}
-    policy = declare(Order, handler, name="automatic", **options)
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    [row] = dq.pending_timeouts(order, policy)
-    fire(row)
-    order.refresh_from_db()
-    assert (order.status, state(row), row.reason) == ("paid", ("skipped", "handler"), "found paid at the provider")
+@ATOMIC_OR_NOT
+def test_a_new_value_of_since_begins_anew(order: Order, declare: Declare, atomic: bool) -> None:
+    """Its round is another one: the snoozes of the former ones do not end it without a call."""
+    options: dict[str, Any] = {"after": timedelta(0), "since": "created_at", "when": Q(status="unpaid")}
+    limits = Limits(snoozes=2)
+    policy = declare(Order, raising(Snooze(minutes=5)), name="moved", atomic=atomic, limits=limits, **options)
+    order.created_at = timezone.now()
+    order.save()
+    row = order.timeouts.get(policy=policy.label)
+    fire_again(row, 2)
+    order.created_at = timezone.now()
+    order.save()
+    fire_again(row, 2)
+    assert state(row) == PENDING
+    fire_again(row)
+    assert state(row) == DEAD

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sys
 import unittest
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
-from django.db.models import QuerySet
 from django.test import TestCase, TransactionTestCase
-from django.utils import translation
 
 import django_delayq as dq
 from django_delayq import clock, operations
+from django_delayq.firing import running
 from django_delayq.models import Timeout
+from django_delayq.policy.policies import registry
 from django_delayq.sql.now import database_now
 from django_delayq.testing import (
     assert_cancelled,
@@ -29,9 +28,9 @@ from django_delayq.testing import (
     travel,
     travel_to,
 )
+from tests.integration.firing.conftest import Declare, raising, state
 from tests.testapp.models import Effect, Order
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 pytestmark = pytest.mark.django_db
 
@@ -41,11 +40,11 @@ def no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "django_delayq.pytest_plugin", raising=False)
 
 
-def run(case: type[unittest.TestCase]) -> unittest.TestResult:
+def run(case: type[unittest.TestCase]) -> None:
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    assert result.testsRun == len(unittest.defaultTestLoader.getTestCaseNames(case))
     assert not result.errors and not result.failures, [*result.errors, *result.failures]
-    return result
 
 
 def test_a_block_moves_the_clock_and_stops_it(order: Order) -> None:
@@ -61,20 +60,25 @@ def test_a_block_moves_the_clock_and_stops_it(order: Order) -> None:
     assert not clock.is_set()
 
 
-def test_a_journey_ends_with_its_unittest_and_with_the_block_around_it() -> None:
+def test_a_journey_ends_with_its_unittest_its_class_and_the_block_around_it() -> None:
     moments: list[datetime] = []
 
     class Case(TestCase):
-        def test_statement(self) -> None:
+        @classmethod
+        def setUpTestData(cls) -> None:
             travel_to(NOON)
+
+        def test_1_statement(self) -> None:
             travel(minutes=31)
-            moments.append(clock.now())
             with travel_to(NOON):
                 travel(days=1)
             moments.append(clock.now())
 
-    assert run(Case).testsRun == 1
-    assert moments == [NOON + timedelta(minutes=31)] * 2
+        def test_2_of_the_class(self) -> None:
+            moments.append(clock.now())
+
+    run(Case)
+    assert moments == [NOON + timedelta(minutes=31), NOON]
     assert not clock.is_set()
 
 
@@ -96,27 +100,8 @@ def test_it_works_with_real_commits_and_in_async_tests() -> None:
             travel(minutes=31)
             fired.append(await sync_to_async(fire_due)())
 
-    assert run(Case).testsRun == 2
+    run(Case)
     assert fired == [1, 1]
-    assert not clock.is_set()
-
-
-def test_a_journey_of_the_data_of_a_class_ends_with_the_class() -> None:
-    moments: list[datetime] = []
-
-    class Case(TestCase):
-        @classmethod
-        def setUpTestData(cls) -> None:
-            travel_to(NOON)
-
-        def test_one(self) -> None:
-            moments.append(clock.now())
-
-        def test_two(self) -> None:
-            moments.append(clock.now())
-
-    assert run(Case).testsRun == 2
-    assert moments == [NOON, NOON]
     assert not clock.is_set()
 
 
@@ -173,24 +158,15 @@ def test_what_a_handler_raises_fails_the_test_and_is_recorded(order: Order, decl
     assert not [str(entry.path) for entry in caught.traceback if "django_delayq/firing" in str(entry.path)]
     assert f"attempt of timeout {row.pk}, {policy.label} of {order.pk}," in caught.value.__notes__[0]
     row.refresh_from_db()
-    assert (row.state, row.attempts, row.errors[0]["error"], Effect.objects.count()) == (
-        "pending", 1, "LookupError", 0,
-    )  # fmt: skip
+    assert (row.state, row.attempts, row.errors[0]["error"]) == ("pending", 1, "LookupError")
+    assert not Effect.objects.exists()
 
 
 def test_outcomes_do_not_fail_the_test_and_the_lists_contain_the_rows(declare: Declare) -> None:
-    raised: dict[str, BaseException] = {
-        "skipped": dq.Skip("no need"), "dead": dq.GiveUp("no way"), "snoozed": dq.Snooze(hours=1)
-    }  # fmt: skip
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if obj.note in raised:
-            raise raised[obj.note]
-
-    policy = declare(Order, handler, name="outcomes")
-    rows = {
-        note: dq.schedule_timeout(Order.objects.create(note=note), policy, seconds=0) for note in ("fired", *raised)
-    }
+    raised = {"fired": None, "skipped": dq.Skip("no need"), "dead": dq.GiveUp("no way"), "snoozed": dq.Snooze(hours=1)}
+    rows = {}
+    for name, error in raised.items():
+        rows[name] = dq.schedule_timeout(Order.objects.create(), declare(Order, raising(error), name=name), seconds=0)
     result = fire_due()
     assert repr(result) == "<1 fired, 1 skipped, 0 failed, 1 dead>"
     assert (result.fired, result.skipped, result.dead) == ([rows["fired"]], [rows["skipped"]], [rows["dead"]])
@@ -210,11 +186,8 @@ def test_a_policy_that_its_brake_pauses_is_named(declare: Declare) -> None:
 
 
 def test_without_raising_failures_are_listed(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise LookupError
-
-    declare(Order, handler, name="once", retry=dq.Retry.never())
-    declare(Order, handler, name="twice", retry=dq.Retry([0, 60]))
+    declare(Order, raising(LookupError()), name="once", retry=dq.Retry.never())
+    declare(Order, raising(LookupError()), name="twice", retry=dq.Retry([0, 60]))
     once, twice = (dq.schedule_timeout(order, name, seconds=0) for name in ("once", "twice"))
     result = fire_due(raises=False)
     assert (result, result.failed, result.dead) == (0, [twice], [once])
@@ -246,33 +219,7 @@ def test_guard_rails_of_the_test_before_do_not_apply(declare: Declare) -> None:
         def test_2_as_declared(self) -> None:
             assert perform(policy, Order.objects.create(status="new")).state == "fired"
 
-    assert run(Case).testsRun == 2
-
-
-def test_a_batch_is_whole_although_one_has_failed_in_the_test_before(declare: Declare) -> None:
-    batches: list[int] = []
-
-    def handler(orders: QuerySet[Order], timeouts: list[Timeout]) -> None:
-        batches.append(len(timeouts))
-        if orders.filter(status="broken").exists():
-            raise LookupError
-
-    policy = declare(Order, handler, name="counted", batch=5, brake=dq.Brake(5, per=timedelta(minutes=10)))
-
-    class Case(TestCase):
-        def test_1_with_one_that_fails(self) -> None:
-            for status in ("broken", "new", "new", "new", "new", "new"):
-                dq.schedule_timeout(Order.objects.create(status=status), policy, seconds=0)
-            assert fire_due(raises=False) == 5
-
-        def test_2_without(self) -> None:
-            for _ in range(5):
-                dq.schedule_timeout(Order.objects.create(status="new"), policy, seconds=0)
-            batches.clear()
-            assert fire_due() == 5
-            assert batches == [5]
-
-    assert run(Case).testsRun == 2
+    run(Case)
 
 
 def test_perform_runs_one_handler_as_a_worker_would(order: Order, declare: Declare) -> None:
@@ -354,14 +301,114 @@ def test_a_block_that_a_handler_did_not_leave_fails_the_test_and_not_the_transac
     assert Order.objects.get() == order
 
 
-def test_the_language_and_zone_of_the_test_reach_the_handler_and_come_back(order: Order, declare: Declare) -> None:
-    seen: list[str] = []
+# `fire_due`: everything due, inline, in due order
 
-    def handler(obj: Order, timeout: Timeout) -> None:
-        seen.append(str(translation.get_language()))
-        translation.activate("fr")
 
-    with translation.override("de"):
-        perform(declare(Order, handler, name="speaks"), order)
-        assert translation.get_language() == "de"
-    assert seen == ["de"]
+def test_inside_a_test_case_it_fires_what_is_due_by_the_clock(order: Order) -> None:
+    with clock.set_to(NOON):
+        dq.schedule_timeout(order, "cancel_unpaid", minutes=30)
+        assert fire_due() == 0
+    with clock.set_to(NOON + timedelta(minutes=30)):
+        assert fire_due() == 1
+        assert fire_due() == 0
+    order.refresh_from_db()
+    assert order.status == "cancelled"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_due_order_holds_across_policies_and_for_what_a_firing_schedules(declare: Declare) -> None:
+    ran: list[str] = []
+    orders = [Order.objects.create() for _ in range(4)]
+
+    def first(obj: Order, timeout: Timeout) -> None:
+        ran.append(f"first {timeout.key}")
+        if timeout.key == "a":
+            dq.schedule_timeout(orders[3], "second", at=NOON + timedelta(minutes=3), key="d")
+
+    declare(Order, first, name="first")
+    declare(Order, lambda obj, timeout: ran.append(f"second {timeout.key}"), name="second")
+    with clock.set_to(NOON):
+        dq.schedule_timeout(orders[2], "first", minutes=5, key="c")
+        dq.schedule_timeout(orders[1], "second", minutes=2, key="b")
+        dq.schedule_timeout(orders[0], "first", minutes=1, key="a")
+    with clock.set_to(NOON + timedelta(minutes=2, seconds=30)):
+        assert fire_due() == 2
+    assert ran == ["first a", "second b"]
+    with clock.set_to(NOON + timedelta(hours=1)):
+        fire_due()
+    assert ran == ["first a", "second b", "second d", "first c"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_retries_that_are_due_at_once_are_fired_too_and_nothing_goes_on_for_ever(
+    order: Order, declare: Declare
+) -> None:
+    calls: list[str] = []
+
+    def fails(obj: Order, timeout: Timeout) -> None:
+        calls.append("fails")
+        raise ValueError
+
+    def snoozes(obj: Order, timeout: Timeout) -> None:
+        calls.append("snoozes")
+        raise dq.Snooze(seconds=0)
+
+    policies = [
+        declare(Order, fails, name="fails", retry=dq.Retry([0, 0, 60])),
+        declare(Order, snoozes, name="snoozes"),
+        declare(Order, name="undeclared"),
+    ]
+    with clock.set_to(NOON):
+        for policy in policies:
+            dq.schedule_timeout(order, policy, seconds=0)
+        Timeout.objects.filter(policy=policies[1].label).update(attempts=2)  # it has failed before
+        registry.remove(policies[2])
+        assert fire_due(raises=False) == 0
+    assert calls.count("fails") == 3
+    assert calls.count("snoozes") == 1
+    assert Timeout.objects.pending().count() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_batches_come_together_and_the_limit_is_kept(orders: list[Order], declare: Declare) -> None:
+    sizes: list[int] = []
+    policy = declare(Order, lambda queryset, timeouts: sizes.append(len(timeouts)), name="batch", batch=3)
+    with clock.set_to(NOON):
+        for order in orders:
+            dq.schedule_timeout(order, policy, seconds=0)
+        assert fire_due(limit=2) == 2
+        assert fire_due(limit=0) == 0
+        assert fire_due() == 3
+    assert sizes == [2, 3]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_dead_attempts_of_outside_policies_are_settled_first(order: Order) -> None:
+    with clock.set_to(NOON):
+        row = dq.schedule_timeout(order, "send_outside", seconds=0)
+        Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=NOON + timedelta(minutes=1))
+        assert fire_due() == 0
+    with clock.set_to(NOON + timedelta(minutes=1)):
+        assert fire_due() == 1
+    assert (state(row), row.attempts) == (("fired", "due"), 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_members_of_a_batch_that_failed_are_all_fired_however_long_that_takes(
+    orders: list[Order], declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker releases those that it has no time for, so that others may fire them. Here there are no others."""
+    monkeypatch.setattr(running, "WORK_SECONDS", -1.0)
+    sizes: list[int] = []
+
+    def handler(objects: Any, timeouts: list[Timeout]) -> None:
+        sizes.append(len(timeouts))
+        if len(timeouts) > 1:
+            raise ValueError("one of them is wrong")
+
+    policy = declare(Order, handler, name="batch", batch=5)
+    with clock.set_to(NOON):
+        for order in orders:
+            dq.schedule_timeout(order, policy, seconds=0)
+        assert fire_due() == 5
+    assert not Timeout.objects.pending().exists()

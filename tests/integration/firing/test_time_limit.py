@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,24 +19,30 @@ from django_delayq import signals
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import (
+    ATOMIC_OR_NOT,
+    LIMITED_MODES,
+    MODES,
+    UNTRIED,
     WAIT,
+    Declare,
     another_session,
     due,
+    execute,
     fire,
+    logged,
     make_due,
     needs_row_locks,
+    receiving,
     state,
+    tried,
 )
-from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep
-from tests.support.waiting import wait_until
+from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep, threads_end
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-TRACE: ContextVar[str] = ContextVar("trace", default="")
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def wait_for_answer(silent_server: socket.socket) -> Iterator[Callable[[], None]
     yield wait
     for client in clients:
         client.shutdown(socket.SHUT_RDWR)
-    wait_until(lambda: firing_state.stuck_threads == 0, "the abandoned threads have ended")
+    threads_end()
     for client in clients:
         client.close()
 
@@ -72,16 +75,14 @@ def one_connection(transactional_db: None) -> Iterator[None]:
     """Use an account that may open one connection."""
     settings, name = connection.settings_dict, connection.ops.quote_name(connection.settings_dict["NAME"])
     owner, account = settings["USER"], f"limited_{os.getpid()}@'127.0.0.1'"
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE USER {account} WITH MAX_USER_CONNECTIONS 1")
-        cursor.execute(f"GRANT ALL ON {name}.* TO {account}")
+    execute(f"CREATE USER {account} WITH MAX_USER_CONNECTIONS 1")
+    execute(f"GRANT ALL ON {name}.* TO {account}")
     connection.close()
     settings["USER"] = account.partition("@")[0]
     yield
     connection.close()
     settings["USER"] = owner
-    with connection.cursor() as cursor:
-        cursor.execute(f"DROP USER {account}")
+    execute(f"DROP USER {account}")
 
 
 def is_free(order: Order) -> bool:
@@ -95,34 +96,34 @@ def is_free(order: Order) -> bool:
     return True
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+@LIMITED_MODES
 @pytest.mark.parametrize("act", [sleep, compute], ids=lambda act: act.__name__)
 def test_a_handler_that_takes_too_long_is_rolled_back_and_retried(
-    order: Order, declare: Declare, act: Callable[[], None], options: dict[str, Any]
+    order: Order, declare: Declare, act: Callable[[], None], mode: str
 ) -> None:
     def handler(target: Any, timeouts: Any) -> None:
         with transaction.atomic():
             Order.objects.filter(pk=order.pk).update(status="half done")
             act()
 
-    row = due(order, declare(Order, handler, name="hangs", limits=LIMITS, retry=RETRY, **options))
+    row = due(order, declare(Order, handler, name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode]))
     report = fire(row)
     assert (overrun(row), list(report.again)) == (FAILED, [row.pk])
     order.refresh_from_db()
     assert order.status == "unpaid"
     assert is_free(order)
-    wait_until(lambda: firing_state.stuck_threads == 0, "its thread was interrupted")
+    threads_end()
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+@LIMITED_MODES
 def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
-    order: Order, declare: Declare, wait_for_answer: Callable[[], None], options: dict[str, Any]
+    order: Order, declare: Declare, wait_for_answer: Callable[[], None], mode: str
 ) -> None:
     def handler(target: Any, timeouts: Any) -> None:
         Order.objects.filter(pk=order.pk).update(status="half done")
         wait_for_answer()
 
-    row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=dq.Retry([0, 0]), **options))
+    row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=dq.Retry([0, 0]), **MODES[mode]))
     for attempt in (1, 2, 3):
         make_due(row)
         fire(row)
@@ -130,31 +131,6 @@ def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
         assert is_free(order)
     assert "test_time_limit.py" in row.errors[-1]["message"], "the error names the place"
     assert firing_state.stuck_threads == 3
-
-
-TRACED = """
-import socket, sys, threading, django
-
-django.setup()
-from django_delayq.firing.works import RunningWork
-from django_delayq.firing.time_limits import _interrupt
-
-ours, theirs = socket.socketpair()
-blocked = threading.Thread(target=ours.recv, args=[1], daemon=True)
-blocked.start()
-running = RunningWork(work=None, using="default", report=None, thread_ids={blocked.ident})
-sys.setprofile(lambda *_: None)
-running.interrupt(_interrupt)
-(lambda: print("it continues"))()
-"""
-
-
-@pytest.mark.django_db
-def test_under_a_profiler_a_blocked_thread_does_not_make_its_process_hang(child_environment: dict[str, str]) -> None:
-    """Python 3.11 would repeat the first instruction of the next function until that thread wakes up."""
-    command = [sys.executable, "-c", TRACED]
-    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT)
-    assert done.stdout == "it continues\n", done.stderr
 
 
 @pytest.mark.dialect
@@ -173,8 +149,8 @@ def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
     assert is_free(order)
 
 
-@pytest.mark.dialect
 @needs_row_locks
+@pytest.mark.dialect
 def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], declare: Declare) -> None:
     def handler(order: Order, timeout: Timeout) -> None:
         order.save()
@@ -186,11 +162,11 @@ def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], decla
         assert overrun(row) == FAILED
         assert is_free(orders[0])
     assert is_free(orders[1])
-    wait_until(lambda: firing_state.stuck_threads == 0, "its thread has ended")
+    threads_end()
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "outside"])
-def test_a_coroutine_is_cancelled_and_may_clean_up(order: Order, declare: Declare, options: dict[str, Any]) -> None:
+@ATOMIC_OR_NOT
+def test_a_coroutine_is_cancelled_and_may_clean_up(order: Order, declare: Declare, atomic: bool) -> None:
     seen: list[str] = []
 
     async def handler(order: Order, timeout: Timeout) -> None:
@@ -200,10 +176,10 @@ def test_a_coroutine_is_cancelled_and_may_clean_up(order: Order, declare: Declar
             seen.append("cancelled")
             raise
 
-    row = due(order, declare(Order, handler, name="awaits", limits=LIMITS, retry=RETRY, **options))
+    row = due(order, declare(Order, handler, name="awaits", limits=LIMITS, retry=RETRY, atomic=atomic))
     fire(row)
     assert (overrun(row), seen) == (FAILED, ["cancelled"])
-    wait_until(lambda: firing_state.stuck_threads == 0, "its thread has ended")
+    threads_end()
 
 
 def test_a_coroutine_that_blocks_its_event_loop_is_interrupted(order: Order, declare: Declare) -> None:
@@ -213,51 +189,32 @@ def test_a_coroutine_that_blocks_its_event_loop_is_interrupted(order: Order, dec
     row = due(order, declare(Order, handler, name="blocks", limits=LIMITS, retry=RETRY))
     fire(row)
     assert overrun(row) == FAILED
-    wait_until(lambda: firing_state.stuck_threads == 0, "its threads have ended")
+    threads_end()
 
 
 def test_of_a_shared_transaction_only_the_timeout_whose_handler_hangs_is_charged(
     orders: list[Order], declare: Declare
 ) -> None:
-    def handler(order: Order, timeout: Timeout) -> None:
-        order.note = "done"
-        order.save()
-        if order.pk == orders[2].pk:
-            sleep()
-
-    policy = declare(Order, handler, name="third", limits=LIMITS, retry=RETRY, together=20)
-    rows = [due(order, policy) for order in orders]
-    report = fire(*rows)
-    assert overrun(rows[2]) == FAILED
-    others = [row for row in rows if row is not rows[2]]
-    assert list(report.again) == [rows[2].pk]
-    assert set(report.fired) == {row.pk for row in others}, "each alone, after the transaction was undone"
-    assert {(state(row), row.attempts) for row in others} == {(("fired", "due"), 1)}
-
-
-def test_what_fired_before_the_one_that_hangs_is_reported_as_fired(orders: list[Order], declare: Declare) -> None:
     calls: list[int] = []
-    fired: list[Timeout] = []
+    heard: list[int] = []
 
     def handler(order: Order, timeout: Timeout) -> None:
         calls.append(order.pk)
         if len(calls) == 2:
-            raise ValueError
+            raise ValueError  # from here on each is alone, and some have fired before one hangs
         if order.pk == orders[3].pk:
             sleep()
 
-    def note(sender: object, timeout: Timeout, **_: object) -> None:
-        fired.append(timeout)
+    def hear(sender: object, timeout: Timeout, **_: object) -> None:
+        heard.append(timeout.pk)
 
     policy = declare(Order, handler, name="one_by_one", limits=LIMITS, retry=RETRY, together=20)
     rows = [due(order, policy) for order in orders]
-    signals.timeout_fired.connect(note)
-    try:
+    with receiving(hear, signals.timeout_fired):
         report = fire(*rows)
-    finally:
-        signals.timeout_fired.disconnect(note)
-    assert set(report.fired) == {row.pk for row in rows if row is not rows[3]} == {row.pk for row in fired}
-    assert overrun(rows[3]) == FAILED
+    assert overrun(rows.pop(3)) == FAILED
+    assert set(report.fired) == {row.pk for row in rows} == set(heard)
+    assert [tried(row) for row in rows] == [(("fired", "due"), 1)] * 4
 
 
 def test_a_batch_that_hangs_is_fired_one_by_one(orders: list[Order], declare: Declare) -> None:
@@ -268,11 +225,8 @@ def test_a_batch_that_hangs_is_fired_one_by_one(orders: list[Order], declare: De
         if orders[1].pk in {int(row.object_id) for row in timeouts}:
             sleep()
 
-    rows = [
-        due(order, policy)
-        for policy in [declare(Order, handler, name="many", batch=5, limits=LIMITS, retry=RETRY)]
-        for order in orders
-    ]
+    policy = declare(Order, handler, name="many", batch=5, limits=LIMITS, retry=RETRY)
+    rows = [due(order, policy) for order in orders]
     report = fire(*rows)
     assert (sizes, overrun(rows[1])) == ([5, 1, 1, 1, 1, 1], FAILED)
     assert (len(report.fired), list(report.again)) == (4, [rows[1].pk])
@@ -296,7 +250,7 @@ def test_the_timeouts_of_a_callback_that_hangs_are_fired_and_the_callbacks_behin
     assert set(fire(*rows).fired) == {row.pk for row in rows}
     assert {state(row) for row in rows} == {("fired", "due")}
     assert called == [order.pk for order in orders if order.pk != orders[1].pk]
-    [record] = [record for record in caplog.records if getattr(record, "event", "") == "callback_abandoned"]
+    [record] = logged(caplog, "callback_abandoned")
     assert "its transaction is committed" in record.getMessage()
 
 
@@ -313,12 +267,6 @@ def test_the_setting_is_the_limit_of_policies_that_declare_none(
     quick.set()
     assert overrun(rows[0]) == FAILED
     assert fire(rows[1]).fired == (rows[1].pk,)
-
-
-def test_a_suspect_that_hangs_is_charged_once(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, lambda *_: sleep(), name="suspect", limits=LIMITS, retry=RETRY))
-    fire(row, deliveries=3)
-    assert overrun(row) == FAILED
 
 
 def test_a_policy_without_a_limit_runs_in_the_thread_of_the_caller(orders: list[Order], declare: Declare) -> None:
@@ -341,22 +289,10 @@ def test_an_error_outside_of_handlers_releases_the_work_with_and_without_a_limit
     monkeypatch.setattr("django_delayq.firing.rails.room", lambda *_: 1 / 0)
     report = fire(row)
     assert list(report.again) == [row.pk]
-    assert (*state(row), row.attempts) == ("pending", "", 0)
-    [record] = [each for each in caplog.records if getattr(each, "event", "") == "timeouts_released"]
+    assert tried(row) == UNTRIED
+    [record] = logged(caplog, "timeouts_released")
     assert "division by zero" in record.getMessage()
     assert connection.allow_thread_sharing is False
-
-
-def test_a_limited_handler_uses_the_connection_and_the_context_of_its_caller(order: Order, declare: Declare) -> None:
-    seen: list[object] = []
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        seen.extend([connection.connection, TRACE.get()])
-
-    row = due(order, declare(Order, handler, name="looks", limits=LIMITS))
-    TRACE.set("a trace")
-    fire(row)
-    assert seen == [connection.connection, "a trace"]
 
 
 def test_a_handler_that_fires_others_is_limited_as_a_whole(orders: list[Order], declare: Declare) -> None:
@@ -370,7 +306,7 @@ def test_a_handler_that_fires_others_is_limited_as_a_whole(orders: list[Order], 
     row = due(orders[1], outer)
     fire(row)
     assert overrun(row) == FAILED
-    wait_until(lambda: firing_state.stuck_threads == 0, "its thread has ended")
+    threads_end()
     assert state(inner_row) == ("pending", "")
 
 

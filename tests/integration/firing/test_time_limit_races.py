@@ -7,7 +7,6 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,16 +20,15 @@ from django_delayq.firing import time_limits
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import WAIT, due, fire, state
-from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun
+from tests.integration.firing.conftest import FIRED, LIMITED_MODES, MODES, WAIT, Declare, due, fire, state, tried
+from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun, threads_end
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 
 
-def _columns(row: Timeout) -> dict[str, object]:
+def values_of(row: Timeout) -> dict[str, Any]:
     row.refresh_from_db()
     return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
 
@@ -54,10 +52,10 @@ def write_on_a_new_connection() -> None:
     write()
 
 
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+@LIMITED_MODES
 @pytest.mark.parametrize("returns", [True, False], ids=["returns", "raises"])
 def test_a_handler_that_returns_later_can_change_nothing(
-    order: Order, declare: Declare, options: dict[str, Any], returns: bool
+    order: Order, declare: Declare, mode: str, returns: bool
 ) -> None:
     go_on, refused = threading.Event(), list[str]()
 
@@ -76,14 +74,14 @@ def test_a_handler_that_returns_later_can_change_nothing(
         if not returns:
             raise ValueError
 
-    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, **options))
+    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, **MODES[mode]))
     fire(row)
-    before = _columns(row)
+    before = values_of(row)
     assert overrun(row) == FAILED
     go_on.set()
-    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    threads_end()
     assert (len(refused), COMMITTED) == (4, [])
-    assert _columns(row) == before
+    assert values_of(row) == before
     assert not Effect.objects.exists()
     assert Order.objects.exists()
 
@@ -105,28 +103,24 @@ def test_after_a_handler_that_returns_later_no_other_of_its_transaction_is_calle
     assert set(fire(first, *others).fired) == {row.pk for row in others}
     assert overrun(first) == FAILED
     go_on.set()
-    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    threads_end()
     assert called == [order.pk for order in orders]
 
 
 @pytest.mark.parametrize("step", ["handled", "committed", "settled"])
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
-def test_a_handler_that_has_returned_is_not_abandoned(
-    order: Order, declare: Declare, options: dict[str, Any], step: str
-) -> None:
+@LIMITED_MODES
+def test_a_handler_that_has_returned_is_not_abandoned(order: Order, declare: Declare, mode: str, step: str) -> None:
     """However long the commit takes: exactly one of fired and failed is true."""
-    row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **options))
+    row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **MODES[mode]))
     set_checkpoint_hook(lambda reached: time.sleep(2 * LIMIT.total_seconds()) if reached == step else None)
     assert fire(row).fired == (row.pk,)
-    assert (state(row), row.attempts, row.errors) == (("fired", "due"), 1, [])
+    assert (tried(row), row.errors) == ((FIRED, 1), [])
 
 
 # Python may be in a callback of its garbage collector when the exception arrives, and reports it there.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("options", [{}, {"batch": 5}], ids=["atomic", "batch"])
-def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(
-    declare: Declare, options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("mode", ["alone", "batch"])
+def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(declare: Declare, mode: str) -> None:
     seconds = 0.06
 
     def handler(target: Any, timeouts: Any) -> None:
@@ -136,20 +130,16 @@ def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(
             time.sleep(0.001)
 
     limits = dq.Limits(run=timedelta(seconds=0.06))
-    policy = declare(Order, handler, name="close", limits=limits, retry=RETRY, **options)
+    policy = declare(Order, handler, name="close", limits=limits, retry=RETRY, **MODES[mode])
     for number in range(20):
         seconds = 0.056 + number % 10 * 0.0005
         Effect.objects.all().delete()
         row = due(Order.objects.create(), policy)
         fire(row)
-        if row.pk in fired_rows():
+        if state(row)[0] == "fired":
             assert (overrun(row), Effect.objects.count()) == (("fired", 1, ""), 1)
         else:
             assert (overrun(row), Effect.objects.count()) == (FAILED, 0)
-
-
-def fired_rows() -> set[int]:
-    return set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
 
 
 class SoftTimeLimit(Exception):
@@ -163,9 +153,9 @@ def uninterrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("uninterrupted")
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+@LIMITED_MODES
 def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_connection(
-    order: Order, declare: Declare, options: dict[str, Any]
+    order: Order, declare: Declare, mode: str
 ) -> None:
     """As `task_soft_time_limit` of Celery, if it is shorter than the limit of the policy. It counts as a failure."""
     go_on, refused = threading.Event(), list[str]()
@@ -182,16 +172,15 @@ def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_conn
         raise SoftTimeLimit
 
     limits = dq.Limits(run=timedelta(seconds=WAIT))
-    row = due(order, declare(Order, handler, name="late", limits=limits, retry=RETRY, **options))
+    row = due(order, declare(Order, handler, name="late", limits=limits, retry=RETRY, **MODES[mode]))
     former = signal.signal(signal.SIGUSR1, raise_it)
     try:
         fire(row)
     finally:
         signal.signal(signal.SIGUSR1, former)
-    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
     assert firing_state.stuck_threads == 1
     go_on.set()
-    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    threads_end()
     assert len(refused) == 1
     assert overrun(row) == ("pending", 1, "SoftTimeLimit")
     assert not Effect.objects.exists()
@@ -222,7 +211,7 @@ def test_a_signal_while_the_thread_starts_does_not_leave_two_threads_on_one_conn
         fire(row)
     assert overrun(row) == ("pending", 1, "SoftTimeLimit")
     go_on.set()
-    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    threads_end()
     assert overrun(row) == ("pending", 1, "SoftTimeLimit")
     assert not Effect.objects.exists()
 
@@ -266,21 +255,3 @@ def test_a_coroutine_that_ends_while_it_is_abandoned_has_failed(
     fire(row)
     assert go_on.is_set()
     assert overrun(row) == FAILED
-
-
-class Growing(list[threading.Thread]):
-    """A list to which another thread appends as soon as all of its items have been read."""
-
-    def __iter__(self) -> Iterator[threading.Thread]:
-        yield from super().__iter__()
-        if threading.current_thread() not in self[:]:
-            self.append(threading.current_thread())
-
-
-def test_a_thread_that_is_abandoned_while_stuck_threads_are_counted_is_counted_from_then_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The main loop and the heartbeat count them, while other threads abandon theirs."""
-    monkeypatch.setattr(firing_state, "abandoned", Growing([threading.Thread()]))
-    _ = firing_state.stuck_threads
-    assert firing_state.stuck_threads == 1

@@ -115,11 +115,6 @@ def test_a_moment_put_in_place_holds_for_both_clocks_and_ends_with_the_block() -
     assert clock.now() > then + timedelta(days=365)
 
 
-def test_a_naive_moment_is_refused() -> None:
-    with pytest.raises(ValueError, match="aware"), clock.set_to(datetime(2017, 5, 1)):  # noqa: DTZ001
-        pass
-
-
 @pytest.mark.parametrize(("micros", "ms"), [(0, 0), (1, 1), (999, 1), (1000, 1), (1001, 2)])
 def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> None:
     base = datetime(2026, 7, 1, tzinfo=UTC)

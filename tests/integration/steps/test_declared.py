@@ -23,10 +23,6 @@ def test_a_step_returns_its_function_and_is_named_after_it(declare: Declare) -> 
     assert policy.has_plan
 
 
-def test_a_policy_without_steps_and_grace_has_no_plan(declare: Declare) -> None:
-    assert not declare(Order, name="plain", after=DAY, **ARMED).has_plan
-
-
 def one_argument(_obj: Any) -> None:
     """Take too little."""
 

@@ -10,11 +10,12 @@ import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import Fired, GiveUp, Late, Limits, Retry, Skip, Snooze, WorkingHours, operations
+from django_delayq import Fired, GiveUp, Late, Retry, Skip, Snooze, WorkingHours
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform
+from tests.integration.firing.conftest import raising
 from tests.integration.steps.days import ARMED, DAY, Declare, at, days, dunning, note, planned, ran, row_of, sent
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALL = ["friendly", "firm:1", "firm:2", "firm:3", "handler"]
@@ -32,18 +33,21 @@ def invoice(policy: Any) -> Order:
         return sent()
 
 
+def fire_on(policy: Any, *on: float) -> None:
+    """Fire what is due on these days."""
+    for day in on:
+        with at(day):
+            fire_due(policy, raises=False)
+
+
 def events(order: Order) -> list[str]:
     return [event["what"] for event in row_of(order).history]
-
-
-def fire(policy: Any, order: Order, **options: Any) -> Any:
-    return fire_due(policy, order, **options)
 
 
 def test_each_step_runs_once_at_its_time_and_then_the_handler(policy: Any, invoice: Order) -> None:
     for day in range(30):
         with at(day):
-            fired = fire(policy, invoice)
+            fired = fire_due(policy, invoice)
             assert (fired == 1) is (day == 17)
             assert len(ran()) == sum(day >= runs_on for runs_on in (11, 14, 15, 16, 17))
     assert ran() == ALL
@@ -55,10 +59,12 @@ def test_each_step_runs_once_at_its_time_and_then_the_handler(policy: Any, invoi
 
 
 def test_each_step_has_its_own_idempotency_key_and_attempts(declare: Declare) -> None:
-    seen = list[tuple[str, str, int]]()
+    seen = list[tuple[str, int]]()
+    keys = list[str]()
 
     def fail_once(_obj: Any, timeout: Timeout) -> None:
-        seen.append((timeout.step, timeout.idempotency_key, timeout.attempts))
+        seen.append((timeout.step, timeout.attempts))
+        keys.append(timeout.idempotency_key)
         if timeout.attempts == 1:
             raise ValueError("the mail server is down")
 
@@ -66,105 +72,52 @@ def test_each_step_has_its_own_idempotency_key_and_attempts(declare: Declare) ->
     policy.step(-2 * DAY, every=DAY, name="remind")(fail_once)
     with at(0):
         order = sent()
-    for day in (12, 13, 14):
-        with at(day):
-            fire(policy, order, raises=False)
-    assert [(step, attempts) for step, _, attempts in seen] == [
-        ("remind:1", 1),
-        ("remind:1", 2),
-        ("remind:2", 1),
-        ("remind:2", 2),
-        ("", 1),
-        ("", 2),
-    ]
-    keys = [key for _, key, _ in seen]
+    fire_on(policy, 12, 13, 14)
+    assert seen == [(step, attempt) for step in ("remind:1", "remind:2", "") for attempt in (1, 2)]
     assert keys[0::2] == keys[1::2]
     assert len(set(keys)) == 3
     assert row_of(order).state == "fired"
 
 
 def test_a_paid_invoice_gets_no_further_step(policy: Any, invoice: Order) -> None:
-    with at(11):
-        fire(policy, invoice)
+    fire_on(policy, 11)
     Order.objects.update(status="paid")  # which no signal sees
     with at(14):
-        assert len(fire(policy, invoice).skipped) == 1
+        assert len(fire_due(policy, invoice).skipped) == 1
     assert ran() == ["friendly"]
     assert (row_of(invoice).state, row_of(invoice).cause) == ("skipped", "condition")
 
 
-def test_one_cancel_ends_all(policy: Any, invoice: Order) -> None:
-    with at(11):
-        fire(policy, invoice)
-    with at(12):
-        assert dq.cancel_timeout(invoice, policy)
-    with at(30):
-        assert not fire(policy, invoice)
-    assert ran() == ["friendly"]
-
-
-def test_after_an_outage_only_the_newest_missed_step_runs(policy: Any, invoice: Order) -> None:
-    with at(15.5):
-        fire(policy, invoice)
-    assert ran() == ["firm:2"]
-    assert planned(invoice) == ("firm:3", 16, 14)
-    passed, step = row_of(invoice).history
-    assert (passed["what"], passed["step"], step["what"], step["step"]) == (
-        "steps_passed",
-        "friendly, firm:1",
-        "step",
-        "firm:2",
-    )
-
-
-def test_after_a_long_outage_only_the_handler_runs_and_is_as_late_as_it_is(policy: Any, invoice: Order) -> None:
-    with at(20):
-        assert fire(policy, invoice) == 1
-    assert ran() == ["handler"]
-    assert row_of(invoice).lateness() == 3 * 86400
-    assert events(invoice) == ["steps_passed"]
-
-
-@pytest.mark.parametrize("how", ["fails", "gives up"])
-def test_a_dead_step_is_noted_and_what_follows_goes_on(declare: Declare, how: str) -> None:
-    def broken(_obj: Any, _timeout: Any) -> None:
-        Effect.objects.create(what="undone", object_id="x")
-        raise GiveUp("no address") if how == "gives up" else ValueError("no address")
-
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [(ValueError("no address"), ["failed", "failed", "step_dead"]), (GiveUp("no address"), ["step_dead"])],
+)
+def test_a_dead_step_is_noted_and_what_follows_goes_on(declare: Declare, error: Exception, noted: list[str]) -> None:
     policy = dunning(declare, retry=Retry([60]))
-    policy.step(-5 * DAY, name="early")(broken)
+    policy.step(-5 * DAY, name="early")(raising(error))
     with at(0):
         order = sent()
     with at(9):
-        found = fire(policy, order, raises=False)
+        found = fire_due(policy, order, raises=False)
     assert (found.dead, len(found.failed)) == ([], 1)
-    with at(9.5):
-        fire(policy, order, raises=False)
-    assert planned(order) == ("friendly", 11, 14)
+    fire_on(policy, 9.5)
     row = row_of(order)
-    assert (row.state, row.attempts, row.first_failed_at) == ("pending", 0, None)
-    assert events(order) == (["step_dead"] if how == "gives up" else ["failed", "failed", "step_dead"])
+    assert planned(order) == ("friendly", 11, 14)
+    assert (row.state, row.attempts, row.first_failed_at, events(order)) == ("pending", 0, None, noted)
     assert "no address" in row.history[-1]["reason"]
-    with at(11):
-        fire(policy, order)
+    fire_on(policy, 11)
     assert ran() == ["friendly"]
 
 
 def test_a_retry_of_a_step_does_not_delay_what_follows(declare: Declare) -> None:
-    def broken(_obj: Any, _timeout: Any) -> None:
-        raise ValueError("down")
-
     policy = dunning(declare, retry=Retry([10 * DAY, 10 * DAY]))
-    policy.step(-5 * DAY, name="early")(broken)
+    policy.step(-5 * DAY, name="early")(raising(ValueError("down")))
     with at(0):
         order = sent()
-    with at(9):
-        fire(policy, order, raises=False)
+    fire_on(policy, 9)
     assert planned(order) == ("early", 11, 14)
-    with at(11):
-        fire(policy, order)
-    assert ran() == ["friendly"]
-    assert events(order) == ["failed", "steps_passed", "step"]
+    fire_on(policy, 11)
+    assert (ran(), events(order)) == (["friendly"], ["failed", "steps_passed", "step"])
 
 
 OUTCOMES: dict[str, Callable[[], Any]] = {
@@ -197,7 +150,7 @@ def test_a_step_decides_about_itself_alone(declare: Declare, outcome: str, how: 
     with at(0):
         order = sent()
     with at(9):
-        fire(policy, order)
+        fire_due(policy, order)
     row = row_of(order)
     is_kept = how == "returned" or not atomic
     assert ran() == (["early"] if is_kept else [])
@@ -207,28 +160,13 @@ def test_a_step_decides_about_itself_alone(declare: Declare, outcome: str, how: 
     if outcome == "Snooze":
         assert (planned(order), row.snoozes, row.attempts) == (("early", 9.5, 14), 1, 0)
         with at(9.5):
-            fire(policy, order)
+            fire_due(policy, order)
         assert [attempts for _, attempts in calls] == [1, 1]
         assert len({key for key, _ in calls}) == 1
     else:
         assert row.history[-1]["reason"] == ("sent by fax" if outcome == "Fired" else "no address")
     assert planned(order) == ("friendly", 11, 14)
     assert row_of(order).snoozes == 0
-
-
-def test_a_step_that_snoozes_more_often_than_allowed_is_dead(declare: Declare) -> None:
-    def later(_obj: Any, _timeout: Any) -> None:
-        raise Snooze(hours=1)
-
-    policy = dunning(declare, limits=Limits(snoozes=1))
-    policy.step(-5 * DAY, name="early")(later)
-    with at(0):
-        order = sent()
-    for day in (9, 9.2):
-        with at(day):
-            fire(policy, order)
-    assert planned(order) == ("friendly", 11, 14)
-    assert events(order) == ["snoozed", "step_dead"]
 
 
 def test_a_step_may_cancel_or_extend_its_own_round(declare: Declare) -> None:
@@ -254,45 +192,16 @@ def test_a_step_may_cancel_or_extend_its_own_round(declare: Declare) -> None:
     assert ran() == ["handler"]
 
 
-def test_a_step_that_pays_the_invoice_ends_the_round(declare: Declare) -> None:
-    policy = declare(Order, note, name="collect", after=14 * DAY, **ARMED)
-
-    @policy.step(-3 * DAY)
-    def charge_the_card(obj: Order, timeout: Timeout) -> None:
-        obj.status = "paid"
-        obj.save()
-
-    with at(0):
-        order = sent()
-    with at(11):
-        fire(policy, order)
-    assert (row_of(order).state, row_of(order).cause) == ("cancelled", "condition")
-
-
-def test_an_async_step_runs(declare: Declare) -> None:
-    policy = declare(Order, note, name="collect", after=14 * DAY, **ARMED)
-
-    @policy.step(-3 * DAY)
-    async def remind(obj: Order, timeout: Timeout) -> None:
-        await Effect.objects.acreate(what=timeout.step, object_id=str(obj.pk))
-
-    with at(0):
-        order = sent()
-    with at(11):
-        fire(policy, order)
-    assert ran() == ["remind"]
-
-
 def test_what_is_too_late_is_passed_if_it_is_a_step(declare: Declare) -> None:
     policy = dunning(declare, late=Late(timedelta(hours=2), then="dead"))
     with at(0):
         order = sent()
     with at(11.5):
-        fire(policy, order)
+        fire_due(policy, order)
     assert (ran(), events(order)) == ([], ["step_late"])
     assert planned(order) == ("firm:1", 14, 14)
     with at(17.5):
-        assert len(fire(policy, order).dead) == 1
+        assert len(fire_due(policy, order).dead) == 1
     assert (row_of(order).state, row_of(order).cause) == ("dead", "late")
 
 
@@ -300,9 +209,7 @@ def test_shadow_mode_calls_no_step_and_settles_with_the_handler(declare: Declare
     policy = dunning(declare, shadow=True)
     with at(0):
         order = sent()
-    for day in (11, 14, 15, 16, 17):
-        with at(day):
-            fire(policy, order)
+    fire_on(policy, 11, 14, 15, 16, 17)
     assert ran() == []
     assert events(order) == ["step_shadowed"] * 4
     assert (row_of(order).state, row_of(order).cause) == ("skipped", "shadow")
@@ -317,43 +224,17 @@ def test_quiet_hours_delay_a_step_and_only_the_newest_runs_in_the_morning(declar
         order = sent()
         assert planned(order) == ("evening", round(13 + 20 / 24, 6), 14)  # 08:00
     with at(13.5):
-        assert not fire(policy, order)
+        assert not fire_due(policy, order)
     with at(13 + 21 / 24):
-        fire(policy, order)
+        fire_due(policy, order)
     assert ran() == ["night"]
 
 
 def test_a_step_that_is_not_declared_any_more_is_passed(policy: Any, invoice: Order) -> None:
     Timeout.objects.filter(pk=row_of(invoice).pk).update(step="gone")
-    with at(11):
-        fire(policy, invoice)
+    fire_on(policy, 11)
     assert ran() == ["friendly"]
     assert row_of(invoice).steps_over == "gone friendly"
-
-
-def test_fire_now_calls_the_handler(policy: Any, invoice: Order) -> None:
-    with at(5):
-        operations.fire_now(dq.pending_timeouts(invoice, policy), by="anna")
-        assert fire(policy, invoice) == 1
-    assert ran() == ["handler"]
-
-
-def test_a_dead_handler_that_is_retried_runs_no_step_again(declare: Declare) -> None:
-    def fail(_obj: Any, _timeout: Any) -> None:
-        raise GiveUp("no")
-
-    policy = declare(Order, fail, name="collect", after=14 * DAY, **ARMED)
-    policy.step(-DAY, name="remind")(note)
-    with at(0):
-        order = sent()
-    for day in (13, 14):
-        with at(day):
-            fire(policy, order)
-    assert row_of(order).state == "dead"
-    with at(15):
-        operations.retry(Timeout.objects.filter(pk=row_of(order).pk), by="anna")
-        fire(policy, order)
-    assert ran() == ["remind"]
 
 
 def test_perform_calls_the_handler_at_once(policy: Any) -> None:
@@ -371,10 +252,8 @@ def test_confirm_is_asked_before_the_handler_and_not_before_a_step(declare: Decl
         asked.append(days(timeout.run_at))
 
     with at(0):
-        order = sent()
-    for day in (11, 14, 15, 16, 17):
-        with at(day):
-            fire(policy, order)
+        sent()
+    fire_on(policy, 11, 14, 15, 16, 17)
     assert ran() == ALL
     assert asked == [17]
 
@@ -384,12 +263,11 @@ def test_with_hold_when_no_step_runs_while_it_holds(declare: Declare) -> None:
     with at(0):
         order = sent()
     Order.objects.update(note="in talks")
-    with at(11):
-        fire(policy, order)
+    fire_on(policy, 11)
     assert (row_of(order).state, ran()) == ("held", [])
     with at(12):
         order.note = ""
         order.save()
         assert planned(order) == ("friendly", 12, 15)
-        fire(policy, order)
+        fire_due(policy, order)
     assert ran() == ["friendly"]

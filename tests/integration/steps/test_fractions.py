@@ -124,18 +124,6 @@ def test_nor_the_open_time_for_which_it_was_stopped(declare: Declare) -> None:
     assert row_of(order).run_at == moment("tue", 15)
 
 
-def test_a_round_that_continues_has_been_stopped_as_long_as_before(declare: Declare) -> None:
-    policy = fractions(declare, 8 * DAY, **ARMED)
-    with at(0):
-        order = sent()
-    by_hand(order, policy, T0 + DAY, T0 + 5 * DAY)
-    for status in ("paid", "unpaid"):
-        with at(5.5):
-            order.status = status
-            order.save()
-    assert planned(order) == ("at_25", 6, 12)
-
-
 def test_the_outlook_of_a_stopped_clock_is_what_follows(declare: Declare) -> None:
     policy = fractions(declare, 8 * DAY)
     with at(0):

@@ -8,13 +8,13 @@ import logging
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 
 import django_delayq as dq
 from django_delayq import Retry
 from django_delayq.testing import fire_due
+from tests.integration.firing.conftest import raising, receiving
 from tests.integration.steps.days import DAY, Declare, at, dunning, row_of, sent
 from tests.testapp.models import Order
 
@@ -65,52 +65,38 @@ def test_the_log_has_a_line_for_each_step_and_an_error_for_a_dead_one(
 def test_a_dead_step_is_an_error_in_the_log_and_no_dead_timeout(
     declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_obj: Any, _timeout: Any) -> None:
-        raise ValueError("no address")
+    policy, heard = dunning(declare, retry=Retry.never()), list[tuple[Any, str]]()
+    policy.step(-5 * DAY, name="early")(raising(ValueError("no address")))
 
-    policy, failed, dead = dunning(declare, retry=Retry.never()), list[str](), list[str]()
-    policy.step(-5 * DAY, name="early")(broken)
+    def hear(signal: Any, timeout: Any, **_: Any) -> None:
+        heard.append((signal, timeout.step))
 
-    def note_failed(timeout: Any, **_: Any) -> None:
-        failed.append(timeout.step)
-
-    def note_dead(timeout: Any, **_: Any) -> None:
-        dead.append(timeout.step)
-
-    dq.timeout_failed.connect(note_failed)
-    dq.timeout_dead.connect(note_dead)
     with at(0):
         sent()
-    with at(9):
+    with at(9), receiving(hear, dq.timeout_failed, dq.timeout_dead):
         fire_due(policy, raises=False)
-    dq.timeout_failed.disconnect(note_failed)
-    dq.timeout_dead.disconnect(note_dead)
     (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert (vars(line)["event"], vars(line)["step"]) == ("step_dead", "early")
     assert "early is dead, and what follows continues: ValueError: no address" in line.getMessage()
     assert line.exc_info is not None
-    assert (failed, dead) == (["friendly"], [])
+    assert heard == [(dq.timeout_failed, "friendly")]
 
 
-def test_the_admin_shows_the_next_step(policy: Any, order: Order, client: Client) -> None:
-    User.objects.create_superuser("anna", password="secret")
-    client.login(username="anna", password="secret")
+def test_the_admin_shows_the_next_step(policy: Any, order: Order, admin_client: Client) -> None:
     with at(1):
-        listed = client.get("/admin/django_delayq/timeout/").content.decode()
-        page = client.get(f"/admin/django_delayq/timeout/{row_of(order).pk}/change/").content.decode()
+        listed = admin_client.get("/admin/django_delayq/timeout/").content.decode()
+        page = admin_client.get(f"/admin/django_delayq/timeout/{row_of(order).pk}/change/").content.decode()
     assert "friendly: " in listed
     assert "friendly: " in page
     assert "Its step friendly is due at" in page
 
 
 def test_commands_show_the_next_step(policy: Any, order: Order) -> None:
-    out = io.StringIO()
+    out, rows = io.StringIO(), io.StringIO()
     with at(1):
         call_command("delayq_list", policy=[policy.label], stdout=out)
         call_command("delayq_explain", "testapp.order", str(order.pk), policy=policy.label, stdout=out)
+        call_command("delayq_list", policy=[policy.label], json=True, stdout=rows)
     assert "next step" in out.getvalue()
     assert "Its step friendly is due at" in out.getvalue()
-    rows = io.StringIO()
-    with at(1):
-        call_command("delayq_list", policy=[policy.label], json=True, stdout=rows)
     assert json.loads(rows.getvalue())[0]["step"] == "friendly"

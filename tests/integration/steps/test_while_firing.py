@@ -63,17 +63,6 @@ def test_a_payment_is_in_time_and_nothing_follows(declare: Declare) -> None:
     assert ran() == ["early"]
 
 
-def test_a_payment_that_is_rolled_back_changes_nothing(declare: Declare) -> None:
-    def pay(obj: Order, policy: Any) -> None:
-        with pytest.raises(ValueError, match="declined"), dq.before_deadline(obj, policy):
-            raise ValueError("declined")
-
-    policy, order = during(declare, pay)
-    assert planned(order) == ("friendly", 11, 14)
-    finish(policy, order)
-    assert ran() == ["early", "friendly", "firm:1", "firm:2", "firm:3", "handler"]
-
-
 def test_a_save_that_pays_ends_the_round_before_the_next_step(declare: Declare) -> None:
     def pay(obj: Order, _policy: Any) -> None:
         obj.status = "paid"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
@@ -15,14 +15,12 @@ from django.db import transaction
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import MODES, due, fire, state
+from tests.integration.firing.conftest import FIRED, MODES, PENDING, Declare, due, fire, logged, raising, state, tried
 from tests.integration.firing.limits import LIMITS, RETRY, compute, overrun
 from tests.integration.tracing.conftest import Around
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-Handler = Callable[[Any, Any], None]
 INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
 noted: list[str] = []
 
@@ -100,11 +98,8 @@ def test_an_async_handler_is_surrounded(order: Order, declare: Declare, around: 
 def test_what_a_handler_raises_passes(
     order: Order, declare: Declare, around: Around, error: type[Exception], mode: str
 ) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise error("no")
-
     around(outer, inner)
-    row = due(order, declare(Order, handler, name="raises", retry=dq.Retry([60]), **MODES[mode]))
+    row = due(order, declare(Order, raising(error("no")), name="raises", retry=dq.Retry([60]), **MODES[mode]))
     fire(row)
     expected = {ValueError: ("pending", ""), dq.Skip: ("skipped", "handler"), dq.GiveUp: ("dead", "handler")}
     assert state(row) == expected[error]
@@ -132,14 +127,10 @@ def translate(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
 def test_an_error_of_a_handler_cannot_be_suppressed_or_replaced(
     order: Order, declare: Declare, around: Around, function: Any
 ) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError("no")
-
     around(function)
-    row = due(order, declare(Order, handler, name="raises", retry=dq.Retry([60])))
+    row = due(order, declare(Order, raising(ValueError("no")), name="raises", retry=dq.Retry([60])))
     fire(row)
-    assert state(row) == ("pending", "")
-    assert row.errors[0]["error"] == "ValueError"
+    assert (state(row), row.errors[0]["error"]) == (PENDING, "ValueError")
 
 
 def no_manager(policy: Any, timeouts: Sequence[Timeout]) -> Any:
@@ -180,7 +171,7 @@ def test_an_error_of_a_function_is_logged_once_a_minute_and_prevents_no_firing(
     caplog.clear()
     assert set(fire(*rows).fired) == {row.pk for row in rows}
     assert seen
-    [record] = [each for each in caplog.records if vars(each).get("event") == "around_failed"]
+    [record] = logged(caplog, "around_failed")
     assert record.levelname == "ERROR"
     assert "the handler of testapp.order.fires is called nevertheless" in record.getMessage()
     assert record.exc_info
@@ -224,59 +215,16 @@ def test_what_would_end_the_thread_neither_prevents_nor_repeats_nor_undoes_a_han
     policy = declare(Order, note_calls, name="fires", limits=limits, retry=dq.Retry.never(), **MODES[mode])
     rows = [due(Order.objects.create(), policy) for _ in range(3)]
     assert set(fire(*rows).fired) == {row.pk for row in rows}
-    assert [(state(row), row.attempts) for row in rows] == [(("fired", "due"), 1)] * 3
+    assert [tried(row) for row in rows] == [(FIRED, 1)] * 3
     assert set(Effect.objects.values_list("what", "object_id")) == {("outer", row.object_id) for row in rows}
     assert Effect.objects.count() == 3
-    [record] = [each for each in caplog.records if vars(each).get("event") == "around_failed"]
+    [record] = logged(caplog, "around_failed")
     assert error.__name__ in str(record.exc_info)
 
 
 def note_calls(target: Any, timeouts: Any) -> None:
     for row in timeouts if isinstance(timeouts, list) else [timeouts]:
         Effect.objects.create(what=" ".join(INSIDE.get()), object_id=row.object_id)
-
-
-@pytest.mark.parametrize("error", ENDS)
-def test_a_handler_that_raises_it_fails_as_ever_beside_such_a_function(
-    order: Order, declare: Declare, around: Around, error: Any
-) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise error
-
-    around(*(Raising(error, place) for place in PLACES), outer)
-    limits = dq.Limits(run=timedelta(minutes=1))
-    row = due(order, declare(Order, handler, name="raises", limits=limits, retry=dq.Retry([60])))
-    fire(row)
-    assert state(row) == ("pending", "")
-    assert [each["error"] for each in row.errors] == [error.__name__]
-
-
-@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
-def test_a_trace_that_cannot_be_known_keeps_no_timeout_from_being_scheduled(
-    order: Order, declare: Declare, around: Around, error: Any
-) -> None:
-    function = Raising(error, "traced")
-    vars(function)["get_trace"] = lambda: function.at("traced")
-    around(function)
-    assert due(order, declare(Order, name="traced")).trace == ""
-
-
-def test_a_handler_that_another_one_fires_is_surrounded_too(declare: Declare, around: Around) -> None:
-    from django_delayq.testing import fire_due
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what=" ".join(INSIDE.get()), object_id=obj.pk)
-
-    def fires_others(obj: Order, timeout: Timeout) -> None:
-        fire_due(second)
-
-    around(outer)
-    second = declare(Order, handler, name="second")
-    first = declare(Order, fires_others, name="first", atomic=False)
-    due(Order.objects.create(), second)
-    fire(due(Order.objects.create(), first))
-    assert Effect.objects.get().what == "outer outer"
-    assert noted == ["first 1", "second 1", "returned", "returned"]
 
 
 class Watched:
@@ -336,20 +284,6 @@ def test_callbacks_of_several_handlers_run_in_the_context_of_none(declare: Decla
     rows = [due(Order.objects.create(), policy) for _ in range(2)]
     assert set(fire(*rows).fired) == {row.pk for row in rows}
     assert seen == [(), ()]
-
-
-def test_a_callback_that_takes_too_long_does_not_stop_those_behind_it(
-    order: Order, declare: Declare, around: Around
-) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        transaction.on_commit(compute)
-        transaction.on_commit(lambda: seen.append("second"))
-
-    seen: list[Any] = []
-    around(inner)
-    row = due(order, declare(Order, handler, name="registers", limits=LIMITS, retry=RETRY))
-    assert fire(row).fired == (row.pk,)
-    assert seen == ["second"]
 
 
 def test_a_failed_attempt_is_logged_in_the_context_of_its_handler(

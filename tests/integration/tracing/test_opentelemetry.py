@@ -11,21 +11,17 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 import django_delayq as dq
-from django_delayq import schedule_timeouts
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from django_delayq.testing import fire_due
-from tests.integration.firing.conftest import MODES, WAIT, due, fire, make_due
-from tests.integration.firing.limits import LIMITS, RETRY, compute
+from tests.integration.firing.conftest import LIMITED_MODES, MODES, WAIT, Declare, due, fire, make_due, raising
+from tests.integration.firing.limits import LIMITS, RETRY, compute, threads_end
 from tests.integration.tracing.conftest import Around, Spans
-from tests.support.waiting import wait_until
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 TRACER = trace.get_tracer("tests")
 
 
@@ -75,35 +71,12 @@ def test_a_batch_is_one_span_with_a_link_for_each_timeout(declare: Declare, span
     assert "delayq.timeout_id" not in (span.attributes or {})
 
 
-def test_timeouts_that_were_scheduled_in_bulk_link_to_one_span(declare: Declare, spans: Spans) -> None:
-    policy = declare(Order, name="bulk")
-    orders = [Order.objects.create() for _ in range(3)]
-    with TRACER.start_as_current_span("request") as request:
-        schedule_timeouts(orders, policy, seconds=0)
-    fire_due(policy)
-    assert [contexts(each) for each in spans.ended()] == [
-        [(request.get_span_context().trace_id, request.get_span_context().span_id)]
-    ] * 3
-
-
 @pytest.mark.parametrize("stored", ["", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "ff-garbage"])
 def test_without_a_known_trace_there_is_no_link(order: Order, declare: Declare, spans: Spans, stored: str) -> None:
     row, _ = due_in_a_request(order, declare(Order, name="unlinked"))
     Timeout.objects.update(trace=stored)
     fire(row)
     assert spans.one().links == ()
-
-
-def test_a_chain_of_rounds_is_a_chain_of_links(order: Order, declare: Declare, spans: Spans) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if timeout.key == "":
-            dq.schedule_timeout(obj, policy, key="second", seconds=0)
-
-    policy = declare(Order, handler, name="chain")
-    due(order, policy)
-    fire_due(policy)
-    first, second = spans.ended()
-    assert contexts(second) == [(first.context.trace_id, first.context.span_id)]
 
 
 def test_the_current_span_is_the_parent_as_that_of_a_task_of_celery(
@@ -128,23 +101,11 @@ def test_spans_of_a_handler_are_children_of_its_span(declare: Declare, spans: Sp
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-def test_spans_of_an_async_handler_are_children_of_its_span(order: Order, declare: Declare, spans: Spans) -> None:
-    async def handler(obj: Order, timeout: Timeout) -> None:
-        await Effect.objects.acreate(what="x", object_id=obj.pk)
-        seen.append(trace.get_current_span().get_span_context().span_id)
-
-    seen: list[int] = []
-    fire(due(order, declare(Order, handler, name="asynchronous")))
-    assert seen == [spans.one().context.span_id]
-
-
 @pytest.mark.parametrize("mode", ["alone", "outside"])
 def test_an_error_is_recorded_in_the_span_of_each_attempt(
     order: Order, declare: Declare, spans: Spans, mode: str
 ) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise LookupError("no such shop")
-
+    handler = raising(LookupError("no such shop"))
     row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0]), **MODES[mode]))
     fire(row)
     make_due(row)
@@ -158,17 +119,14 @@ def test_an_error_is_recorded_in_the_span_of_each_attempt(
         facts = dict(event.attributes or {})
         assert (event.name, facts["exception.type"]) == ("exception", "builtins.LookupError")
         assert facts["exception.message"] == "no such shop"
-        assert "in handler" in str(facts["exception.stacktrace"])
+        assert "raise error" in str(facts["exception.stacktrace"])
 
 
 def test_what_a_span_has_of_an_error_is_scrubbed(
     order: Order, declare: Declare, spans: Spans, settings: Settings
 ) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise LookupError("card 4000")
-
     settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
-    fire(due(order, declare(Order, handler, name="fails")))
+    fire(due(order, declare(Order, raising(LookupError("card 4000")), name="fails")))
     assert "4000" not in spans.one().to_json()
     assert "card [card]" in spans.one().to_json()
 
@@ -177,12 +135,8 @@ def test_what_a_span_has_of_an_error_is_scrubbed(
 def test_a_question_is_a_span_of_its_own(
     order: Order, declare: Declare, spans: Spans, answer: Exception | None
 ) -> None:
-    def ask(obj: Order, timeout: Timeout) -> None:
-        if answer is not None:
-            raise answer
-
     policy = declare(Order, name="asks", retry=dq.Retry([60]))
-    policy.confirm()(ask)
+    policy.confirm()(raising(answer))
     row, scheduled = due_in_a_request(order, policy)
     fire(row)
     asked, *fired = spans.named("delayq.")
@@ -198,20 +152,14 @@ def test_a_question_is_a_span_of_its_own(
 
 @pytest.mark.parametrize("outcome", [dq.Skip("nothing to do"), dq.Snooze(minutes=5)])
 def test_an_outcome_is_not_an_error(order: Order, declare: Declare, spans: Spans, outcome: Exception) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise outcome
-
-    fire(due(order, declare(Order, handler, name="decides")))
+    fire(due(order, declare(Order, raising(outcome), name="decides")))
     span = spans.one()
     assert (span.status.status_code, span.events) == (StatusCode.UNSET, ())
     assert (span.attributes or {})["delayq.outcome"] == type(outcome).__name__.lower()
 
 
 def test_a_handler_that_gives_up_has_failed(order: Order, declare: Declare, spans: Spans) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise dq.GiveUp("the account is closed")
-
-    fire(due(order, declare(Order, handler, name="gives_up")))
+    fire(due(order, declare(Order, raising(dq.GiveUp("the account is closed")), name="gives_up")))
     assert spans.one().status.description == "GiveUp: the account is closed"
 
 
@@ -227,10 +175,10 @@ def wait() -> Iterator[Callable[..., None]]:
 
     yield handler
     end.release()
-    wait_until(lambda: firing_state.stuck_threads == 0, "the abandoned thread has ended")
+    threads_end()
 
 
-@pytest.mark.parametrize("mode", ["alone", "outside", "batch"])
+@LIMITED_MODES
 def test_the_span_of_an_abandoned_handler_ends_although_its_thread_runs_on(
     order: Order, declare: Declare, spans: Spans, wait: Callable[..., None], mode: str
 ) -> None:
@@ -246,7 +194,7 @@ def test_the_span_of_an_abandoned_handler_ends_although_its_thread_runs_on(
 def test_a_span_of_an_abandoned_handler_ends_once(order: Order, declare: Declare, spans: Spans) -> None:
     policy = declare(Order, lambda obj, timeout: compute(), name="computes", limits=LIMITS, retry=RETRY)
     fire(due(order, policy))
-    wait_until(lambda: firing_state.stuck_threads == 0, "the abandoned thread has ended")
+    threads_end()
     assert str(spans.one().status.description).startswith("TimeLimitExceeded")
 
 

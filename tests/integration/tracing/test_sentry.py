@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +11,7 @@ from django.db import transaction
 import django_delayq as dq
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import MODES, due, fire, make_due, state
+from tests.integration.firing.conftest import MODES, Declare, due, fire, make_due, raising, state
 from tests.integration.firing.limits import LIMITS, compute
 from tests.integration.tracing.conftest import Around
 from tests.testapp.models import Effect, Order
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 Events = list[dict[str, Any]]
 NAME = "testapp.order.fails"
 
@@ -57,29 +55,6 @@ def test_each_attempt_that_is_logged_as_an_error_is_one_event(
     assert state(row) == ("dead", "retries")
 
 
-def test_an_async_handler_that_fails_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
-    async def handler(obj: Order, timeout: Timeout) -> None:
-        await Effect.objects.acreate(what="x", object_id=obj.pk)
-        fails(obj, timeout)
-
-    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry.never()))
-    fire(row)
-    [event] = sentry
-    assert event["tags"] == tags_of(row, 1)
-    assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
-
-
-def test_an_error_in_a_callback_is_an_event_of_its_timeout(order: Order, declare: Declare, sentry: Events) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        transaction.on_commit(lambda: fails(obj, timeout))
-
-    row = due(order, declare(Order, handler, name="fails"))
-    assert fire(row).fired == (row.pk,)
-    [event] = sentry
-    assert event["tags"] == tags_of(row, 1)
-    assert event["exception"]["values"][0]["type"] == "LookupError"
-
-
 def test_a_handler_that_takes_too_long_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         sentry_sdk.set_tag("provider", "slow")
@@ -92,37 +67,44 @@ def test_a_handler_that_takes_too_long_is_one_event(order: Order, declare: Decla
     assert event["exception"]["values"][0]["type"] == "TimeLimitExceeded"
 
 
-def test_what_a_handler_has_captured_itself_is_no_second_event(order: Order, declare: Declare, sentry: Events) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        try:
-            fails(obj, timeout)
-        except LookupError as error:
-            sentry_sdk.capture_exception(error)
-            raise
-
-    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry.never()))
-    fire(row)
-    [event] = sentry
-    assert event["tags"] == tags_of(row, 1)
-    assert event["transaction"] == NAME
+async def fails_later(obj: Any, timeout: Any) -> None:
+    await Effect.objects.acreate(what="x", object_id=obj.pk)
+    fails(obj, timeout)
 
 
-def test_a_question_that_fails_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
-    policy = declare(Order, name="fails", retry=dq.Retry.never())
-    policy.confirm()(fails)
+def fails_in_a_callback(obj: Any, timeout: Any) -> None:
+    transaction.on_commit(lambda: fails(obj, timeout))
+
+
+def captures_it(obj: Any, timeout: Any) -> None:
+    try:
+        fails(obj, timeout)
+    except LookupError as error:
+        sentry_sdk.capture_exception(error)
+        raise
+
+
+def asks(obj: Any, timeout: Any) -> None:
+    """Let its question fail."""
+
+
+@pytest.mark.parametrize("handler", [fails_later, fails_in_a_callback, captures_it, asks])
+def test_wherever_it_fails_is_one_event(order: Order, declare: Declare, sentry: Events, handler: Any) -> None:
+    policy = declare(Order, handler, name="fails", retry=dq.Retry.never())
+    if handler is asks:
+        policy.confirm()(fails)
     row = due(order, policy)
     fire(row)
     [event] = sentry
-    assert event["tags"] == tags_of(row, 1)
-    assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
+    assert (event["tags"], event["transaction"]) == (tags_of(row, 1), NAME)
+    assert event["exception"]["values"][0]["type"] == "LookupError"
+    if handler is not fails_in_a_callback:
+        assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
 
 
 @pytest.mark.parametrize("outcome", [dq.Skip("nothing to do"), dq.Snooze(minutes=5)])
 def test_an_outcome_is_no_event(order: Order, declare: Declare, sentry: Events, outcome: Exception) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise outcome
-
-    fire(due(order, declare(Order, handler, name="decides")))
+    fire(due(order, declare(Order, raising(outcome), name="decides")))
     assert sentry == []
 
 
@@ -184,11 +166,8 @@ def test_an_event_of_a_batch_names_the_policy_and_then_each_timeout(declare: Dec
 def test_neither_data_of_the_object_nor_the_payload_is_in_an_event(
     declare: Declare, sentry: Events, settings: Settings
 ) -> None:
-    def fails_with(obj: Order, timeout: Timeout) -> None:
-        raise LookupError("card 4000")
-
     settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
-    policy = declare(Order, fails_with, name="fails", retry=dq.Retry.never())
+    policy = declare(Order, raising(LookupError("card 4000")), name="fails", retry=dq.Retry.never())
     fire(due(Order.objects.create(note="a secret note"), policy, payload={"iban": "DE00"}))
     [event] = sentry
     assert "card [card]" in str(event)

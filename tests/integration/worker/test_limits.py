@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core import checks
 from django.db import connection
+from pytest_django import Settings
 
 from django_delayq.conf import ConfigError
 from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
@@ -17,9 +18,6 @@ from django_delayq.monitoring import doctor
 from django_delayq.worker import Worker
 from django_delayq.worker.supervisor import default_count
 from tests.settings import POOL
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql" or bool(POOL), reason="of PostgreSQL, no pool")
