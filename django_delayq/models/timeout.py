@@ -10,6 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any, ClassVar, NoReturn, Self
 
 from django.contrib.contenttypes.fields import GenericForeignKey
@@ -360,6 +361,10 @@ class Timeout(models.Model):
     def time_left(self) -> timedelta:
         """Return the rest of its time, if its clock is stopped; nothing if it was stopped after its deadline."""
         return max(self.remaining or timedelta(0), timedelta(0))
+
+    def progress(self) -> Any:
+        """Return how much of its time it has used and has left: a `Progress` or None, see `get_progress`."""
+        return import_module("django_delayq").get_progress(self)  # which is above this room
 
     @property
     def is_computed(self) -> bool:

@@ -22,6 +22,7 @@ from django.db import DatabaseError, connections, transaction
 from django.db.models import CharField, Model, Q, QuerySet, TextField
 from django.utils.translation import gettext
 
+from django_delayq.arming.holding import Facts
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.routing import database_of
@@ -405,3 +406,14 @@ CONDITIONS: Final[dict[str, Callable[[Any], Q]]] = {
 `object` and `related` raise LookupError and ValueError as `about_related` does. `find_ids` and `where` depend on more
 than their value.
 """
+
+
+def most_used_first(ids: list[int], count: int) -> list[int]:
+    """Return `ids` with the first `count` of them sorted: those that have used most of their time come first.
+
+    The database cannot compare open hours, so that these rows and their objects are read.
+    """
+    rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids[:count]).defer("history", "payload")
+    facts = Facts(list(rows), rows.db, locks=False)
+    shares = {row.pk: progress.share for row in facts.rows if (progress := facts.progress(row))}
+    return sorted(ids[:count], key=lambda pk: shares.get(pk, -1.0), reverse=True) + ids[count:]

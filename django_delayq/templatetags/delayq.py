@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from django import template
@@ -74,7 +74,7 @@ def countdown(
         "left": gettext("{time} left"),
         "stopped": gettext("stopped, {time} left"),
         "rest_ms": str(1000 * (shown.seconds_left or 0)) if shown.is_stopped else "",
-        "rest": duration_label(max(shown.remaining or timedelta(0), timedelta(0))) if shown.is_stopped else "",
+        "rest": duration_label(shown.seconds_left or 0) if shown.is_stopped else "",
         "done": done or gettext("time is up"),
         "at_zero": at_zero,
         "sync": sync,
