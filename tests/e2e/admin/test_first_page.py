@@ -10,7 +10,7 @@ pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 FIRST_PAGE = "/admin/django_delayq/"
 TRIAL = "shop.trialmembership.notify_trial_expiry"
 OPENED = """

@@ -16,6 +16,8 @@ from tests.e2e.chaos.databases import Postgres
 from tests.e2e.chaos.run import run
 from tests.e2e.chaos.stage import Redis
 
+pytestmark = pytest.mark.dialect
+
 SECONDS = 30.0
 LEAST_TIMEOUTS = 40
 """A fiftieth of what two busy cores do in that time: so much happens beside any load."""

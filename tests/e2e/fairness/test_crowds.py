@@ -16,6 +16,7 @@ from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),

@@ -17,6 +17,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.django_db(transaction=True),

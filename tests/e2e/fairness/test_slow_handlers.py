@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Order, Parcel
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.django_db(transaction=True),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import redis
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
