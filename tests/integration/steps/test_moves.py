@@ -118,6 +118,19 @@ def test_a_round_that_its_condition_ended_continues_with_the_steps_that_have_not
     assert over(order) == "friendly firm"
 
 
+def test_a_step_that_ran_does_not_run_again_after_an_extension_and_a_payment_that_failed(policy: Any) -> None:
+    with at(0):
+        order = sent()
+    pass_steps(order, "firm:1", "friendly")
+    with at(12):
+        dq.extend_timeout(order, policy, days=7)
+        order.status = "paid"
+        order.save()
+        order.status = "unpaid"
+        order.save()
+    assert planned(order) == ("firm:1", 21, 21)
+
+
 def test_a_hold_within_the_grace_keeps_the_rest_of_the_grace(policy: Any) -> None:
     with at(0):
         order = sent()
