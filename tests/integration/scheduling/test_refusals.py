@@ -1,4 +1,4 @@
-"""A verb that raises says why, writes nothing, and leaves the caller's transaction usable, also on PostgreSQL."""
+"""A verb that raises names the reason, writes nothing, and leaves the transaction usable, also on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ REFUSED: Cases = {
     "sync a list of numbers": (TypeError, "not 7", lambda o: verbs.sync_timeouts([7])),
     "sync a number": (TypeError, "not 7", lambda o: verbs.sync_timeouts(7)),
     "pending of a number": (TypeError, "not 7", lambda o: verbs.pending_timeouts(7)),
-    "pending of a text": (TypeError, "not 'order'", lambda o: verbs.pending_timeouts("order")),
+    "pending of a string": (TypeError, "not 'order'", lambda o: verbs.pending_timeouts("order")),
     "pending of a class": (TypeError, "not the class int", lambda o: verbs.pending_timeouts(int)),
     "pending of an abstract model": (TypeError, "not the class Abstract", lambda o: verbs.pending_timeouts(Abstract)),
     "set the clock to a duration": (TypeError, "set to a datetime", lambda o: seam.set_to(timedelta(1)).__enter__()),

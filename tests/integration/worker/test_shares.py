@@ -50,12 +50,12 @@ SHARES: dict[str, tuple[dict[str, int], dict[str, int], list[str], dict[str, int
     "slow ones are left to others although other policies are quick": (
         {REMIND: 500, LINGER: 1}, {}, [REMIND, LINGER], {REMIND: 250, LINGER: 4},
     ),
-    "what is in flight takes room": ({}, {REMIND: 3}, [REMIND], {REMIND: 1}),
-    "what is in flight may take all of it": ({}, {REMIND: 4}, [REMIND], {}),
+    "running timeouts take room": ({}, {REMIND: 3}, [REMIND], {REMIND: 1}),
+    "running timeouts may take all of it": ({}, {REMIND: 4}, [REMIND], {}),
     "little room in a large backlog is not worth asking": ({REMIND: 400}, {REMIND: 301}, [REMIND], {}),
     "a quarter of it is": ({REMIND: 400}, {REMIND: 300}, [REMIND], {REMIND: 100}),
-    "equal shares": (EACH, {}, [*EACH], EACH),
-    "who has more than a share gets nothing": (EACH, {REMIND: 150}, [*EACH], {LINGER: 50, UNPAID: 50}),
+    "each the same number": (EACH, {}, [*EACH], EACH),
+    "one that has more than the others gets nothing": (EACH, {REMIND: 150}, [*EACH], {LINGER: 50, UNPAID: 50}),
     "what one does not use is for the others": ({REMIND: 400}, {}, [REMIND, LINGER], {REMIND: 200, LINGER: 4}),
     "one of which it has none is asked although there is no room": (
         {REMIND: 300}, {REMIND: 300}, [REMIND, LINGER], {LINGER: 1},
