@@ -13,16 +13,16 @@ demo: ## Watch a shop whose orders cancel themselves (ORDERS=... REVIEWS=... for
 	@$(PYTHON) tools/environment.py demo
 	@$(BIN)/python example_project/demo.py
 
-check: ## Before each commit: style, types, unit tests, and a sample of the others on SQLite; some minutes
+check: ## Before each commit: style, types, and the tests that are not slow, on SQLite; four minutes
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/suite.py check
 
-test: ## Set up, then run all tests on SQLite, and what depends on it, with a sample of the others, on each other database (STAGES="lint sqlite": only these)
+test: ## Set up, then run all tests on SQLite, and on each server those marked dialect (STAGES="lint sqlite": only these)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py $(STAGES)
 
-test-all: ## As test, with all tests on each database, and on another day: in a month, on a 29 February, ... (DAY=leap)
-	@WHOLE=1 DELAYQ_TEST_DAY=$(or $(DAY),drawn) $(MAKE) --no-print-directory test
+test-all: ## All tests on each database, and on the newest Python and Django (DAY=leap: as if it were the next 29 February)
+	@DELAYQ_TEST_DAY=$(DAY) $(MAKE) --no-print-directory test STAGES="all $(STAGES)"
 
 oracle: ## The tests that a change of the structure must leave as they are, on every database this machine has
 	@$(PYTHON) tools/environment.py test

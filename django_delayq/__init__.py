@@ -6,12 +6,14 @@ All public names except the model are imported from here. They are resolved on f
 
 from __future__ import annotations
 
-from importlib import import_module
+import importlib.metadata
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0.dev1"
+# The build computes it from the commit. A copy that was not installed has none.
+__version__ = next((found.version for found in importlib.metadata.distributions(name="django-delayq")), "0.0")
 
 if TYPE_CHECKING:
+    from django_delayq.arming.holding import Progress as Progress
     from django_delayq.arming.receivers import ArmingManager as ArmingManager
     from django_delayq.arming.receivers import ArmingQuerySet as ArmingQuerySet
     from django_delayq.arming.sync import sync_timeouts as sync_timeouts
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.queries import Deadline as Deadline
     from django_delayq.scheduling.queries import aget_deadline as aget_deadline
     from django_delayq.scheduling.queries import get_deadline as get_deadline
+    from django_delayq.scheduling.queries import get_progress as get_progress
     from django_delayq.scheduling.queries import pending_timeouts as pending_timeouts
     from django_delayq.scheduling.single import acancel_timeout as acancel_timeout
     from django_delayq.scheduling.single import aextend_timeout as aextend_timeout
@@ -97,12 +100,13 @@ _NAMES = {
     "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
     "scheduling.errors": "DeadlinePassed DeadlineUndecided ExtensionLimit NotWaiting TimeoutConflict",
     "scheduling.by_hand": "ahold_timeout aresume_timeout hold_timeout resume_timeout",
-    "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
+    "scheduling.queries": "Deadline aget_deadline get_deadline get_progress pending_timeouts",
     "signals": (
         "policy_paused timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_held timeout_rescheduled "
         "timeout_resumed timeout_scheduled timeout_skipped"
     ),
     "scheduling.story": "Story explain_timeout",
+    "arming.holding": "Progress",
     "arming.receivers": "ArmingManager ArmingQuerySet",
     "arming.sync": "sync_timeouts",
 }
@@ -114,13 +118,10 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - computed once from the table above, 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is
 
     def __getattr__(name: str) -> object:
-        home = _HOMES.get(name)
-        if home is None:
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = import_module(f"{__name__}.{home}")
-        value = module if home.endswith(f".{name}") else getattr(module, name)
-        globals()[name] = value
-        return value
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        return globals().setdefault(name, module if module.__name__.endswith(f".{name}") else getattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import sampling
 from tools import processes
 from tools.servers import PgbouncerServer
 
@@ -25,28 +24,9 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.fixtures"]
+pytest_plugins = ["tests.support.fixtures", "tests.support.left_out"]
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are not in the sample, if `DELAYQ_TEST_SAMPLE` or `DELAYQ_TEST_CASES` asks for one."""
-    kept = {item.nodeid for item in items}
-    if sampling.SHARE:
-        database = os.environ.get("DELAYQ_TEST_DB", "sqlite")
-        always = sampling.SQLITE if database == "sqlite" else sampling.DIALECT
-        browser, real_orders = (
-            {item.nodeid for item in items if item.get_closest_marker(mark)} for mark in ("browser", "real_orders")
-        )
-        only_threads = database != "postgresql"
-        kept = sampling.sample(kept - browser, sampling.SHARE, always=always, only_threads=only_threads)
-        kept |= real_orders | sampling.sample(browser, "2")
-    if sampling.CASES:
-        kept &= sampling.sample_cases([item.nodeid for item in items], sampling.CASES)
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
-        items[:] = [item for item in items if item.nodeid in kept]
 
 
 def pytest_collection_finish() -> None:

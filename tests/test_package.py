@@ -13,7 +13,7 @@ PROMISED = """
     timeout_policy TimeoutPolicy register_policy get_policy get_policies
     schedule_timeout cancel_timeout before_deadline reschedule_timeout extend_timeout
     pending_timeouts schedule_timeouts cancel_timeouts extend_timeouts reschedule_timeouts sync_timeouts
-    get_deadline explain_timeout Deadline TimeoutRelation
+    get_deadline get_progress Progress explain_timeout Deadline TimeoutRelation
     aschedule_timeout acancel_timeout areschedule_timeout aextend_timeout aget_deadline
     DelayqError PolicyError DeadlinePassed UnknownPolicy TimeoutConflict InvalidDelay InvalidPayload ExtensionLimit
     Snooze Skip GiveUp Retry

@@ -2,7 +2,7 @@
 
     DELAYQ_TEST_DAY=460d make test                  the suite in fifteen months
     DELAYQ_TEST_DAY=leap make test STAGES=sqlite    on the next 29 February
-    DELAYQ_TEST_DAY=drawn make test-all             on one of DAYS; `make test-all` does that by itself
+    make test-all DAY=back                          everything, in the hour in which Europe's clocks are set back
 
 A test that contains a date passes on the day on which it was written, and fails weeks later, on every machine at once.
 The servers move too: a database that is a month behind its clients is a fault, which has tests of its own, and not
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import calendar
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -56,7 +55,7 @@ DAYS: Mapping[str, Callable[[datetime], datetime]] = {
 
 
 def environment_of(day: str, folder: Path) -> dict[str, str]:
-    """Return the variables that move a process to `day`, one of `DAYS` or `drawn`; none if it is empty or set already.
+    """Return the variables that move a process to `day`, one of `DAYS`; none if it is empty or set already.
 
     The library is built in `folder`, for which a C compiler is needed. Linux with glibc only.
 
@@ -65,17 +64,16 @@ def environment_of(day: str, folder: Path) -> dict[str, str]:
     """
     if not day or os.environ.get(OFFSET):
         return {}
-    name = random.choice(sorted(DAYS)) if day == "drawn" else day
-    if name not in DAYS:
-        raise NotMoved(f"{DAY} = {day!r} is not one of {', '.join(DAYS)}, drawn.")
+    if day not in DAYS:
+        raise NotMoved(f"{DAY} = {day!r} is not one of {', '.join(DAYS)}.")
     now = datetime.now(UTC)
-    moment = DAYS[name](now)
+    moment = DAYS[day](now)
     library = folder / "moved_clock.so"
     built = subprocess.run(
         ["gcc", "-O2", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl", "-lpthread"], capture_output=True, check=False
     )
     if built.returncode != 0:
         raise NotMoved(f"{SOURCE.name} could not be built: {built.stderr.decode(errors='replace')}")
-    print(f"servers: this run begins on {moment:%A %Y-%m-%d %H:%M} UTC ({DAY}={name})", file=sys.stderr, flush=True)
+    print(f"servers: this run begins on {moment:%A %Y-%m-%d %H:%M} UTC ({DAY}={day})", file=sys.stderr, flush=True)
     preloaded = " ".join(filter(None, [os.environ.get("LD_PRELOAD", ""), str(library)]))
     return {"LD_PRELOAD": preloaded, OFFSET: str(round((moment - now).total_seconds()))}

@@ -1,7 +1,8 @@
-"""Run the whole suite in stages, and end with a list of the stages that ran and those that were left out.
+"""Run the suite in stages, and end with a list of the stages that ran, and of the tests that were left out.
 
-    python3 tests/servers.py run -- .venv/bin/python tools/suite.py            everything
-    python3 tests/servers.py run -- .venv/bin/python tools/suite.py lint       one stage; more may be named
+    python3 tests/servers.py run -- .venv/bin/python tools/suite.py            all on SQLite, `dialect` on each server
+    python3 tests/servers.py run -- .venv/bin/python tools/suite.py all        everything everywhere
+    python3 tests/servers.py run -- .venv/bin/python tools/suite.py lint       one stage, or several; also with `all`
 
 Two lanes run side by side. Tests that compute run in one of them, at a lower priority; tests that start processes, and
 mostly wait, run in the other one. So neither core is idle, and no process waits long for a core. When the second lane
@@ -13,20 +14,23 @@ A failed stage does not stop the next one: a formatting slip should not hide a f
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a script, from this folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tools.guarantees import read_results
+from tools.moved_clock import DAY, DAYS
 from tools.newest import find_python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,39 +42,13 @@ NICENESS = "5"
 MINUTE = 60
 THREADS = "tests/integration/worker"
 PROCESSES = ("tests/e2e", "tests/shop")
-WORDS = tuple(f"{room}/test_{what}" for room in ("admin", "rest") for what in ("languages", "untranslated"))
-"""Which words a page has: no database, replica or release of Python decides it, so SQLite answers for all."""
-PLANS = tuple(f"{room}/test_query_plans" for room in ("admin", "operations", "rest", "scheduling"))
-DATABASES_ONLY = (
-    *("commands/test_status_and_doctor", "rest/test_contract"),
-    *(f"firing/test_{name}" for name in ("crashes", "time_limit", "time_limit_races")),
-    *(f"matrix/test_{name}" for name in ("conditions", "keys", "keys_shown", "keys_swapped_user")),
-    *PLANS,
-    *WORDS,
+PLANS = tuple(
+    f"tests/integration/{room}/test_query_plans.py" for room in ("admin", "operations", "rest", "scheduling", "worker")
 )
-"""Neither replicas nor a newer Python change them: query plans and words, processes and races between threads, forms of
-conditions and types of keys, and requests, commands and faults at random."""
-ROOMS_OF_PYTHON = (
-    *("admin", "arming", "commands", "firing", "ledger", "matrix", "metrics"),
-    *("rest", "routers", "scheduling", "templates"),
-)
-"""What calls Python and Django directly. Operations and the sweep are built on it, and the engine on redis-py alone, of
-which one module is enough."""
-NOT_OF_ROUTERS = ("firing", "matrix")
-"""What a firing reads: the workers in threads, which run behind the replica too, read it in the same statements."""
-NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "connections", "transfer", "urls"))
-"""Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""
-NOT_OF_MARIADB = ("matrix/test_keys_shown", "rest/test_contract", *WORDS)
-"""Types of keys on pages, and requests at random: they ran on PostgreSQL and SQLite, in the same statements."""
-NOT_OF_THREADS = ("executors", "rates", "remote")
-"""Tests of workers that mostly wait for handlers: replicas and larger pools do not change their results."""
-NOT_OF_CONNECTIONS = (*NOT_OF_THREADS, "installation", "limits", "long_runs", "query_plans", "shares")
-"""Others that no kind of connection changes: they run with the smallest pool."""
-WORKERS_OF_ONE_DATABASE = (
-    *("crashes/test_installation.py", "crashes/test_supervisor.py", "deployments/test_closed_streams.py"),
-    *("executors", "fairness", "guard_rails", "operations"),
-)
-"""Tests of processes whose statements the integration tests run on each database: PostgreSQL's stage runs them."""
+NOT_OF_REPLICAS = (*PLANS, "tests/integration/firing", "tests/integration/matrix")
+"""No replica changes a query plan or the type of a key. What a firing reads, the workers in threads read, too."""
+NOT_OF_CONNECTIONS = tuple(f"{THREADS}/test_{name}.py" for name in ("locked_ledger", "query_plans"))
+"""No kind of connection changes them."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -81,19 +59,11 @@ NO_SECOND_RUN = (
     "tests/e2e/races",
     "tests/engine/test_invariants.py",
     "tests/engine/test_model.py",
-    "tests/engine/test_random_faults.py",
 )
 """One failure here in a hundred runs is a defect: these tests provoke what happens rarely."""
 Command = Sequence[str]
-WHOLE = bool(os.environ.get("WHOLE"))
-"""Whether no test is left to another day, as in `make test-all`: see `tests/sampling.py`."""
-PARTS = {"postgresql": 1, "mariadb": 2, "connections": 3, "routers": 4, "newest": 5}
-"""Which tests a stage has, of six parts, beside those that depend on the database."""
-CASES: Command = () if WHOLE else ("DELAYQ_TEST_CASES=0/3",)
-TURN: Command = () if WHOLE else ("DELAYQ_TEST_SAMPLE=0/6",)
-"""Tests with processes that SQLite's stage has; other databases have other parts."""
-FAST = {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_SAMPLE": "8"}
-"""Of `make check`: what two cores run in less than five minutes."""
+EVERYTHING = "all"
+SCHEMA, TEMPLATES = ("check-jsonschema", "--builtin-schema"), ".github/ISSUE_TEMPLATE"
 LINT: Sequence[Command] = (
     ("ruff", "check"),
     ("ruff", "format", "--check"),
@@ -101,11 +71,19 @@ LINT: Sequence[Command] = (
     ("mypy", "--config-file", "example_project/mypy.ini"),
     ("lint-imports",),
     ("django-admin", "makemigrations", "--check", "--dry-run"),
+    (*SCHEMA, "vendor.github-workflows", ".github/workflows/tests.yml", ".github/workflows/matrix.yml"),
+    (*SCHEMA, "vendor.github-issue-forms", f"{TEMPLATES}/defect.yml", f"{TEMPLATES}/proposal.yml"),
+    (*SCHEMA, "vendor.github-issue-config", f"{TEMPLATES}/config.yml"),
+    ("zizmor", "--offline", "--quiet", ".github"),
     ("sphinx-build", "-W", "--keep-going", "-q", "-d", "build/doctrees", "docs", "build/docs"),
 )
 LINT_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.settings"}
-NO_BROWSER: Command = ("-m", "not browser")
+NO_RECORDED_ORDERS = "not real_orders"
+"""They take minutes, and are replayed once."""
+NO_BROWSER = f"not browser and {NO_RECORDED_ORDERS}"
 """Pages are the same on each database."""
+LEFT_OUT = "DELAYQ_TEST_DESELECTED"
+"""Names the file into which `tests/support/left_out.py` writes the tests that marks leave out."""
 MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "6", "--workers", "1")
 REAL_ORDERS: Command = ("pytest", "-m", "real_orders", "tests/shop")
 
@@ -149,7 +127,8 @@ class Job:
         self.stage = stage
         self.computes = computes
         self.results = RESULTS / f"{stage.name}-{number}.xml"
-        self.environment = {**os.environ, **stage.environment, "PYTHONPATH": PYTHONPATH}
+        self.left_out = self.results.with_suffix(".left-out")
+        self.environment = {**os.environ, **stage.environment, "PYTHONPATH": PYTHONPATH, LEFT_OUT: str(self.left_out)}
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # some 100 processes would compile all tests
         while "=" in command[0]:  # as in a shell
             name, _, value = command[0].partition("=")
@@ -211,99 +190,107 @@ class Job:
         return int(process.returncode)
 
 
-def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
+def _computing(*paths: str, marks: str = "", ignored: Command = ()) -> Command:
     """Return the command for tests that compute: with more processes than cores they would get in each other's way."""
-    return ["pytest", "-n", WORKERS, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
+    return ["pytest", "-n", WORKERS, "-m", marks, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
-def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
-    """Return the commands for workers in threads, and for what starts and kills processes of its own.
+def _in_threads(marks: str = "", ignored: Command = ()) -> Command:
+    """Return the command for workers in threads of the test. They mostly wait, so twice as many run at a time."""
+    return ["pytest", "-n", IN_THREADS, "-m", marks, *_ignore(ignored), THREADS]
 
-    The workers in threads mostly wait, so twice as many run at a time. More than three files of the other kind at
-    a time would fill the machine with workers, servers and browsers.
+
+def _in_processes(marks: str) -> Command:
+    """Return the command for tests that start and kill processes.
+
+    More than three files at a time would fill the machine with workers, servers and browsers.
     """
-    marks = "not real_orders" if browser else "not real_orders and not browser"
-    return [
-        ["pytest", "-n", IN_THREADS, "-m", marks, *([] if browser else _ignore(NOT_OF_DATABASES)), THREADS],
-        ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *_ignore(ignored), *PROCESSES],
-    ]
-
-
-def _processes(*names: str) -> list[str]:
-    return [f"tests/e2e/{name}" for name in names]
-
-
-def _threads(*names: str) -> list[str]:
-    return [f"{THREADS}/test_{name}.py" for name in names]
+    return ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *PROCESSES]
 
 
 def _ignore(paths: Sequence[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
-def _repeated(stage: str) -> dict[str, str]:
-    """Return the environment of a stage beside SQLite's: one test in six, and all that depend on the database.
+def _stages(*, everything: bool = False) -> list[Stage]:
+    """Return all stages. Their order is that within each lane; the two stages of one server are far from each other.
 
-    Of tests with many cases, it has other ones than SQLite's stage; there they are a third, too.
+    `everything`: on servers and connections all tests run that may, otherwise those marked `dialect`.
     """
-    part = PARTS[stage]
-    return {} if WHOLE else {"DELAYQ_TEST_SAMPLE": f"{part}/6", "DELAYQ_TEST_CASES": f"{part % 3}/3"}
-
-
-def _stages() -> list[Stage]:
-    """Return all stages. Their order is that within each lane; the two stages of one server are far from each other."""
-    ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
-    rooms = ["tests/unit", "tests/engine/test_engine.py", *(f"tests/integration/{room}" for room in ROOMS_OF_PYTHON)]
-    _, *newest = _computing(*rooms, options=NO_BROWSER, ignored=ignored)
-    in_threads, in_processes = _waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE))
+    marks = NO_BROWSER if everything else f"dialect and {NO_BROWSER}"
     return [
-        Stage("lint", "style, types, imports, migrations, docs", LINT, environment=LINT_SETTINGS),
+        Stage("lint", "style, types, imports, migrations, workflow files, docs", LINT, environment=LINT_SETTINGS),
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of both mutation gates",
-            [[*CASES, *_computing("tests")]],
-            [[*CASES, *in_threads], [*CASES, *TURN, *in_processes], MUTANTS],
+            [_computing("tests")],
+            [_in_threads(), _in_processes(NO_RECORDED_ORDERS), MUTANTS],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_MUTANTS_STEP": "5"},
         ),
-        _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
-        _routers(),
+        _on_server("postgresql", "what depends on the database, on PostgreSQL", "psycopg", marks),
+        Stage(
+            "routers",
+            "decisions and answers behind a replica that is always stale, on SQLite",
+            [_computing("tests/integration", marks=marks, ignored=() if everything else NOT_OF_REPLICAS)],
+            [_in_threads(marks, NOT_OF_CONNECTIONS)],
+            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
+        ),
         Stage(
             "newest",
-            "unit tests and most of integration on the newest Python and Django, on SQLite",
+            "unit and integration tests on the newest Python and Django, on SQLite",
             (),
-            [["newest", *newest]],  # it computes, but the other lane has room for it
-            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single", **_repeated("newest")},
+            [["newest", *_computing("tests/unit", "tests/integration", marks=NO_BROWSER)[1:]]],
+            {"DELAYQ_TEST_DB": "sqlite"},
             is_optional=True,
+            is_on_demand=not everything,
         ),
-        _on_server("mariadb", "what touches the database, on MariaDB (server at +08:00)", "MySQLdb", alone=True),
-        _connections(),
+        _on_server("mariadb", "what depends on the database, on MariaDB (at +08:00)", "MySQLdb", marks, alone=True),
+        _connections(marks),
         Stage(
             "check",
-            "style and types, unit tests, the docs, and one in eight of the other tests, on SQLite",
-            [_computing("tests/unit", "tests/typing"), _computing("tests", options=NO_BROWSER, ignored=["tests/unit"])],
-            [*LINT[:3], LINT[4], ["pytest", "-n", IN_THREADS, THREADS]],
-            FAST,
+            "style and types, and the tests that are not slow, on SQLite",
+            [["pytest", "-n", WORKERS, "-m", f"not slow and {NO_BROWSER}", *_ignore([THREADS]), "tests"]],
+            [*LINT[:3], LINT[4], _in_threads("not slow")],
+            {"DELAYQ_TEST_DB": "sqlite"},
             is_on_demand=True,
         ),
         *(_oracle(name) for name in ("sqlite", "postgresql", "mariadb")),
     ]
 
 
-def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> Stage:
-    """Return the stage of the tests that touch the database, on a server."""
-    ignored = [f"tests/integration/{name}.py" for name in (NOT_OF_MARIADB if name == "mariadb" else WORDS)]
-    processes = _processes(*WORKERS_OF_ONE_DATABASE) if name == "mariadb" else []
+def _on_server(name: str, words: str, module: str, marks: str, *, alone: bool = False) -> Stage:
+    """Return the stage of the tests that depend on the database, on a server."""
     # Made-up orders are replayed on each database. Recorded ones need minutes: once, with prepared statements.
     real_orders = [["DELAYQ_TEST_BINDING=server", *REAL_ORDERS]] if name == "postgresql" else []
     return Stage(
         name,
         words,
-        [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [*_waiting(browser=False, ignored=processes), *real_orders],
-        {"DELAYQ_TEST_DB": name, **_repeated(name)},
+        [_computing("tests/integration", marks=marks)],
+        [_in_threads(marks), _in_processes(marks), *real_orders],
+        {"DELAYQ_TEST_DB": name},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
         alone=alone,
+    )
+
+
+def _connections(marks: str) -> Stage:
+    """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
+    processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
+    in_threads = _in_threads(marks, NOT_OF_CONNECTIONS)
+    return Stage(
+        "connections",
+        "workers with pools of several sizes, with prepared statements, and through PgBouncer",
+        (),
+        [
+            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=2", *in_threads],
+            ["DELAYQ_TEST_POOL=true", "pytest", "-n", "2", *processes],
+            ["DELAYQ_TEST_POOLER=pgbouncer", *in_threads],
+            ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
+        ],
+        {"DELAYQ_TEST_DB": "postgresql"},
+        needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
+        needs_module="psycopg_pool",
     )
 
 
@@ -313,53 +300,16 @@ def _oracle(name: str) -> Stage:
     They see the package from outside: processes, pages, query plans, and the engine beside its model.
     """
     is_first = name == "sqlite"
-    plans = [f"tests/integration/{path}.py" for path in PLANS] + _threads("query_plans")
     model = ["tests/engine/test_model.py"] if is_first else []
-    ignored = [] if name == "postgresql" else _processes(*WORKERS_OF_ONE_DATABASE)
-    *_, processes = _waiting(browser=is_first, ignored=ignored)
     return Stage(
         f"oracle-{name}",
         "what a change of the structure must not change",
-        [["pytest", "-n", WORKERS, *NO_BROWSER, *model, *plans]],
-        [processes],
+        [["pytest", "-n", WORKERS, *model, *PLANS]],
+        [_in_processes(NO_RECORDED_ORDERS if is_first else NO_BROWSER)],
         {"DELAYQ_TEST_DB": name},
         needs_variable=None if is_first else f"DELAYQ_TEST_{name.upper()}_URL",
         alone=name == "mariadb",
         is_on_demand=True,
-    )
-
-
-def _routers() -> Stage:
-    """Return the stage in which a replica that is always stale answers each read that does not name the writer."""
-    ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
-    ignored += [f"tests/integration/{room}" for room in NOT_OF_ROUTERS]
-    return Stage(
-        "routers",
-        "decisions and answers behind a replica that is always stale, on SQLite",
-        [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), *_ignore(_threads(*NOT_OF_THREADS)), THREADS]],
-        {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica", **_repeated("routers")},
-    )
-
-
-def _connections() -> Stage:
-    """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
-    processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), THREADS]
-    most = [*in_threads, *_ignore(_threads(*NOT_OF_CONNECTIONS))]
-    return Stage(
-        "connections",
-        "workers with pools of several sizes, with prepared statements, and through PgBouncer",
-        (),
-        [
-            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=2", *in_threads],
-            ["DELAYQ_TEST_POOL=true", "pytest", "-n", "2", *processes],
-            ["DELAYQ_TEST_POOLER=pgbouncer", *most],
-            ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
-        ],
-        {"DELAYQ_TEST_DB": "postgresql", **_repeated("connections")},
-        needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
-        needs_module="psycopg_pool",
     )
 
 
@@ -402,42 +352,73 @@ def _run_lanes(jobs: Sequence[Job]) -> None:
 
 
 def run(names: Sequence[str]) -> int:
-    """Run the stages called `names`, or all but those on demand; return the exit code and print what happened."""
-    stages = _stages()
+    """Run the stages called `names`, or all but those on demand; return the exit code and print what happened.
+
+    The name `all` does not select stages: it lets each of them run all of its tests.
+    """
+    stages = _stages(everything=EVERYTHING in names)
+    names = [name for name in names if name != EVERYTHING]
     if unknown := set(names) - {stage.name for stage in stages}:
         print(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in stages)}")
         return 2
     wanted = [stage for stage in stages if (stage.name in names if names else not stage.is_on_demand)]
-    left_out = {stage.name: lacking for stage in wanted if (lacking := stage.lacking())}
+    missing = {stage.name: lacking for stage in wanted if (lacking := stage.lacking())}
     RESULTS.mkdir(exist_ok=True)
     UNSTEADY.unlink(missing_ok=True)
     for stage in wanted if names else stages:  # results of an earlier run must not pass for those of this one
         for file in RESULTS.glob(f"{stage.name}-*"):
             file.unlink()
     began = time.monotonic()
-    jobs = _jobs([stage for stage in wanted if stage.name not in left_out])
+    jobs = _jobs([stage for stage in wanted if stage.name not in missing])
     _run_lanes(jobs)
     lines: list[str] = []
-    failed = any(os.environ.get("CI") == "true" for stage in wanted if stage.name in left_out and not stage.is_optional)
+    failed = any(os.environ.get("CI") == "true" for stage in wanted if stage.name in missing and not stage.is_optional)
     for stage in wanted:
-        if stage.name in left_out:
-            lines.append(f"left out  {stage.name}: {left_out[stage.name]}")
+        if stage.name in missing:
             continue
         own = [job for job in jobs if job.stage is stage]
         passed = all(job.passed for job in own)
         failed |= not passed
         lines.append(f"{'passed' if passed else 'FAILED':9} {stage.name}: {stage.words} ({_total(own)})")
-    lines += [f"left out  {missing}" for missing in os.environ.get("DELAYQ_TEST_LEFT_OUT", "").splitlines()]
     if UNSTEADY.exists():
         lines += [f"UNSTEADY  {line}: failed, then passed alone" for line in UNSTEADY.read_text().splitlines()]
+    omitted = [f"{name}: {lacking}" for name, lacking in missing.items()]
+    omitted += os.environ.get("DELAYQ_TEST_LEFT_OUT", "").splitlines()
+    omitted += [*_left_out(jobs), *([] if names else _left_out_of_all(stages))]
     print(
         "\n=== summary",
         *lines,
+        *(f"left out  {line}" for line in omitted),
         f"in all {_clock(time.monotonic() - began)}, CPU {_clock(sum(job.cpu_seconds for job in jobs))}",
         sep="\n",
         flush=True,
     )
     return 1 if failed else 0
+
+
+def _left_out(jobs: Sequence[Job]) -> Iterator[str]:
+    """Yield for each stage how many tests of each room its marks left out; a file has their names."""
+    for stage, own in itertools.groupby(sorted(jobs, key=lambda job: job.stage.name), key=lambda job: job.stage):
+        files = [job.left_out for job in own if job.left_out.exists()]
+        if names := sorted({name for file in files for name in file.read_text(encoding="utf-8").splitlines()}):
+            file = RESULTS / f"{stage.name}-left-out.txt"
+            file.write_text("\n".join(names), encoding="utf-8")
+            rooms = Counter("/".join(name.partition("::")[0].split("/")[1:-1]) for name in names)
+            most = ", ".join(f"{room or 'tests'} {count}" for room, count in sorted(rooms.items()))
+            yield f"{stage.name}: {len(names)} tests ({most}), see {file.parent.name}/{file.name}"
+
+
+def _left_out_of_all(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield what no stage of this run has: tests that were skipped wherever they ran, and other commands."""
+    for name, outcomes in sorted(read_results(RESULTS).items()):
+        if not any(cases["passed"] or cases["failed"] for cases in outcomes.values()):
+            yield f"everywhere: {name} was skipped on {', '.join(sorted(outcomes))}"
+    for stage in stages:
+        if stage.name == "newest" and stage.is_on_demand:
+            yield f"{stage.name}: {stage.words}: make test-all"
+    yield "mutants: all but a sample of the faults: make mutants"
+    if not os.environ.get(DAY):
+        yield f"days: {', '.join(DAYS)}: make test-all DAY=..."
 
 
 def _total(jobs: Sequence[Job]) -> str:

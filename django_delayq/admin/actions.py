@@ -6,9 +6,10 @@ Only a POST of such a page changes anything. Changes are written to Django's adm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin import AdminSite, ModelAdmin, action, site
@@ -19,27 +20,31 @@ from django.db.models import Exists, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 from django.views.generic import FormView
 
 from django_delayq import operations
 from django_delayq.admin import forms, render
 from django_delayq.admin.changelist import address, named, object_column, visible_rows
+from django_delayq.conf import get_settings
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.locking import with_keys
+from django_delayq.ledger.rollups import OVERDUE
 from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.search import NOTHING, count_each
 from django_delayq.ledger.subjects import about_objects, about_outer_row, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import whatif
 from django_delayq.monitoring.reports import MAX_READ
-from django_delayq.monitoring.snapshot import Obstacle
+from django_delayq.monitoring.snapshot import Obstacle, workers_alive
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.previews import Preview
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
-from django_delayq.policy.policies import registry
+from django_delayq.policy.policies import TimeoutPolicy, registry
+from django_delayq.sql.now import database_now
 from django_delayq.times.lengths import duration_label
 
 MAX_ROWS: Final = 1_000
@@ -50,12 +55,6 @@ MAX_IDS_SHOWN: Final = 10
 """A message is kept in a cookie, which holds 4 KB."""
 MOVING: Final = frozenset(("postpone", "reschedule", "hold", "resume"))
 """The operations that move deadlines, but not the columns of objects that deadlines may follow."""
-POLICIES_OPERATIONS: Final = {
-    "pause": gettext_lazy("Pause these policies?"),
-    "hold": gettext_lazy("Hold these policies?"),
-    "resume": gettext_lazy("Resume these policies?"),
-}
-"""The operations that the page of policies offers for several of them, with their questions."""
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -108,20 +107,47 @@ def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[st
     ]
 
 
-def banners(request: HttpRequest, site: AdminSite, found: Iterable[Obstacle]) -> list[dict[str, Any]]:
-    """Return what a page shows of the reasons why nothing fires; for a stopped policy with the address that resumes it.
+def banners(
+    request: HttpRequest, site: AdminSite, found: Iterable[Obstacle], labels: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return what a page shows of the reasons why nothing fires, or fires late, with the address that helps.
 
-    It makes a query only if a policy is stopped.
+    `labels`: the policies of the page, by present or former labels; None: all.
     """
-    found, may_resume, shown = list(found), POLICY_OPERATIONS["resume"].is_permitted(request.user), []
-    stops = {state.label: state for state in policy_states(database_of(Timeout))} if any(x.by for x in found) else {}
+    operation, shown, using = POLICY_OPERATIONS["resume"], list[dict[str, Any]](), database_of(Timeout)
+    stops = {state.label: state for state in policy_states(using)}
     for obstacle in found:
         state = stops.get(obstacle.policy)
-        may_resume_it = may_resume and state is not None and POLICY_OPERATIONS["resume"].fits(state)
+        may_resume_it = state is not None and operation.is_permitted(request.user) and operation.fits(state)
         resume = address(site, "policycontrol_operate", obstacle.policy, "resume") if may_resume_it else ""
         text = str(obstacle) if state is None else render.stop(state)
-        shown.append({"obstacle": obstacle, "text": text, "address": resume})
-    return [*clock_banners(), *shown]
+        shown.append({"obstacle": obstacle, "text": text, "address": resume, "label": operation.label})
+    running = (state.policy for state in stops.values() if not state.is_stopped)
+    policies = [policy for policy in running if labels is None or not set(labels).isdisjoint(policy.labels)]
+    late = [*_redis_banners(using), *_backlog(request, site, policies, using)] if policies else []
+    return [*clock_banners(), *late, *shown]
+
+
+def _redis_banners(using: str) -> list[dict[str, Any]]:
+    """Return what a page shows if workers do not reach the Redis that is configured."""
+    workers = [] if get_settings().redis is None else workers_alive(using)
+    without = [worker for worker in workers if not worker.uses_redis]
+    words = _("Workers that do not reach Redis, and read due timeouts from the database once a second: {n} of {count}.")
+    return [{"text": words.format(n=len(without), count=len(workers))}] if without else []
+
+
+def _backlog(request: HttpRequest, site: AdminSite, policies: list[Any], using: str) -> list[dict[str, Any]]:
+    """Return what a page shows if timeouts of `policies`, none of which is stopped, were due a minute ago."""
+    rows = visible_rows(request, site).using(using).pending().filter(run_at__lte=database_now(using) - OVERDUE)
+    rows = rows.order_by("policy", "state", "run_at", "id")
+    counts = count_each({label: rows.filter(policy=label) for each in policies for label in each.labels}, using)
+    if not (overdue := sum(counts.values(), NOTHING)).value:
+        return []
+    asked = {"due": "overdue", **({"policy": policies[0].label} if len(policies) == 1 else {})}
+    listed = address(site, "timeout_changelist") if request.user.has_perm("django_delayq.view_timeout") else ""
+    link = f"{listed}?{urlencode(asked)}" if listed else ""
+    words = _("Timeouts that have been due for more than a minute: {n}.")
+    return [{"text": words.format(n=overdue), "address": link, "label": _("Show")}]
 
 
 def clock_banners() -> list[dict[str, Any]]:
@@ -142,8 +168,9 @@ class OperationView(FormView):  # type: ignore[type-arg]
     site: AdminSite = site
     template_name = "admin/django_delayq/operate.html"
     form_class = forms.OperationForm
+    model: Any = PolicyControl
     operation: Operation
-    button = ""
+    button = back = ""
     is_offered = True
     """The operation would change something."""
 
@@ -166,6 +193,9 @@ class OperationView(FormView):  # type: ignore[type-arg]
             own["brakes"] = [(each, address(self.site, "policycontrol_operate", each, "brake")) for each in braked]
         own["delayq_banners"], own["is_offered"] = clock_banners(), self.is_offered
         own["button"] = self.button or self.operation.button_for()
+        own |= {"opts": self.model._meta, "list": self.listed, "back": self.back or self.listed}
+        if self.operation.name in MOVING and self.operation.parameters:  # a pause moves nothing
+            own["expected"] = render.followed_columns(self.policies())
         return super().get_context_data(**self.site.each_context(self.request), **{**own, **kwargs})
 
     def form_valid(self, form: forms.OperationForm) -> HttpResponse:
@@ -180,8 +210,17 @@ class OperationView(FormView):  # type: ignore[type-arg]
             form.add_error(None, str(error))
             return self.form_invalid(form)
 
+    @property
+    def listed(self) -> str:
+        """The address of the list that leads to the page, and to which it leads back."""
+        return address(self.site, f"{self.model._meta.model_name}_changelist")
+
     def act(self, form: forms.OperationForm) -> HttpResponse:
         """Run the operation. DelayqError and ValueError are shown on the page."""
+        raise NotImplementedError
+
+    def policies(self) -> Iterable[TimeoutPolicy[Any]]:
+        """Return the policies whose timeouts it concerns."""
         raise NotImplementedError
 
     def previews(self, **arguments: Any) -> dict[str, Preview]:
@@ -209,8 +248,8 @@ class TimeoutOperationView(OperationView):
     A list's action passes `ids` and `back`, the address to return to. Otherwise the request has both.
     """
 
+    model = Timeout
     ids: Sequence[int] = ()
-    back = ""
     is_asked = False
     """The request is of a list, and asks for the page."""
 
@@ -223,7 +262,7 @@ class TimeoutOperationView(OperationView):
             self.ids, self.back = ids_of(given.get("ids", "").split(",")[:MAX_ROWS]), given.get("back", "")
         hosts = {request.get_host()}
         if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
-            self.back = address(self.site, "timeout_changelist")
+            self.back = ""
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
@@ -236,26 +275,18 @@ class TimeoutOperationView(OperationView):
         return {"operation": self.operation} if self.is_asked else super().get_form_kwargs()
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        expected = list[str]()
         column = object_column(self.request, self.site)
         listed = self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
         rows = [
             {"row": row, "object": column(row), "state": render.badge(row), "deadline": render.deadline(row)}
             for row in named(listed, self.request.user)
         ]
-        if self.operation.name in MOVING:
-            labels = self.rows.order_by("policy").values_list("policy", flat=True).distinct()
-            expected += render.followed_columns(filter(None, map(registry.get, labels)))
         return super().get_context_data(
-            opts=Timeout._meta,
-            list=address(self.site, "timeout_changelist"),
             ids=",".join(map(str, self.ids)),
             count=len(self.ids),
             rows=rows,
             single=rows[0] if len(rows) == len(self.ids) == 1 else None,
             more=max(0, len(self.ids) - MAX_ROWS_SHOWN),
-            expected=expected,
-            back=self.back,
             action=address(self.site, "timeout_operate", self.operation.name),
             **kwargs,
         )
@@ -278,7 +309,11 @@ class TimeoutOperationView(OperationView):
             ids = [str(refused.id) for refused in result.refusals if refused.why == why]
             shown = f" ({', '.join(ids[:MAX_IDS_SHOWN])}{', …' if len(ids) > MAX_IDS_SHOWN else ''})" if ids else ""
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
-        return HttpResponseRedirect(self.back)
+        return HttpResponseRedirect(self.back or self.listed)
+
+    def policies(self) -> Iterable[TimeoutPolicy[Any]]:
+        labels = self.rows.order_by("policy").values_list("policy", flat=True).distinct()
+        return filter(None, map(registry.get, labels))
 
     def previews(self, **arguments: Any) -> dict[str, Preview]:
         """Return the preview of the operation on all rows, and have the button name those that it would change."""
@@ -303,6 +338,7 @@ class PolicyOperationView(OperationView):
             raise Http404
         self.using = database_of(policy.concrete_model)
         self.state = policy_state(policy, self.using)
+        self.states = [self.state]
         self.operation, self.is_offered = operation.for_state(self.state), operation.fits(self.state)
 
     def get_initial(self) -> dict[str, Any]:
@@ -314,21 +350,16 @@ class PolicyOperationView(OperationView):
         return forms.initial_of(self.operation, self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        shown = {"state": self.state, **render.in_force(self.state)}
-        if self.operation.name in MOVING and self.operation.parameters:  # a pause moves nothing
-            shown["expected"] = render.followed_columns([self.state.policy])
-        return super().get_context_data(**self.around(), **shown, **kwargs)
+        return super().get_context_data(state=self.state, **render.in_force(self.state), **kwargs)
 
-    def around(self) -> dict[str, Any]:
-        """Return what leads to the list of policies and back."""
-        listed = address(self.site, "policycontrol_changelist")
-        return {"opts": PolicyControl._meta, "list": listed, "back": listed}
+    def policies(self) -> Iterable[TimeoutPolicy[Any]]:
+        return (state.policy for state in self.states)
 
     def act(self, form: forms.OperationForm) -> HttpResponse:
         """Change the policy, and report the result."""
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
         self.change(self.state, self.using, form, **more)
-        return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
+        return HttpResponseRedirect(self.listed)
 
     def change(self, state: PolicyState, using: str, form: forms.OperationForm, **more: Any) -> None:
         """Run the operation on one policy, and add a message with the result."""
@@ -364,9 +395,9 @@ class PoliciesOperationView(PolicyOperationView):
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the states of the policies. Raises Http404 for another operation."""
         OperationView.setup(self, request, *args, **kwargs)
-        if kwargs["operation"] not in POLICIES_OPERATIONS:
+        if (operation := POLICY_OPERATIONS.get(kwargs["operation"])) is None or not operation.is_for_several:
             raise Http404
-        self.operation = POLICY_OPERATIONS[kwargs["operation"]]
+        self.operation = operation
         given = request.POST if request.method == "POST" else request.GET
         labels = {policy.label for label in given.getlist("policy") if (policy := registry.get(label))}
         self.states = [each for each in policy_states(database_of(Timeout)) if "all" in given or each.label in labels]
@@ -375,10 +406,9 @@ class PoliciesOperationView(PolicyOperationView):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Return to the list if no policy is selected."""
-        response = None if self.states else HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
-        if response is not None and self.operation.is_permitted(request.user):
+        if not self.states and self.operation.is_permitted(request.user):
             messages.warning(request, _("Select policies first."))
-            return response
+            return HttpResponseRedirect(self.listed)
         return super().dispatch(request, *args, **kwargs)
 
     def get_initial(self) -> dict[str, Any]:
@@ -386,10 +416,7 @@ class PoliciesOperationView(PolicyOperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = [{"label": state.label, "stopped": render.stop(state)} for state in self.states]
-        own = {**self.around(), "policies": shown}
-        if self.operation.name in MOVING and self.operation.parameters:
-            own["expected"] = render.followed_columns(state.policy for state in self.states)
-        own["title"] = POLICIES_OPERATIONS[self.operation.name]
+        own = {"policies": shown, "title": self.operation.button_for(len(self.states))}
         if self.operation.name != "resume":
             more = _("A policy that is stopped for longer is left as it is.")
             own["explanation"] = f"{self.operation.explanation} {more}"
@@ -415,4 +442,4 @@ class PoliciesOperationView(PolicyOperationView):
                 self.change(state, database_of(state.policy.concrete_model), form, **more)
             except operations.PolicyConflict as error:
                 messages.warning(self.request, str(error))
-        return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
+        return HttpResponseRedirect(self.listed)

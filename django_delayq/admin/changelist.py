@@ -30,6 +30,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq.admin import filters, render
+from django_delayq.arming.holding import Facts
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import with_keys
 from django_delayq.ledger.routing import database_of
@@ -39,11 +40,14 @@ from django_delayq.operations import selection
 from django_delayq.policy.policies import get_policies
 from django_delayq.scheduling.story import condition_values
 from django_delayq.sql.key_types import object_id_of
+from django_delayq.sql.statements import CHUNK
 from django_delayq.times.paths import field_at
 
 WINDOW: Final = 2_500
 """Its ids are parameters of the queries of the page, which take a fraction of a second with so many."""
 FURTHER: Final = "further"
+ORDER: Final = "order"
+"""The parameter by which the rows that have used most of their time come first: `order=used`."""
 ORDER_TEXTS: Final = {
     search.NEWEST: gettext_lazy("Newest first."),
     search.SOONEST: gettext_lazy("Ordered by next attempt, soonest first."),
@@ -51,6 +55,7 @@ ORDER_TEXTS: Final = {
     search.LAST_SETTLED: gettext_lazy("Last settled first."),
     search.BY_DEADLINE: gettext_lazy("Ordered by deadline."),
 }
+URGENT_TEXT: Final = gettext_lazy("Overdue and failing ones first, then the newest.")
 
 
 def address(site: AdminSite, page: str, *args: Any) -> str:
@@ -164,6 +169,8 @@ class LedgerChangeList(OwnFiltersChangeList):
 
     order: search.Order
     window: Window
+    urgent: Sequence[int] = ()
+    """The ids of rows that come first, if nothing else is asked for."""
     search_form_class = ExactSearchForm
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
@@ -179,8 +186,7 @@ class LedgerChangeList(OwnFiltersChangeList):
     def get_filters_params(self, params: Any = None) -> Any:
         """Return the filters of the address; the start of the window is not one of them."""
         found = super().get_filters_params(params)
-        found.pop(FURTHER, None)
-        return found
+        return {name: value for name, value in found.items() if name not in {FURTHER, ORDER}}
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         """Return the order of the index that is read: any other would sort the table."""
@@ -205,22 +211,26 @@ class LedgerChangeList(OwnFiltersChangeList):
                     break
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
             self.order = search.Order.of(scans[-1].rows if self.window.is_whole else scan.rows)
+            self.urgent = [] if asked or start else filters.urgent(self.root_queryset)
+        request.delayq_ids = self.window.ids  # type: ignore[attr-defined] # for `ErrorFilter`
         try:
             rows = super().get_queryset(request, exclude_parameters)
         except OverflowError as error:  # a year that Django passes on to Python
             raise IncorrectLookupParameters(error) from error
-        return with_keys(rows, self.window.ids)
+        return with_keys(rows, [*self.urgent, *self.window.ids])
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the ids of all rows that match, at most those of the window, and the rows of one page by their ids."""
-        ids = list(self.queryset.values_list("pk", flat=True))
+        self.most_used = CHUNK if self.params.get(ORDER) == "used" else 0  # how many rows are in this order
+        ids = list(dict.fromkeys([*self.urgent, *self.queryset.values_list("pk", flat=True)]))
+        ids = selection.most_used_first(ids, self.most_used)
         self.paginator = Paginator(ids, self.list_per_page)
         try:
             shown = self.paginator.page(self.page_num).object_list
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
-        rows = self.root_queryset.filter(pk__in=shown).order_by(*self.order.fields)
-        self.result_list = named(rows.defer("history", "payload"), request.user)  # which may be large
+        rows = self.root_queryset.filter(pk__in=shown).defer("history", "payload")  # which may be large
+        self.result_list = sorted(named(rows, request.user), key=lambda row: shown.index(row.pk))
         self.result_count = len(ids)
         # None: the page offers a link to all rows.
         self.full_result_count = None if self.query or self.get_filters_params() else self.result_count
@@ -229,7 +239,8 @@ class LedgerChangeList(OwnFiltersChangeList):
         # For the template: the address of the next window (empty: this is the last one), and that of the first.
         self.further = self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
         self.from_the_start = self.get_query_string({}, [FURTHER])
-        self.order_text = ORDER_TEXTS[self.order]
+        self.order_text = URGENT_TEXT if self.urgent else ORDER_TEXTS[self.order]
+        self.other_order = self.get_query_string({ORDER: None if self.most_used else "used", PAGE_VAR: None})
         self.soonest_first = ""  # the address of the rows that are due next, where the list begins with the newest
         if self.order == search.NEWEST and not self.query and not {filters.DUE, filters.STATE} & set(self.params):
             self.soonest_first = self.get_query_string({filters.DUE: "waiting"})
@@ -245,11 +256,18 @@ class LedgerChangeList(OwnFiltersChangeList):
 
 
 def named(rows: QuerySet[Any] | Iterable[Timeout], user: Any) -> list[Timeout]:
-    """Read `rows`, and give each the name of its object for the column of objects, with one query for each model."""
-    found = list(rows)
-    names = selection.names_of(found, database_of(Timeout), user)
+    """Read `rows`, and give each the name of its object, its last error, and how much of its time it has used.
+
+    With a few queries for each model, whatever their number.
+    """
+    found, using = list[Any](rows), database_of(Timeout)
+    names, facts = selection.names_of(found, using, user), Facts(found, using, locks=False)
+    failing = Timeout.objects.using(using).filter(pk__in=[row.pk for row in found if row.is_failing])
+    errors = {row.pk: row.last_error for row in failing.only("history")}
     for row in found:
         row.delayq_name = names.get((row.content_type_id, row.object_id), "")
+        row.delayq_error = errors.get(row.pk, "")
+        row.delayq_progress = facts.progress(row)
     return found
 
 

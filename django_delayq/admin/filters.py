@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,7 +11,9 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import Q, QuerySet
+from django.db import connections
+from django.db.models import F, Func, Q, QuerySet, TextField
+from django.db.models.lookups import Exact
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -22,30 +26,32 @@ from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.operations.selection import CONDITIONS
 from django_delayq.policy.policies import declared_queues, get_policies, labels_of
+from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.now import DatabaseNow
+from django_delayq.sql.statements import CHUNK
 from django_delayq.times import clock
 
 State = Timeout.State
 
 MAX_LABELS: Final = 100
 """Each is a query of its own within one statement. Labels that nothing declares any more may be many."""
-STATE, POLICY, DUE, OBJECT, RELATED = "state__exact", "policy", "due", "object", "related"
+STATE, POLICY, DUE, OBJECT, RELATED, ERROR = "state__exact", "policy", "due", "object", "related", "error"
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
 SET_BY: Final = {"policy": _("policy"), "hand": _("hand")}
 """Who may have set a deadline."""
 DUE_LABELS: Final = {
+    "waiting": _("pending, soonest first"),
     "hour": _("due in the next hour"),
     "overdue": _("overdue"),
     "failing": _("failing: an attempt has failed"),
-    "waiting": _("pending, soonest first"),
     "dead": _("dead"),
 }
 DUE_STATES: Final = {**dict.fromkeys(DUE_LABELS, State.PENDING), "dead": State.DEAD}
-"""The state of the rows of each choice of `DueFilter` and `mixins.TimeoutsFilter`."""
+"""The state of the rows of each choice of the filter by urgency and `mixins.TimeoutsFilter`."""
 
 
 def due_condition(choice: str) -> Q:
-    """Return the condition for a choice of `DueFilter` or `mixins.TimeoutsFilter`."""
+    """Return the condition for a choice of the filter by urgency or `mixins.TimeoutsFilter`."""
     if choice not in DUE_STATES:
         return Q()
     more = CONDITIONS[choice](True) if choice in CONDITIONS else Q()
@@ -53,10 +59,22 @@ def due_condition(choice: str) -> Q:
     return Q(state=DUE_STATES[choice]) & (soon if choice == "hour" else more)
 
 
+def last_error(using: str) -> Func:
+    """Return the type of the last error of a row, from its history: for the few rows of a window alone."""
+    return Func(F("history"), template=dialect_of(connections[using]).last_error, output_field=TextField())
+
+
+_CONDITIONS: Final[dict[str, Callable[[Any], Q]]] = {
+    **CONDITIONS,
+    DUE: due_condition,
+    ERROR: lambda name: Q(Exact(last_error(database_of(Timeout)), name)),
+}
+
+
 def condition(name: str, value: Any) -> Q:
     """Return the condition on rows of a filter. What names no object has no rows."""
     with suppress(ConfigError, LookupError, ValueError):
-        return due_condition(value) if name == DUE else CONDITIONS[name](value)
+        return _CONDITIONS[name](value)
     return Q(pk__in=[])
 
 
@@ -69,56 +87,48 @@ def object_label(value: str, user: Any) -> str:
     return render.titled(str(model._meta.verbose_name), object_id, name)
 
 
-class ConditionFilter(admin.SimpleListFilter):
-    """A filter by a condition."""
+def _filter(name: str, label: Any, choices: Callable[[str | None, Any, Any], Iterable[tuple[str, Any]]]) -> Any:
+    """Return a filter by the condition `name`. `choices`: of the value that is asked for, the request and the admin."""
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value()
-        return queryset if value is None else queryset.filter(condition(str(self.parameter_name), value))
+    class ConditionFilter(admin.SimpleListFilter):
+        title, parameter_name = label, name
 
+        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+            return list(choices(request.GET.get(name), request, model_admin))
 
-class PolicyFilter(ConditionFilter):
-    """By policy, without a DISTINCT over the table. Former labels count as their policy."""
+        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+            value = self.value()
+            return queryset if value is None else queryset.filter(condition(name, value))
 
-    title = _("policy")
-    parameter_name = POLICY
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        declared = sorted(policy.label for policy in get_policies())
-        gone = search.undeclared_in(model_admin.get_queryset(request), MAX_LABELS)
-        named = [(label, _("{label} (no longer declared)").format(label=label)) for label in gone]
-        return [*((label, label) for label in declared), *named]
+    return ConditionFilter
 
 
-class QueueFilter(ConditionFilter):
-    """By queue."""
-
-    title = _("queue")
-    parameter_name = "queue"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        queues = dict.fromkeys([*declared_queues(), request.GET.get(self.parameter_name)])
-        return [(queue, queue) for queue in queues if queue]
+def _policies(_asked: str | None, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+    """Return the policies, without a DISTINCT over the table. Former labels count as their policy."""
+    declared = sorted(policy.label for policy in get_policies())
+    gone = search.undeclared_in(model_admin.get_queryset(request), MAX_LABELS)
+    named = [(label, _("{label} (no longer declared)").format(label=label)) for label in gone]
+    return [*((label, label) for label in declared), *named]
 
 
-class DueFilter(ConditionFilter):
-    """Timeouts that may need attention, and pending ones in the order in which they fall due."""
+def _errors(asked: str | None, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+    """Return the types of errors of the first rows of the window, and their numbers, where rows have failed."""
+    if not asked and request.GET.get(DUE, request.GET.get(STATE)) not in {"failing", State.DEAD}:
+        return []
+    ids: Sequence[int] = request.delayq_ids
+    rows = model_admin.get_queryset(request).filter(pk__in=ids[:CHUNK])
+    found = Counter(filter(None, rows.values_list(last_error(rows.db), flat=True)))
+    named = [(name, f"{name} ({search.Count(n, len(ids) > CHUNK)})") for name, n in found.most_common()]
+    return named if not asked or asked in found else [*named, (asked, asked)]
 
-    title = _("urgency")
-    parameter_name = DUE
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(choice, DUE_LABELS[choice]) for choice in ("waiting", "hour", "overdue", "failing", "dead")]
+def _queues(asked: str | None, *_: Any) -> list[tuple[str, str]]:
+    return [(queue, queue) for queue in dict.fromkeys([*declared_queues(), asked]) if queue]
 
 
-class SetByFilter(ConditionFilter):
-    """By who has set the deadline."""
-
-    title = _("deadline set by")
-    parameter_name = "set_by"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return list(SET_BY.items())
+def _object(asked: str | None, request: HttpRequest, _: Any) -> list[tuple[str, str]]:
+    """Return the object that is asked for. Not offered here: other pages link to it."""
+    return [(asked, object_label(asked, request.user))] if asked else []
 
 
 class DeadlineFilter(admin.DateFieldListFilter):
@@ -140,28 +150,18 @@ class DeadlineFilter(admin.DateFieldListFilter):
         return queryset.filter(**_period({name: values[-1] for name, values in given.items()}))
 
 
-class ObjectFilter(ConditionFilter):
-    """The timeouts of one object. Not offered here: other pages link to it."""
-
-    title = _("object")
-    parameter_name = OBJECT
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        asked = request.GET.get(self.parameter_name)
-        return [(asked, object_label(asked, request.user))] if asked else []
-
-
-class RelatedFilter(ObjectFilter):
-    """The timeouts of one customer, merchant or team, across models. Not offered here either."""
-
-    title = _("related object")
-    parameter_name = RELATED
-
-
 TIMEOUT_FILTERS: Final = (
-    *(DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), SetByFilter, QueueFilter),
-    *(ObjectFilter, RelatedFilter),
+    _filter(DUE, _("urgency"), lambda *_: DUE_LABELS.items()),
+    _filter(ERROR, _("last error"), _errors),
+    "state",
+    _filter(POLICY, _("policy"), _policies),
+    ("due_at", DeadlineFilter),
+    _filter("set_by", _("deadline set by"), lambda *_: SET_BY.items()),
+    _filter("queue", _("queue"), _queues),
+    _filter(OBJECT, _("object"), _object),
+    _filter(RELATED, _("related object"), _object),
 )
+"""`object` is one object; `related` one customer, merchant or team, across models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,18 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     if any(name in params for name in DEADLINE):
         found.append(Scan(rows.filter(**_period(params)).order_by(*search.BY_DEADLINE.fields)))
     return found or [Scan(rows.order_by(*search.NEWEST.fields))]
+
+
+def urgent(rows: Any) -> list[int]:
+    """Return the ids of overdue and failing `rows`, the longest overdue first: at most `CHUNK` of each label."""
+    overdue = search.in_state(rows.filter(due_condition("overdue")), State.PENDING)
+    found = list(overdue.values_list("id", flat=True)[:CHUNK])
+    failing = rows.failing().order_by("policy", "state", "attempts", "id").reverse()
+    labels = [label for policy in get_policies() for label in policy.labels]
+    counts = search.count_each({label: failing.filter(policy=label) for label in labels}, rows.db, cap=1)
+    for label in labels:
+        found += failing.filter(policy=label).values_list("id", flat=True)[:CHUNK] if counts[label].value else []
+    return found
 
 
 def _period(params: dict[str, Any]) -> dict[str, datetime]:

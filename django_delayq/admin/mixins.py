@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django import forms
@@ -30,7 +29,7 @@ from django_delayq.ledger import search
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_of, tables_of
 from django_delayq.models import Timeout
-from django_delayq.monitoring.snapshot import Obstacle, obstacles
+from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.operations import selection
 from django_delayq.operations.selection import MAX_OBJECTS
 from django_delayq.policy.policies import get_policies
@@ -218,12 +217,9 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
     """
 
     shown = 10
-    links: list[dict[str, str]] = []
-    """To all timeouts of the object, and of its owners."""
-    user: Any = None
-    """The visitor, who may view only some models."""
-    banners_of: Callable[[list[Obstacle]], list[dict[str, Any]]] = staticmethod(lambda found: [])
-    """Return what the page shows of reasons why nothing fires."""
+    request: Any = None
+    """That of the visitor, who may view only some models."""
+    site: Any = None
     new_objects = changed_objects = deleted_objects = list[Any]()
 
     def __init__(self, data: Any = None, files: Any = None, *, queryset: Any = None, **kwargs: Any) -> None:
@@ -237,7 +233,7 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
                 model, using = type(obj), database_of(type(obj), obj)
                 wanted = about_objects(tables_of(model), [obj], using) | selection.related_to(model, obj.pk, using)
                 rows = self.visible.using(using).filter(wanted)
-            self._queryset = named(rows.defer("history", "payload").order_by("-id")[: self.shown], self.user)
+            self._queryset = named(rows.defer("history", "payload").order_by("-id")[: self.shown], self.request.user)
         return self._queryset
 
     @cached_property
@@ -247,7 +243,13 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
         if not waiting:
             return []
         labels, queues = {row.policy for row in waiting}, {row.queue for row in waiting}
-        return self.banners_of(obstacles(database_of(Timeout), labels, queues))
+        return banners(self.request, self.site, obstacles(database_of(Timeout), labels, queues), labels)
+
+    @cached_property
+    def links(self) -> list[dict[str, str]]:
+        """Return the links to all timeouts of the object, and of its owners."""
+        obj = self.instance
+        return [] if obj.pk is None else related_links(self.request, self.site, type(obj), obj.pk)
 
     def is_valid(self) -> bool:
         return True
@@ -279,10 +281,7 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         made = super().get_formset(request, obj, **kwargs)
         own: Any = made
-        own.shown, own.user = self.shown, request.user
-        own.banners_of = staticmethod(partial(banners, request, self.admin_site))
-        if obj is not None:
-            own.links = related_links(request, self.admin_site, type(obj), obj.pk)
+        own.shown, own.request, own.site = self.shown, request, self.admin_site
         return made
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -304,4 +303,4 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
 
     state_badge = column(_("state"), lambda row: render.badge(row))
     deadline_shown = column(_("deadline"), render.deadline)
-    reason_shown = column(_("reason"), lambda row: render.reason(row.reason))
+    reason_shown = column(_("reason"), lambda row: render.last_error_and_reason(row) or "-")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -32,11 +31,11 @@ from django_delayq.admin.changelist import (
     related_column,
     story_column,
 )
-from django_delayq.admin.reports import report_view
+from django_delayq.admin.reports import chart, report_view
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import NOTHING, Count
+from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, policy_statuses
+from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, overview
 from django_delayq.operations import selection
 from django_delayq.operations.changes import unfinished
 from django_delayq.operations.registry import POLICY_OPERATIONS, operations_for
@@ -45,18 +44,31 @@ from django_delayq.scheduling.story import operator_label, reason_label
 from django_delayq.times import clock
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
-    "pending": (_("pending"), {"state__exact": "pending"}),
-    "held": (_("on hold"), {"state__exact": "held"}),
     "due": (_("due now"), {"due": "overdue"}),
     "failing": (_("failing"), {"due": "failing"}),
     "dead": (_("dead"), {"state__exact": "dead"}),
+    "pending": (_("pending"), {"state__exact": "pending"}),
+    "held": (_("on hold"), {"state__exact": "held"}),
     "fired": (_("fired, last day"), {"state__exact": "fired"}),
     "skipped": (_("skipped, last day"), {"state__exact": "skipped"}),
 }
 """The numbers of a policy: the label, and the filters of the list that shows the rows."""
-BAR_STEP, CHART_HEIGHT = 20, 64
-HOURS_PER_LABEL: Final = 6
-"""The axis of the chart has no room for all hours."""
+URGENCIES: Final = {
+    "braked": _("stopped by its brake"),
+    "overdue": _("overdue"),
+    "undeclared": _("not declared"),
+    "failing": _("has failing timeouts"),
+    "dead": _("has dead timeouts"),
+    "late": _("fires late"),
+    "fine": _("in order"),
+}
+PLOTTED: Final = {
+    "in_time": (_("in time"), "cancelled"),
+    "fired": (_("fired"), "fired"),
+    "late": (_("fired late"), "fired"),
+    "dead": (_("dead"), "dead"),
+}
+"""What the plot of the last hours shows, the lowest part first, with the state of the rows."""
 
 
 @admin.register(Timeout)
@@ -101,10 +113,7 @@ class TimeoutAdmin(LedgerAdmin):
         with_key = '{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>'
         return format_html(with_key, policy, _("key"), row.key) if row.key else policy
 
-    @admin.display(description=_("state and reason"))
-    def state_and_reason(self, row: Timeout) -> str:
-        return format_html("{}{}", render.badge(row), render.reason(row.reason) if row.reason else "")
-
+    state_and_reason = column(_("state and reason"), lambda row: render.badge(row) + render.last_error_and_reason(row))
     attempts_shown = column(_("attempts"), render.attempts)
     state_badge = column(_("state"), lambda row: render.badge(row))
     reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
@@ -128,16 +137,17 @@ class TimeoutAdmin(LedgerAdmin):
         if owner is not None and not selection.may_view(request.user, owner):
             raise PermissionDenied
         policy = request.GET.get(filters.POLICY)
-        found = obstacles(database_of(Timeout), [policy] if policy else None)
-        shown = operate.banners(request, self.admin_site, found)
+        labels = [policy] if policy else None
+        shown = operate.banners(request, self.admin_site, obstacles(database_of(Timeout), labels), labels)
         return super().changelist_view(request, {"delayq_banners": shown, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = context.get("original")
         context["delayq_buttons"] = operate.buttons(request, row, self.admin_site) if row else []
         if row is not None:
-            found = [] if row.is_settled else obstacles(database_of(Timeout), [row.policy], [row.queue])
-            context["delayq_banners"] = operate.banners(request, self.admin_site, found)
+            labels = [] if row.is_settled else [row.policy]
+            found = obstacles(database_of(Timeout), labels, [row.queue]) if labels else []
+            context["delayq_banners"] = operate.banners(request, self.admin_site, found, labels)
             (row,) = named([row], request.user)
             if row.delayq_name:  # type: ignore[attr-defined]
                 about = render.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
@@ -170,75 +180,77 @@ class PolicyControlAdmin(LedgerAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
-        using = database_of(Timeout)
-        statuses = policy_statuses(using)
-        # Of a policy that is stopped, its own section shows that; that a brake has stopped it belongs to the top, too.
-        found = [each for each in obstacles(using) if not each.policy or each.code == "braked"]
-        changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
         context = {
             **self.admin_site.each_context(request),
             "title": self.opts.verbose_name_plural,
             "opts": self.model._meta,
             "media": self.media,
-            "policies": [self._shown(request, status, changing) for status in statuses],
-            "delayq_banners": operate.banners(request, self.admin_site, found),
-            "for_selected": self._for_selected(request),
+            "shown": self.overview(request),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_delayq/policycontrol/policies.html", context)
 
-    def _for_selected(self, request: HttpRequest) -> list[dict[str, Any]]:
-        """Return labels and addresses of the operations on several policies that the visitor may do."""
-        offered = [POLICY_OPERATIONS[name] for name in operate.POLICIES_OPERATIONS]
-        return [
-            {"label": each.label, "address": address(self.admin_site, "policycontrol_operate_selected", each.name)}
-            for each in offered
-            if each.is_permitted(request.user)
-        ]
-
-    def _shown(self, request: HttpRequest, status: PolicyStatus, changing: Collection[Any]) -> dict[str, Any]:
-        """Return what the page shows of one policy; no operations while one of them moves rows."""
-        site, state, counts = self.admin_site, status.state, []
+    def overview(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what the first page shows; nothing to visitors who may see neither policies nor timeouts."""
+        site, using = self.admin_site, database_of(Timeout)
         listed = address(site, "timeout_changelist") if request.user.has_perm("django_delayq.view_timeout") else ""
-        for count, (label, asked) in COUNTS.items():
-            rows = f"{listed}?{urlencode({'policy': status.label, **asked})}" if listed else ""
-            value = getattr(status, count)
-            is_bad = bool(value.value) and count in {"failing", "dead"}
-            counts.append({"name": count, "label": label, "count": value, "address": rows, "is_bad": is_bad})
-        shown: dict[str, Any] = {
-            "label": status.label,
-            "state": state,
-            "counts": counts,
-            "lag_p50": render.lag(status.lag_p50),
-            "lag_p99": render.lag(status.lag_p99),
-            "chart": chart(status.hours, clock.now()),
-            "report": address(site, "policycontrol_report", status.label) if listed else "",
+        if not listed and not self.has_view_permission(request):
+            return {}
+        seen: Any = overview(using)
+        # Of a policy that is stopped, its own row shows that; that a brake has stopped it belongs to the top, too.
+        found = [each for each in seen.obstacles if not each.policy or each.code == "braked"]
+        changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
+        names = [f"{clock.local(hour.begins_at):%H:%M}" for hour in seen.hours]
+        ended = {kind: [Count(getattr(hour, kind)) for hour in seen.hours] for kind in PLOTTED}
+        plot = chart(names, {kind: (PLOTTED[kind][0], counts) for kind, counts in ended.items()})
+        for kind in plot["kinds"] if listed else ():
+            kind["address"] = f"{listed}?state__exact={PLOTTED[kind['kind']][1]}"
+        return {
+            "seen": seen,
+            "oldest": render.lag(seen.oldest_overdue_seconds),
+            "versions": {worker.version for worker in seen.workers},
+            "numbers": numbers(seen, listed),
+            "plot": plot,
+            "policies": [self._row(request, policy, listed, changing) for policy in seen.policies],
+            "banners": operate.banners(request, site, found),
+            "for_selected": [
+                {"label": each.label, "address": address(site, "policycontrol_operate_selected", each.name)}
+                for each in POLICY_OPERATIONS.values()
+                if each.is_for_several and each.is_permitted(request.user)
+            ],
         }
-        if state is not None:
-            is_moving = state.policy in changing
-            permitted = [] if is_moving else operations_for(request.user, state)
-            shown |= {
-                "is_moving": is_moving,
-                "buttons": [
-                    {"label": each.label, "address": address(site, "policycontrol_operate", state.label, each.name)}
-                    for each in permitted
-                ],
-                **render.in_force(state),
-            }
-        return shown
+
+    def _row(self, request: HttpRequest, status: PolicyStatus, listed: str, changing: Any) -> dict[str, Any]:
+        """Return what the page shows of one policy; no operations while one of them moves rows."""
+        site, state = self.admin_site, status.state
+        is_moving = state is not None and state.policy in changing
+        offered = [] if state is None or is_moving else operations_for(request.user, state)
+        hours = [f"{clock.local(clock.now() + timedelta(hours=number)):%H:%M}" for number in range(len(status.hours))]
+        return {
+            "status": status,
+            "urgency": URGENCIES.get(status.urgency) or (state and PolicyControl.Stop(state.stop).label),
+            "numbers": numbers(status, listed, status.label),
+            **{name: render.lag(getattr(status, name)) for name in ("waited_seconds", "lag_p50", "lag_p99")},
+            "chart": chart(hours, {"due": (_("Due in the next 24 hours"), status.hours)}),
+            "report": address(site, "policycontrol_report", status.label) if listed else "",
+            "is_moving": is_moving,
+            "buttons": [
+                {"operation": each, "address": address(site, "policycontrol_operate", status.label, each.name)}
+                for each in offered
+            ],
+            **(render.in_force(state) if state is not None else {}),
+        }
 
 
-def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
-    """Return what the template draws: a bar for each of the next hours, and its row in the table."""
-    highest, bars = max(hours, default=NOTHING), []
-    for number, count in enumerate(hours):
-        height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
-        hour = clock.local(now + timedelta(hours=number))
-        place = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height, "count": count}
-        bar = {name: str(value) for name, value in place.items()}  # strings: the template would localize numbers
-        is_labelled = number % HOURS_PER_LABEL == 0
-        bars.append({**bar, "hour": f"{hour:%H:%M}", "is_labelled": is_labelled})
-    return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
+def numbers(of: Any, listed: str, policy: str = "") -> list[dict[str, Any]]:
+    """Return the counts of a policy, or of all together, each with the address of its rows."""
+    found = []
+    for name, (label, asked) in COUNTS.items():
+        if (count := getattr(of, name, None)) is not None:
+            query = urlencode({"policy": policy, **asked} if policy else asked)
+            shown = {"name": name, "label": label, "count": count, "address": f"{listed}?{query}" if listed else ""}
+            found.append({**shown, "is_bad": bool(count.value) and name in {"failing", "dead"}})
+    return found
 
 
 @admin.register(PolicyChange)

@@ -32,17 +32,6 @@ from django_delayq.times.lengths import UNIT_LABELS, duration_label, length_labe
 from django_delayq.times.paths import field_at
 
 Stop = PolicyControl.Stop
-SIGNS = {
-    "pending": "◷",
-    "held": "‖",
-    "failing": "↻",
-    "firing": "▶",
-    "fired": "✓",
-    "skipped": "↷",
-    "cancelled": "✕",
-    "dead": "!",
-}
-"""A sign for each state, so that states do not differ by colour alone; failing is pending after a failed attempt."""
 
 
 def duration_parts() -> list[str]:
@@ -96,19 +85,23 @@ def deadline(row: Timeout) -> SafeString:
         more = pending_until(row.due_at, row.run_at, row.attempts)
         if row.step:
             more = format_html("{}<br>{}: {}", countdown(row.due_at), row.step, countdown(row.run_at))
-    elif row.is_paused:
-        more = countdown(row.due_at)
-    elif row.has_stopped_clock:
-        words = _("stopped, {duration} left")
-        more = words.format(duration=duration_label(row.time_left))
-    elif not row.is_settled:
+    elif not row.is_settled and not row.has_stopped_clock:
         more = countdown(row.due_at)
     elif row.state == Timeout.State.FIRED and row.settled_at is not None:
         late = (row.settled_at - advances.passed_at(row)).total_seconds()  # negative if an operator fired it early
         words = _("fired {duration} after it") if late >= 0 else _("fired {duration} before it")
         more = words.format(duration=duration_label(abs(late)))
-    shown = '{}<br><bdi class="delayq-more">{}</bdi>' if more else "{}"
-    return format_html(shown, time_tag(row.due_at), more)
+    lines = ((line,) for line in (more, used(row)) if line)
+    below = format_html_join("", '<br><bdi class="delayq-more">{}</bdi>', lines)
+    return format_html("{}{}", time_tag(row.due_at), below)
+
+
+def used(row: Timeout) -> str:
+    """Render how much of its time a row has used, and has left, unless the countdown beside it shows that."""
+    progress = vars(row)["delayq_progress"] if "delayq_progress" in vars(row) else row.progress()
+    if progress is None or progress.is_open_time or not progress.running:
+        return str(progress or "")
+    return _("{percent} used").format(percent=percent(100 * progress.share))
 
 
 def next_attempt(row: Timeout) -> SafeString | str:
@@ -138,11 +131,16 @@ def reason(stored: str) -> SafeString | str:
     return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text) if text else "-"
 
 
+def last_error_and_reason(row: Timeout) -> SafeString:
+    """Render the last error of a failing row, which `changelist.named` has read, and the reason; empty: no text."""
+    texts = filter(None, (getattr(row, "delayq_error", ""), row.reason))
+    return format_html_join("", "{}", ((reason(text),) for text in texts))
+
+
 def badge(row: Timeout) -> SafeString:
-    """Render the state as a sign, a colour and a word. A pending row of which an attempt has failed is failing."""
-    state: Any = "failing" if row.is_failing else row.state
-    text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
-    return format_html(text, state, SIGNS[state], state_label(row))
+    """Render the state as a word, with the colour and the sign that `admin.css` has for it."""
+    state = "failing" if row.is_failing else row.state
+    return format_html('<span class="delayq-badge delayq-{}">{}</span>', state, state_label(row))
 
 
 def state_label(row: Timeout) -> str:
@@ -178,24 +176,9 @@ def story(row: Timeout, values: str = "") -> SafeString:
 
 
 def _event(event: stories.StoryEvent) -> SafeString:
-    parts: list[SafeString | str] = []
-    if "until" in event.details:
-        parts.append(format_html(_("until {until}"), until=time_tag(moment(str(event.details["until"])))))
-    if event.what == "held":
-        parts.append(_("{duration} left").format(duration=duration_label(event.details.get("rest", 0))))
-    if "to" in event.details:
-        words = _("next attempt {time}") if event.what in stories.RETRIED_EVENTS else _("to {time}")
-        parts.append(format_html(words, time=time_tag(moment(str(event.details["to"])))))
-    if "error" in event.details:
-        parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
-    if "late" in event.details:
-        parts.append(stories.late_label(event.details["late"]))
-    if event.by:
-        parts.append(stories.actor_label(event.by))
-    name = f"{stories.EVENT_LABELS.get(event.what, event.what)} {event.details.get('timeout', '')}".strip()
     # &#32;: the theme grappelli strips spaces between tags.
-    line = format_html('{}&#32;<span class="delayq-what">{}</span>', time_tag(event.at), name)
-    line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
+    line = format_html('{}&#32;<span class="delayq-what">{}</span>', time_tag(event.at), event.name)
+    line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in event.parts(format_html, time_tag)))
     reason = stories.reason_label(event.reason)
     return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any, Final
@@ -17,10 +18,12 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
+from django_delayq.admin.actions import banners
 from django_delayq.admin.changelist import address
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.rollups import day_of
 from django_delayq.ledger.routing import database_of
+from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.monitoring.reports import (
     MAX_READ,
@@ -31,6 +34,7 @@ from django_delayq.monitoring.reports import (
     may_count_by,
     policy_report,
 )
+from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.policy.policies import registry
 from django_delayq.sql.now import database_now
 
@@ -77,6 +81,7 @@ def report_view(request: HttpRequest, label: str, site: AdminSite) -> HttpRespon
         "list": address(site, "policycontrol_changelist"),
         "form": form,
         "error": error,
+        "delayq_banners": banners(request, site, obstacles(database_of(Timeout), [label]), [label]),
         "file": f"?{asked.urlencode()}",
         **({} if report is None else _shown(report)),
     }
@@ -134,21 +139,35 @@ def _line(line: Figures) -> dict[str, Any]:
 
 
 def _chart(report: Report) -> dict[str, Any]:
-    """Return what the template draws: for each day or month a bar, of which the lower part ended in time."""
     lines = {line.name: line for line in report.lines}
     names = list(lines) if report.by == "month" else _every_day(report.first, report.last)
-    highest = max((line.rounds for line in report.lines), default=0)
-    step, every = CHART_WIDTH / max(len(names), 1), math.ceil(len(names) / LABELS_SHOWN)
-    bars = []
+    shown = [lines.get(name, Figures(name)) for name in names]
+    in_time, others = ([Count(line.in_time) for line in shown], [Count(line.rounds - line.in_time) for line in shown])
+    return chart(names, {"in_time": (gettext("in time"), in_time), "other": (gettext("other rounds"), others)})
+
+
+def chart(names: Sequence[str], kinds: Mapping[str, tuple[Any, Sequence[Count]]]) -> dict[str, Any]:
+    """Return what the template draws: for each name a bar of parts, and its row in the table.
+
+    `kinds`: the titles of the parts and their numbers for each name, the lowest part first.
+    """
+    totals = [sum(column, NOTHING) for column in zip(*(counts for _, counts in kinds.values()), strict=True)]
+    highest, every = max(totals, default=NOTHING), math.ceil(len(names) / LABELS_SHOWN)
+    step, bars = CHART_WIDTH / max(len(names), 1), []
     for number, name in enumerate(names):
-        line = lines.get(name, Figures(name))
-        in_time, other = (round(count * CHART_HEIGHT / max(highest, 1), 1) for count in (line.in_time, line.rounds))
-        place = {"x": number * step, "width": step * BAR_SHARE, "y": CHART_HEIGHT - in_time, "height": in_time}
-        place |= {"other_y": CHART_HEIGHT - other, "other_height": other - in_time}
-        bar = {key: f"{value:.1f}" for key, value in place.items()}  # strings: the template would localize numbers
-        has_room = number * step + LABEL_WIDTH <= CHART_WIDTH
-        bars.append({**bar, "name": name, "line": line, "is_labelled": has_room and number % every == 0})
-    return {"bars": bars, "highest": str(highest)}
+        top, parts = float(CHART_HEIGHT), []
+        for kind, (title, counts) in kinds.items():
+            count = counts[number]
+            height = max(1.0, count.value * CHART_HEIGHT / highest.value) if count.value else 0.0
+            top -= height
+            # Strings: the template would localize numbers.
+            part = {"kind": kind, "title": title, "y": f"{top:.1f}", "height": f"{height:.1f}", "n": str(count)}
+            parts.append(part)
+        is_labelled = number % every == 0 and number * step + LABEL_WIDTH <= CHART_WIDTH
+        place = {"x": f"{number * step:.1f}", "width": f"{step * BAR_SHARE:.1f}", "is_labelled": is_labelled}
+        bars.append({"name": name, "parts": parts, **place})
+    shown = [{"kind": kind, "title": title, "total": str(sum(n, NOTHING))} for kind, (title, n) in kinds.items()]
+    return {"bars": bars, "kinds": shown, "highest": str(highest), "total": str(sum(totals, NOTHING))}
 
 
 def _every_day(first: date, last: date) -> list[str]:

@@ -22,7 +22,7 @@ from django_delayq.ledger.shares import set_shares
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.ledger.traces import current_trace
 from django_delayq.ledger.writing import resume_rows
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.rounds import events
 from django_delayq.rounds.memory import SINCE_CHANGED
 from django_delayq.signals import (
@@ -38,7 +38,6 @@ from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from django_delayq.arming.row_state import RowState
-    from django_delayq.models import TimeoutQuerySet
 
 logger = logging.getLogger("django_delayq.arming")
 State = Timeout.State
@@ -120,15 +119,13 @@ def _recompute(rounds: dict[int, Round], using: str) -> list[Timeout]:
 
     What has stopped their clocks in this round moves the new deadlines, too.
     """
-    rows, moves = Timeout.objects.using(using).filter(slot_taken=1, terms__isnull=False), []
+    rows, plans = Timeout.objects.using(using).filter(slot_taken=1, terms__isnull=False), []
     facts = Facts(_locked(rows, list(rounds), using), using)
     for row in facts.rows:
         each = rounds[row.pk]
         time = each.state.policy.own_time(each.data, each.state.after)
-        plan = events.plan_of(row, each.due_at, each.terms, time, facts)
-        events.follow(row, plan)
-        moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at, facts)))
-    return writing.move_rows(moves, facts, what="recomputed", at=clock.now(), by="save")
+        plans.append((row, events.plan_of(row, each.due_at, each.terms, time, facts)))
+    return writing.write_plans(plans, facts, what="recomputed", at=clock.now(), by="save")
 
 
 def _locked(rows: TimeoutQuerySet, ids: Sequence[int], using: str) -> list[Timeout]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -78,13 +78,9 @@ class Changes:
     too_old: int = 0
 
     def add(self, other: Changes) -> None:
-        self.insert += other.insert
-        self.move |= other.move
-        self.cancel |= other.cancel
-        self.recompute |= other.recompute
-        self.hold |= other.hold
-        self.resume |= other.resume
-        self.too_old += other.too_old
+        for name in (each.name for each in fields(self)):
+            mine, others = getattr(self, name), getattr(other, name)
+            setattr(self, name, mine | others if isinstance(mine, dict) else mine + others)
 
     @property
     def pks(self) -> list[Any]:

@@ -21,34 +21,32 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from django.db import Error as DatabaseError
 from django.db.models import Model
+from django.utils.translation import gettext as _
 
+from django_delayq.arming.changes import Failures
 from django_delayq.arming.row_state import on_hold_among
 from django_delayq.ledger.controls import PolicyState, Stop, policy_states
 from django_delayq.ledger.error_texts import message_of
 from django_delayq.ledger.locking import lock_in_slot_order, read_committed
 from django_delayq.ledger.paging import Page, each_page, update_each
-from django_delayq.ledger.planned import plan_of_row
-from django_delayq.ledger.subjects import lock_newest, lock_subject, model_and_pk_of, objects_of, slots_of
+from django_delayq.ledger.planned import course_of, plan_of_row
+from django_delayq.ledger.subjects import Subject, lock_newest, lock_subject, model_and_pk_of, objects_of, slots_of
 from django_delayq.ledger.writing import hold_rows, resume_rows
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.policy.policies import registry
+from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import HANDLER, Planned
 from django_delayq.rounds import events
 from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import CHUNK, chunks
-from django_delayq.times.lengths import OwnTime
+from django_delayq.times.lengths import UNIT_LABELS, OwnTime, duration_label
 from django_delayq.times.paths import read_relations
-
-if TYPE_CHECKING:
-    from django_delayq.ledger.subjects import Subject
-    from django_delayq.policy.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.worker")
 State = Timeout.State
@@ -56,16 +54,39 @@ _failed = set[int]()
 """The rows for which this process has logged that their deadline cannot be computed."""
 
 
-def time_of(
-    policy: TimeoutPolicy[Any] | None, in_force: Callable[[], timedelta | None], read: Callable[[], Any]
-) -> OwnTime:
-    """Return the time in which deadlines of `policy` count. Reads the delay in force, and the object, if they matter.
+class Progress(NamedTuple):
+    """How much of its time a round has used, and how much is left.
 
-    Real time also if the policy is not declared, or the object does not exist.
+    In the time by which its deadline counts: open time of a calendar for `Working`, otherwise real time; without what
+    its clock was stopped for. `str()` returns it in the active language: `2 h 10 min of office time left, 73 % used`.
     """
-    if policy is None or policy.after is None or isinstance(policy.fixed_length, timedelta):
-        return OwnTime(None, None, policy is not None and policy.grace is not None)
-    return policy.own_time(read() if policy.needs_object else None, in_force())
+
+    used: timedelta
+    """From when it began until now, or until its clock was stopped."""
+    left: timedelta
+    """Negative if the deadline has passed."""
+    total: timedelta
+    """Both together. An extension adds to it."""
+    share: float
+    """What is used of `total`: 0 to 1, and above 1 after the deadline. 1 if `total` is nothing."""
+    running: bool
+    """False: its clock is stopped, or has not begun. Of a paused one it runs, and outside of open hours, too."""
+    due_at: datetime
+    """The deadline. While its clock is stopped, the last one, which it does not keep."""
+    is_open_time: bool
+    """Whether the durations are open hours of a calendar."""
+
+    def __str__(self) -> str:
+        left, words = abs(self.left), _("{duration} left") if self.running else _("stopped, {duration} left")
+        length = duration_label(left)
+        if self.is_open_time and left >= timedelta(days=1):  # 24 open hours are not a day
+            length = str(UNIT_LABELS["h"]).format(n=left // timedelta(hours=1))
+        if self.is_open_time:
+            length = _("{duration} of office time").format(duration=length)
+        if self.left < timedelta(0):
+            words = _("{duration} after the deadline")
+        percent = int(round(100 * self.share, 6))  # 99 as long as something is left
+        return _("{time}, {percent} % used").format(time=words.format(duration=length), percent=percent)
 
 
 class Facts:
@@ -74,9 +95,13 @@ class Facts:
     So all objects of one model are read in one query.
     """
 
-    def __init__(self, rows: Sequence[Timeout], using: str, read: dict[Any, Any] | None = None) -> None:
-        """Set the rows. `read`: objects that were read, or locked, by model and key: all that exist of a model."""
-        self.rows, self.using, self._read = rows, using, {} if read is None else read
+    def __init__(self, rows: Sequence[Timeout], using: str, read: Any = None, *, locks: bool = True) -> None:
+        """Set the rows. `read`: objects that were read, or locked, by model and key: all that exist of a model.
+
+        `locks=False`: only display them, and lock no object where a plain read may be outdated.
+        """
+        self.rows, self.using, self._locks = rows, using, locks
+        self._read: dict[Any, Any] = {} if read is None else read
         self._followed = set[tuple[type[Model], tuple[str, ...]]]()
 
     def of(self, row: Timeout, relations: tuple[str, ...] = ()) -> Any:
@@ -86,7 +111,7 @@ class Facts:
             return None
         if model not in self._read:
             pks, rows = dict(objects_of(self.rows, self.using)).get(model, []), model._base_manager.using(self.using)
-            self._read[model] = read_committed(rows, self.using).in_bulk(pks)
+            self._read[model] = (read_committed(rows, self.using) if self._locks else rows).in_bulk(pks)
         if (model, relations) not in self._followed:
             read_relations(list(self._read[model].values()), relations)
             self._followed.add((model, relations))
@@ -136,9 +161,48 @@ class Facts:
         return {state.policy: state for state in policy_states(self.using)}
 
     def time_of(self, row: Timeout) -> OwnTime:
-        """Return the time in which the deadline of `row` counts."""
-        policy: Any = registry.get(row.policy)
-        return time_of(policy, lambda: self.states[policy].after, lambda: self.of(row, policy.followed))
+        """Return the time in which the deadline of `row` counts. Reads the delay in force and the object, if needed.
+
+        Real time also if its policy is not declared, or the object does not exist.
+        """
+        policy = registry.get(row.policy)
+        if policy is None or policy.after is None or isinstance(policy.fixed_length, timedelta):
+            return OwnTime(None, None, policy is not None and policy.grace is not None)
+        obj = self.of(row, policy.followed) if policy.needs_object else None
+        return policy.own_time(obj, self.states[policy].after)
+
+    def stop_of(self, row: Timeout, policy: TimeoutPolicy[Any]) -> tuple[datetime, datetime, bool]:
+        """Return begin and end of the stop of the clock of `row` that has not moved its deadline, and whether it lasts.
+
+        Of its own, or of a hold of its policy. It may have had an end that no worker has noticed. Until now if it
+        lasts; begin and end are equal if there is none.
+        """
+        if row.has_stopped_clock:
+            end = self.now if row.held_when else min(row.held_until or self.now, self.now)
+            begin = row.held_at or end
+            return begin, max(begin, end), end == self.now  # also if the clock was set back
+        state = self.states[policy]
+        lasts = state.stop == Stop.HELD and (state.until is None or state.until > self.now)
+        return *self.policy_hold(row, self.now), lasts
+
+    def progress(self, row: Timeout) -> Progress | None:
+        """Return how much of its time the round of `row` has used; None: it is settled, or that cannot be computed.
+
+        It cannot if the policy is not declared, or if its calendar raises.
+        """
+        policy = registry.get(row.policy)
+        if policy is not None and not row.is_settled:
+            with Failures(policy).counting(row.pk):
+                (begin, end, is_stopped), time = self.stop_of(row, policy), self.time_of(row)
+                moved = time.after_stop(row.due_at, begin, end)
+                course = course_of(row, policy, None, due_at=moved, time=time)
+                course = course._replace(stops=[*course.stops, (begin, end)])
+                own, total = course.total
+                used = max(course.used(own, begin if is_stopped else self.now), timedelta(0))
+                share, due_at = used / total if total else 1.0, row.due_at if is_stopped else moved
+                running, is_open_time = not is_stopped and course.start <= self.now, own.calendar() is not None
+                return Progress(used, total - used, total, share, running, due_at, is_open_time)
+        return None
 
     def is_on_hold(self, row: Timeout) -> bool:
         """Return whether the condition `hold_when` of its policy holds on the object of `row`."""
@@ -149,7 +213,7 @@ class Facts:
         """Return the policies and the keys of the objects on which they hold, in one query for each policy."""
         places = [(registry.get(row.policy), model_and_pk_of(row, self.using)[1]) for row in self.rows]
         found = set[tuple[Any, Any]]()
-        for policy in {policy for policy, _ in places if policy is not None}:
+        for policy in {policy for policy, _pk in places if policy is not None}:
             pks = [pk for each, pk in places if each is policy]
             found |= {(policy, pk) for pk in on_hold_among(policy, pks, self.using)}
         return found
@@ -187,14 +251,10 @@ class Facts:
         if row.since_at is None or row.since_at >= begun:
             return begun
         natural = None
-        try:
+        with Failures(policy).counting(row.pk):  # if `after` raises, it does not show that the row was armed
             obj = self.of(row, policy.followed) if policy.needs_object else None
             if obj is not None or not policy.needs_object:
                 natural = policy.due_of(obj, row.since_at, self.states[policy].after)
-        except DatabaseError:
-            raise
-        except (Exception, SystemExit):  # noqa: BLE001 - if `after` raises, it does not show that the row was armed
-            return begun
         is_armed = natural == row.due_at or (natural == row.first_due_at and row.restarted_at is None)
         return row.since_at if is_armed else begun
 

@@ -6,13 +6,13 @@ methods call its `bulk_create` and `update`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.apps import apps
 from django.db import connections, transaction
-from django.db.models import Manager, QuerySet, UniqueConstraint
+from django.db.models import Manager, Model, QuerySet, UniqueConstraint
 from django.db.models.signals import class_prepared, post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming import watched
@@ -27,10 +27,6 @@ from django_delayq.policy.reads import policies_by_table
 from django_delayq.sql.statements import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from django.db.models import Model
-
     from django_delayq.policy.watches import Watch
 
 

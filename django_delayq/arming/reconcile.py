@@ -20,14 +20,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import Case, Exists, F, OuterRef, Q, When
+from django.db.models import Case, Exists, F, Model, OuterRef, Q, When
 
-from django_delayq.arming import holding
 from django_delayq.arming.applying import apply
 from django_delayq.arming.changes import Arming, Changes, Round, RoundKey, is_of_one_object, terms_now
 from django_delayq.arming.row_state import (
@@ -55,10 +54,6 @@ from django_delayq.times import clock
 from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from django.db.models import Model
-
     from django_delayq.policy.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -309,7 +304,7 @@ class _Comparison:
         stopped_at = None if kept is None else kept.stopped_at
         if stopped_at is None and (kept is not None or not state.on_hold):  # `apply` stops a clock that was running
             return due_at, kept, None
-        time = holding.time_of(state.policy, lambda: state.after, lambda: self._object_of(state))
+        time = state.policy.own_time(self._object_of(state) if state.policy.needs_object else None, state.after)
         if kept is None or stopped_at is None or (state.on_hold and kept.resumed_at is None):
             begin = stopped_at or min(since_at, clock.now())
             return due_at, kept, max(time.elapsed(begin, due_at), timedelta(0))

@@ -52,8 +52,6 @@ CLOSING = (
     | Q(state=State.CANCELLED, cause=Cause.HAND)
     | Q(state=State.SKIPPED, cause__in=(Cause.HANDLER, Cause.LATE, Cause.SHADOW))
 )
-FIELDS = ("holds", "since_at", "after", "pending_id", "pending_since", "closed")
-"""The fields of `RowState` that the query for one row reads of each policy."""
 MAX_SINCE = 400
 """More values are compared as a range: with the slots of a page, older SQLite accepts 999 parameters."""
 
@@ -73,7 +71,7 @@ class RowState:
     pending_since: datetime | None = None
     closed: bool | None = None
     """Whether the round of `since_at` is closed; None: SQL cannot read or compare the value, or was not asked."""
-    on_hold: bool | None = None
+    on_hold: int | None = None
     """Whether `hold_when` holds; None: it was not asked. The last two are read only if the policy has it."""
     held: int = 0
     """How the pending round is held: see `held_how`."""
@@ -96,11 +94,16 @@ def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lo
     return states
 
 
+def _own_fields(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
+    """Return the fields of `RowState` for which `_columns` has a column, in their order."""
+    more = (("terms", follows_data(policy)), ("on_hold", policy.hold_when is not None))
+    return ("holds", "since_at", "after", *(name for name, is_read in more if is_read))
+
+
 def _fields(policy: TimeoutPolicy[Any]) -> tuple[str, ...]:
     """Return the fields of `RowState` for which the query for one row has a column, in their order."""
-    of_terms = ("terms", "pending_terms") if follows_data(policy) else ()
-    of_clock = () if policy.hold_when is None else ("on_hold", "held")
-    return (*FIELDS, *of_terms, *of_clock)
+    own, of_round = _own_fields(policy), {"terms": "pending_terms", "on_hold": "held"}
+    return (*own, "pending_id", "pending_since", "closed", *(of_round[name] for name in own if name in of_round))
 
 
 def _read(
@@ -138,16 +141,10 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
             f"delayq{number}_closed": closed,
         }
         if follows_data(policy):
-            columns |= {
-                f"delayq{number}_terms": _terms(policy, using),
-                f"delayq{number}_with": Subquery(pending.values("terms")[:1], output_field=CharField()),
-            }
+            columns[f"delayq{number}_with"] = Subquery(pending.values("terms")[:1], output_field=CharField())
         if policy.hold_when is not None:
             held = Subquery(pending.values(held=held_how())[:1], output_field=IntegerField())
-            columns |= {
-                f"delayq{number}_on_hold": condition_value(policy, policy.hold_when, using),
-                f"delayq{number}_held": Coalesce(held, 0),
-            }
+            columns[f"delayq{number}_held"] = Coalesce(held, 0)
     rows = _by_key(policies, using).annotate(**columns).values_list("pk", *columns)
     return for_update(rows, using) if lock else rows
 
@@ -280,10 +277,6 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     model, columns = policies[0].concrete_model, dict[str, Any]()
     for number, policy in enumerate(policies):
         columns |= _columns(number, policy, using)
-        if follows_data(policy):
-            columns[f"delayq{number}_terms"] = _terms(policy, using)
-        if policy.hold_when is not None:
-            columns[f"delayq{number}_on_hold"] = condition_value(policy, policy.hold_when, using)
     rows = with_since(rows_of(model, using).filter(pk__in=pks), *policies).annotate(**columns)
     rows = read_committed(rows, using).order_by("pk")
     with in_own_zone():
@@ -293,13 +286,9 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
         pk = to_python(key)
         for policy in policies:
             row_id, since_at, held, terms = pending.get((policy.label, pk), (None, None, 0, None))
-            (holds, since, after), more = values[:3], dict[str, Any]()
-            del values[:3]
-            if follows_data(policy):
-                more |= {"terms": values.pop(0), "pending_terms": terms}
-            if policy.hold_when is not None:
-                more |= {"on_hold": bool(values.pop(0)), "held": held}
-            states.append(RowState(pk, policy, holds, since, after, row_id, since_at, **more))
+            of_round: dict[str, Any] = {"pending_id": row_id, "pending_since": since_at, "held": held}
+            of_round["pending_terms"] = terms if follows_data(policy) else None
+            states.append(RowState(pk, policy, **{name: values.pop(0) for name in _own_fields(policy)}, **of_round))
     return states
 
 
@@ -387,12 +376,16 @@ def on_hold_among(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) 
 
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:
-    """Return the columns of `when`, of `since` (NULL for a callable) and of the delay in force."""
+    """Return the columns of `_own_fields`; `since` is NULL for a callable, and `after` the delay in force."""
     columns = {
         "holds": condition_value(policy, policy.when, using),
         "since": _since(policy, number),
         "after": delay_in_force(policy, using),
     }
+    if follows_data(policy):
+        columns["terms"] = _terms(policy, using)
+    if policy.hold_when is not None:
+        columns["on_hold"] = condition_value(policy, policy.hold_when, using)
     return {f"delayq{number}_{name}": column for name, column in columns.items()}
 
 

@@ -191,7 +191,9 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     model, since = policy.concrete_model, since_name(policy)
     text = object_id(F(cast("Any", model._meta.pk).name), model, using)
     for waiting, on_hold in _by_clock(policy, using):
-        rows = _matching(policy, on_hold, using)
+        rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q())
+        if on_hold is not None:
+            rows = rows.filter(Exact(condition_value(policy, policy.hold_when, using), int(on_hold)))
         if since is not None:
             rows = with_since(rows, policy).filter(**{since: OuterRef("since_at")})
         rows = _with_same_data(policy, rows, using).filter(pk=key_of(OuterRef("object_id"), model, using))
@@ -207,14 +209,6 @@ def _with_same_data(policy: TimeoutPolicy[Any], rows: QuerySet[Any], using: str)
     rows = rows.alias(delayq_terms=terms_column(policy, using))
     is_same: QuerySet[Any] = rows.filter(Q(delayq_terms=OuterRef("terms")) | is_other_code)
     return is_same
-
-
-def _matching(policy: TimeoutPolicy[Any], on_hold: bool | None, using: str) -> QuerySet[Any]:
-    """Return the rows that match `policy`, of which `hold_when` is as given; None: either."""
-    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q())
-    if on_hold is None:
-        return rows
-    return rows.filter(Exact(condition_value(policy, policy.hold_when, using), int(on_hold)))
 
 
 def _by_clock(policy: TimeoutPolicy[Any], using: str) -> Iterator[tuple[QuerySet[Any], bool | None]]:

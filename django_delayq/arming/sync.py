@@ -13,7 +13,7 @@ import math
 import operator
 import time
 from contextlib import nullcontext, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db.models import Model, Q, QuerySet
@@ -41,7 +41,6 @@ from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
-    from datetime import datetime
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -27,7 +27,7 @@ from django_delayq.ledger.locking import begin_write, lock_keys, rows_of
 from django_delayq.ledger.routing import has_timeouts
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicySync
-from django_delayq.policy.watches import watches_on
+from django_delayq.policy.watches import Hop, Watch, watches_on
 from django_delayq.sql.key_types import pk_of, root_of_key
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.sql.statements import chunks
@@ -35,7 +35,6 @@ from django_delayq.times.paths import is_reference
 
 if TYPE_CHECKING:
     from django_delayq.policy.policies import TimeoutPolicy
-    from django_delayq.policy.watches import Hop, Watch
 
 MOST = 500
 """A save locks at most so many objects, so that it takes some 100 ms, and other requests wait no longer for them."""
@@ -52,8 +51,7 @@ class Owners:
         """Add the objects `keys` of the policy of `watch`."""
         table = watch.policy.concrete_model
         if found := set(map(root_of_key(table).to_python, keys)):
-            self.keys.setdefault(table, set()).update(found)
-            self.policies.setdefault(table, set()).add(watch.policy)
+            self.update(Owners({table: found}, {table: {watch.policy}}))
 
     def update(self, other: Owners) -> None:
         for table, keys in other.keys.items():
@@ -216,17 +214,13 @@ def lock_owners(
         moved = [] if instance._state.adding else [each for each in watches if each.may_move(update_fields)]
         owners.update(owners_by_keys(moved, [instance.pk], using))
         owners.lock(using)
-        _note(instance, owners)
+        vars(instance._state)["delayq_owners"] = owners
 
 
 def arm_owners(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Arm, move or cancel the timeouts of the objects that `lock_owners` has found."""
     if owners := vars(instance._state).pop("delayq_owners", None):
         owners.arm(using)
-
-
-def _note(instance: Model, owners: Owners) -> None:
-    vars(instance._state)["delayq_owners"] = owners
 
 
 @dataclass(slots=True)
@@ -294,4 +288,4 @@ def follow_relation(
             values = list(rows.values_list(side.attname, flat=True)[: MOST + 1])
         owners.add(watch, _owners_of(watch, values, using))
     owners.lock(using)
-    _note(instance, owners)
+    vars(instance._state)["delayq_owners"] = owners

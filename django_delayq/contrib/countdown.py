@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Model, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from django_delayq.ledger.relations import TimeoutRelation
-from django_delayq.ledger.subjects import NEWEST_FIRST, current_round, subject_of
-from django_delayq.models import WAITING, Timeout
+from django_delayq.ledger.subjects import NEWEST_FIRST, Subject, current_round, subject_of
+from django_delayq.models import WAITING, Timeout, TimeoutQuerySet
+from django_delayq.scheduling.queries import get_progress
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.sql.statements import chunks, compiled, param
 from django_delayq.times import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
-    from django_delayq.ledger.subjects import Subject
+    from django_delayq.arming.holding import Progress
     from django_delayq.policy.policies import M, TimeoutPolicy
 
 
@@ -38,24 +38,31 @@ class Countdown:
     """The state of the newest round, one of `Timeout.State`; "": there never was one."""
     now: datetime
     """The server's time when this was read: the database's, or this process's if no query was needed."""
-    timeout_id: int | None = None
-    remaining: timedelta | None = None
-    """The rest of its time, if its clock is stopped, or was when it was cancelled."""
-    keeps_deadline: bool = False
-    """If it is held: its clock runs."""
+    row: Timeout | None = None
+    """The newest round."""
 
     def __bool__(self) -> bool:
         return self.due_at is not None and self.state in WAITING
 
     @property
+    def timeout_id(self) -> int | None:
+        """Return the id of the newest round."""
+        return None if self.row is None else self.row.pk
+
+    @property
+    def progress(self) -> Progress | None:
+        """Return how much of its own time it has used and has left, by queries of its own: see `get_progress`."""
+        return None if self.row is None else get_progress(self.row)
+
+    @property
     def is_stopped(self) -> bool:
         """Return whether its clock is stopped, so that `seconds_left` stays as it is."""
-        return self.state == Timeout.State.HELD and not self.keeps_deadline
+        return self.row is not None and self.row.has_stopped_clock
 
     @property
     def is_paused(self) -> bool:
-        """Return whether it does not fire until it is resumed, although its time runs out: see `keeps_deadline`."""
-        return self.state == Timeout.State.HELD and self.keeps_deadline
+        """Return whether it does not fire until it is resumed, although its time runs out."""
+        return self.row is not None and self.row.is_paused
 
     @property
     def seconds_left(self) -> int | None:
@@ -65,7 +72,7 @@ class Countdown:
         """
         if self.due_at is None or not self:
             return None
-        left = (self.remaining or timedelta(0)) if self.is_stopped else self.due_at - self.now
+        left = self.row.time_left if self.row is not None and self.is_stopped else self.due_at - self.now
         return max(0, math.ceil(left.total_seconds()))
 
     @property
@@ -84,16 +91,13 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
         ValueError: `target` is not saved.
     """
     if isinstance(target, Timeout):
-        held = target.remaining, target.keeps_deadline
-        return Countdown(target.due_at, target.state, clock.now(), target.pk, *held)
+        return Countdown(target.due_at, target.state, vars(target).get("delayq_now", clock.now()), target)
     subject = subject_of(target, policy, key)
     kept = _prefetched(target, subject)
     if kept is None:
-        for values in _current.rows(subject.using, slot=subject.slot):
-            return Countdown(*values)
-    elif current := current_round(kept):
-        return countdown_of(current)
-    return Countdown(None, "", clock.now())
+        kept = _current.objects(subject.using, slot=subject.slot)
+    current = current_round(kept)
+    return Countdown(None, "", clock.now()) if current is None else countdown_of(current)
 
 
 @compiled
@@ -106,8 +110,12 @@ def _current(using: str) -> QuerySet[Timeout, Any]:
     pending = rows.filter(slot_taken=1).order_by(NEWEST_FIRST)
     newest = rows.order_by(F("slot_taken").desc(nulls_last=True), NEWEST_FIRST)
     first = Coalesce(Subquery(pending.values("id")[:1]), Subquery(newest.values("id")[:1]))
-    rows = Timeout.objects.using(using).filter(pk=first)
-    return rows.values_list("due_at", "state", DatabaseNow(), "id", "remaining", "keeps_deadline")
+    return _shown(Timeout.objects.using(using).filter(pk=first))
+
+
+def _shown(rows: TimeoutQuerySet) -> QuerySet[Timeout, Any]:
+    """Return `rows` with the time of the database, and without what may be large."""
+    return rows.defer("history", "payload").annotate(delayq_now=DatabaseNow())
 
 
 def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:
@@ -130,9 +138,7 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
     for using, slots in asked.items():
         for chunk in chunks(slots):  # by the unique index of slots
             rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
-            columns = ("due_at", "state", DatabaseNow(), "id", "remaining", "keeps_deadline")
-            for slot, *values in rows.values_list("slot", *columns):
-                found[using, slot] = Countdown(*values)
+            found |= {(using, row.slot): countdown_of(row) for row in _shown(rows)}
     return [found.get((subject.using, subject.slot)) for subject in subjects]
 
 
@@ -142,9 +148,7 @@ def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
     for field in obj._meta.private_fields if kept else ():
         if isinstance(field, TimeoutRelation) and field.name in kept:
             rows = kept[field.name]
-            if len(rows.query.where.children) > 1:
-                return None  # filtered by more than the object, as by `Prefetch`
-            if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
-                return None  # read from a replica, which may be behind
-            return [row for row in rows if row.slot == subject.slot]
+            is_filtered = len(rows.query.where.children) > 1  # by more than the object, as by `Prefetch`
+            is_behind = rows.db != subject.using or any(row._state.db != subject.using for row in rows)  # as a replica
+            return None if is_filtered or is_behind else [row for row in rows if row.slot == subject.slot]
     return None

@@ -114,9 +114,7 @@ def _attributes(policy: TimeoutPolicy[Any], timeouts: Sequence[Timeout]) -> dict
     }
     if len(timeouts) > 1:
         return found | {"messaging.batch.message_count": len(timeouts)}
-    for row in timeouts:
-        found |= {**_attributes_of(row), "delayq.attempt": attempt_of(row)}
-    return found
+    return {**found, **_attributes_of(timeouts[0]), "delayq.attempt": attempt_of(timeouts[0])}
 
 
 def _attributes_of(row: Timeout) -> dict[str, AttributeValue]:

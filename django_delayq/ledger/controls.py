@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import connections
 from django.db.models import DurationField, Exists, F, Q, QuerySet, Subquery, Value
@@ -31,12 +31,6 @@ from django_delayq.sql.now import DatabaseNow, database_now, evaluated_at_execut
 from django_delayq.sql.statements import Raw, compiled, selected, sql_of, upsert
 from django_delayq.times.lengths import resized
 from django_delayq.times.spans import Length
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from django.db.models import QuerySet
-
 
 Stop = PolicyControl.Stop
 

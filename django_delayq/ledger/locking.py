@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.models import F, Manager, Model, QuerySet, Value
 
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import array_of, refusal, root_of_key
 from django_delayq.sql.statements import CHUNK, Param, Raw, compiled, in_array, selected, sql_of
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from django.db.models.sql import UpdateQuery
 
-    from django_delayq.models import TimeoutQuerySet
 
 M = TypeVar("M", bound=Model)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django_delayq.conf import get_settings
 from django_delayq.ledger.locking import read_committed, rows_of
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
+from django_delayq.policy.policies import TimeoutPolicy, registry
 from django_delayq.policy.steps import Course, Planned, passed_before, with_over
 from django_delayq.rounds.memory import stops_of
 from django_delayq.sql.key_types import pk_of
@@ -19,8 +19,6 @@ from django_delayq.times.paths import read_relations
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-
-    from django_delayq.policy.policies import TimeoutPolicy
 
 
 def planning_policy(row: Timeout) -> TimeoutPolicy[Any] | None:
@@ -37,7 +35,8 @@ def plan_of_row(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any
 def course_of(row: Timeout, policy: TimeoutPolicy[Any], obj: Any, **given: Any) -> Course:
     """Return the course of the round of `row`. `obj`: its object, if the plan needs it. `given`: see `Course`."""
     course = _course(policy, given.pop("due_at", row.due_at), row.since_at, row.created_at)
-    return course._replace(**{"obj": obj, "over": row.steps_over, "stops": stops_of(row.stops), **given})
+    stops = [each for each in stops_of(row.stops) if each[1] > course.start]  # of a row that continues a round
+    return course._replace(**{"obj": obj, "over": row.steps_over, "stops": stops, **given})
 
 
 def _course(policy: TimeoutPolicy[Any], due_at: datetime, since_at: datetime | None, created_at: datetime) -> Course:

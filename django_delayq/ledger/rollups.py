@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from django.conf import settings
@@ -43,12 +43,18 @@ REPAIR_AFTER: Final = timedelta(hours=3)
 """How long after its end a day is counted again: for transactions that were open for longer than the margin."""
 READ_ROWS: Final = 2_000
 """Rows read at once: a tenth of a second, after which the worker may do something more urgent."""
+OVERDUE: Final = timedelta(minutes=1)
+"""So long after it could fire, a pending timeout counts as overdue, and one that fires counts as late."""
 GROWTH: Final = 1.05
 """The ratio of two limits of a histogram: so quantiles are exact to 2.5 %, and a day needs some 200 numbers."""
 LEAST_SECONDS: Final = 0.001
 """Shorter durations count as so long: a logarithm has no zero."""
 COUNTS: Final = ("in_time", "ended_late", "fired", "shadow", "skipped", "cancelled", "dead")
 """What a round ends as; each settled row is one of them."""
+HISTOGRAMS: Final = ("lateness", "waits", "hours")
+"""The columns of a day that are counts by a number."""
+BY_HOUR: Final = (*COUNTS, "late")
+"""What is counted by the hour: `late` are those that fired more than `OVERDUE` late, and `fired` the others."""
 BY_SETTLED: Final = Order("settled_at")
 NO_LABEL: Final = ""
 KEY: Final = ("policy", "day", "is_deleted")
@@ -75,43 +81,46 @@ class SettledRow(NamedTuple):
 
 @dataclass
 class Tally:
-    """Counts of settled rows, and histograms of their durations."""
+    """Counts of settled rows, histograms of their durations, and counts by the hour."""
 
     counts: Counter[str] = field(default_factory=Counter)
     lateness: Counter[int] = field(default_factory=Counter)
     waits: Counter[int] = field(default_factory=Counter)
+    hours: Counter[int] = field(default_factory=Counter)
+    """By `hour_of` times the length of `BY_HOUR`, plus the place in it."""
 
     def add(self, row: SettledRow) -> None:
         """Count one row."""
         end = ending_of(row)
         self.counts[end] += 1
         if end == "fired":
-            could_fire = could_fire_at(row.due_at, row.created_at, row.ready_at, row.run_at, row.attempts)
-            self.lateness[_interval_of(row.settled_at - could_fire)] += 1
+            late = row.settled_at - could_fire_at(row.due_at, row.created_at, row.ready_at, row.run_at, row.attempts)
+            self.lateness[_interval_of(late)] += 1
+            end = "late" if late > OVERDUE else end
         elif end == "in_time":
             self.waits[_interval_of(row.settled_at - (row.since_at or row.created_at))] += 1
+        self.hours[hour_of(row.settled_at) * len(BY_HOUR) + BY_HOUR.index(end)] += 1
 
     def merge(self, other: Tally) -> None:
         """Add the counts of `other`."""
-        self.counts.update(other.counts)
-        self.lateness.update(other.lateness)
-        self.waits.update(other.waits)
+        for name, own in vars(self).items():
+            own.update(getattr(other, name))
 
     def remove(self, other: Tally) -> None:
         """Take off the counts of `other`. Not below 0: a row that was committed after the last count is not counted."""
-        self.counts, self.lateness = self.counts - other.counts, self.lateness - other.lateness
-        self.waits -= other.waits
+        for name, own in vars(self).items():
+            setattr(self, name, own - getattr(other, name))
 
     @classmethod
     def of(cls, part: PolicyDay) -> Tally:
         """Return what a stored part has counted."""
-        lateness, waits = ({int(key): count for key, count in each.items()} for each in (part.lateness, part.waits))
-        return cls(Counter({name: getattr(part, name) for name in COUNTS}), Counter(lateness), Counter(waits))
+        histograms = ({int(key): count for key, count in getattr(part, name).items()} for name in HISTOGRAMS)
+        return cls(Counter({name: getattr(part, name) for name in COUNTS}), *map(Counter, histograms))
 
     def columns(self) -> dict[str, Any]:
         """Return the columns in which it is stored."""
-        lateness, waits = ({str(key): each[key] for key in sorted(each)} for each in (self.lateness, self.waits))
-        return {**{name: self.counts[name] for name in COUNTS}, "lateness": lateness, "waits": waits}
+        stored = {name: {str(key): each[key] for key in sorted(each)} for name, each in vars(self).items()}
+        return {name: self.counts[name] for name in COUNTS} | {name: stored[name] for name in HISTOGRAMS}
 
 
 def _interval_of(duration: timedelta) -> int:
@@ -129,6 +138,11 @@ def quantile(histogram: Mapping[int, int], share: float) -> float | None:
     return None
 
 
+def hour_of(moment: datetime) -> int:
+    """Return the number of the hour of `moment` since 1970, in UTC: a day may have 23 hours, or 25."""
+    return int(clock.aware(moment).timestamp() // 3600)
+
+
 def day_of(moment: datetime) -> date:
     """Return the day of `moment` in `TIME_ZONE`."""
     return (timezone.localtime(moment, timezone.get_default_timezone()) if settings.USE_TZ else moment).date()
@@ -142,12 +156,9 @@ def start_of(day: date) -> datetime:
     return clock.in_utc(midnight.replace(tzinfo=timezone.get_default_timezone()))
 
 
-R = TypeVar("R", bound="Any")
-
-
 def read_settled(
-    rows: TimeoutQuerySet, begin: datetime, end: datetime, kind: type[R], size: int = READ_ROWS
-) -> Iterator[list[R]]:
+    rows: TimeoutQuerySet, begin: datetime, end: datetime, kind: Any = SettledRow, size: int = READ_ROWS
+) -> Iterator[list[Any]]:
     """Yield pages of those of `rows` that were settled from `begin` to before `end`, the oldest first.
 
     `kind`: a named tuple of columns. It begins with `settled_at` and `id`.
@@ -162,11 +173,6 @@ def read_settled(
         if len(page) < size:
             return
         place = Cursor.at(page[-1], BY_SETTLED)
-
-
-def rows_between(using: str, begin: datetime, end: datetime, size: int = READ_ROWS) -> Iterator[list[SettledRow]]:
-    """Yield pages of the rows of all policies that were settled in this time."""
-    return read_settled(Timeout.objects.using(using), begin, end, SettledRow, size)
 
 
 class Part(NamedTuple):
@@ -237,7 +243,7 @@ def _count(using: str, part: Part, now: datetime, between: Callable[[], object])
     if not is_whole and marker.until != part.begins_at:
         return
     tallies = defaultdict[Any, Tally](Tally)
-    for page in rows_between(using, part.begins_at, part.ends_at):
+    for page in read_settled(Timeout.objects.using(using), part.begins_at, part.ends_at):
         for row in page:
             tallies[part.day, row.policy].add(row)
         between()
@@ -254,10 +260,9 @@ def _count(using: str, part: Part, now: datetime, between: Callable[[], object])
 
 def _renewed(using: str, days: Iterable[date]) -> dict[date, PolicyDay]:
     """Lock the markers of `days`, also of those that are not counted yet, and give them another version."""
-    new = []
-    for day in sorted(days):
-        begin = start_of(day)
-        new.append(PolicyDay(policy=NO_LABEL, day=day, zone=settings.TIME_ZONE, until=begin, counted_at=begin))
+    begins = {day: start_of(day) for day in sorted(days)}
+    own: dict[str, Any] = {"policy": NO_LABEL, "zone": settings.TIME_ZONE}
+    new = [PolicyDay(day=day, until=begin, counted_at=begin, **own) for day, begin in begins.items()]
     upsert(rows := _left(using), new, KEY, ("version",))
     return {each.day: each for each in for_update(rows.filter(policy=NO_LABEL, day__in=days), using)}
 
@@ -283,19 +288,15 @@ def leave(rows: Iterable[Any], using: str, *, are_deleted: bool = False) -> None
 
     `are_deleted`: from now on they count as deleted. The rows are `Timeout` or `SettledRow`.
     """
-    days = defaultdict[date, list[Any]](list)
-    for row in rows:
-        if row.settled_at is not None:
-            days[day_of(row.settled_at)].append(row)
-    if not days:
+    settled = [(day_of(row.settled_at), row) for row in rows if row.settled_at is not None]
+    if not settled:
         return
-    markers = _renewed(using, days)
+    markers = _renewed(using, {day for day, _ in settled})
     counted, deleted = defaultdict[Any, Tally](Tally), defaultdict[Any, Tally](Tally)
-    for day, found in days.items():
-        for row in found:
-            deleted[day, row.policy].add(row)
-            if row.settled_at < markers[day].until:
-                counted[day, row.policy].add(row)
+    for day, row in settled:
+        deleted[day, row.policy].add(row)
+        if row.settled_at < markers[day].until:
+            counted[day, row.policy].add(row)
     _change(using, counted, Tally.remove, is_deleted=False)
     if are_deleted:
         _change(using, deleted, Tally.merge, is_deleted=True)
@@ -309,18 +310,17 @@ def counted(
     Return the tallies by day and label; and until when rows are counted, None: all are. `limit`: read no more rows of
     the ledger than about so many.
     """
-    stored = PolicyDay.objects.using(using).filter(Q(is_deleted=True) | Q(zone=settings.TIME_ZONE))
-    stored = stored.filter(day__range=(first, last))
-    stored = stored if labels is None else stored.filter(policy__in=[NO_LABEL, *labels])
+    ours = Q(is_deleted=True) | Q(zone=settings.TIME_ZONE)
+    mine = Q() if labels is None else Q(policy__in=[NO_LABEL, *labels])
     found, counted_until, until = defaultdict[Any, Tally](Tally), dict[date, datetime](), None
-    for row in stored:
+    for row in PolicyDay.objects.using(using).filter(ours, mine, day__range=(first, last)):
         if row.policy == NO_LABEL:
             counted_until[row.day] = row.until
         else:
             found[row.day, row.policy].merge(Tally.of(row))
     for part in uncounted(using, start_of(first), start_of(last + timedelta(days=1)), counted_until):
         size = READ_ROWS if limit is None else min(READ_ROWS, limit + 1)
-        for page in rows_between(using, part.begins_at, part.ends_at, size):
+        for page in read_settled(Timeout.objects.using(using), part.begins_at, part.ends_at, size=size):
             limit = limit if limit is None else limit - len(page)
             if limit is not None and limit < 0:
                 return found, until or part.begins_at

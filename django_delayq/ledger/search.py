@@ -4,7 +4,7 @@ Every list, sweep and count reads a bounded part of one index, in the order of t
 
 - keyset pagination (`Order`, `Cursor`): a page starts after the last row of the page before, with no OFFSET;
 - a bounded examination (`page`): what no index answers is filtered among a limited number of rows;
-- a loose index scan (`distinct`): the distinct values of a column, by one index probe each;
+- a loose index scan (`distinct`): the distinct values of a column, by one index probe each, in one query;
 - capped counts (`count`, `count_each`).
 """
 
@@ -18,13 +18,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
+from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from django_delayq.engine.records import MAX_ID
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policy.policies import registry
 from django_delayq.sql.dialects import dialect_of
-from django_delayq.sql.statements import Param, Statement, chunks
+from django_delayq.sql.statements import chunks
 from django_delayq.times import clock
 
 MAX_LABELS: Final = 1_000
@@ -161,16 +162,16 @@ def ids_if_few(rows: Any, limit: int) -> list[int] | None:
 
 
 def distinct(rows: Any, *columns: str, limit: int) -> list[Any]:
-    """Return the distinct values of the first of `columns`, which begin an index, by one probe of it each."""
-    field = rows.model._meta.get_field(columns[0])
-    ordered = rows.order_by(*columns).values_list(field.attname)
-    found = [value for (value,) in ordered[:1]]
-    if found:
-        is_next = {f"{field.attname}__gt": Param(field, "last")}
-        probe = Statement(ordered.filter(**is_next)[:1], rows.db)  # compiled once for all probes
-        while len(found) < limit and (following := probe.read({"last": found[-1]}, connections[rows.db])):
-            found.append(following[0][0])
-    return found
+    """Return the distinct values of the first of `columns`, which begin an index: one query, and a probe for each."""
+    name = rows.model._meta.get_field(columns[0]).attname
+    ordered = rows.order_by(*columns).values_list(name)
+    following = ordered.filter(Q((f"{name}__gt", RawSQL("found.value", ()))))
+    first, then = (each[:1].query.get_compiler(rows.db, elide_empty=False).as_sql() for each in (ordered, following))
+    sql = f"WITH RECURSIVE found (value, place) AS (SELECT one.{name}, 1 FROM ({first[0]}) one UNION ALL "
+    sql += f"SELECT ({then[0]}), place + 1 FROM found WHERE value IS NOT NULL AND place < {limit}) "
+    with connections[rows.db].cursor() as cursor:
+        cursor.execute(f"{sql} SELECT value FROM found WHERE value IS NOT NULL", [*first[1], *then[1]])
+        return [value for (value,) in cursor.fetchall()]
 
 
 def labels_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:

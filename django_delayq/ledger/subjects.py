@@ -6,12 +6,12 @@ The ledger identifies an object by its content type and its primary key as a str
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
-from django.contrib.contenttypes.models import ContentType
+from django.contrib.contenttypes.models import ContentType, ContentTypeManager
 from django.db import connections
 from django.db.models import CharField, F, Func, Model, OuterRef, Q, QuerySet
 from django.db.models.lookups import Exact, In
@@ -19,23 +19,18 @@ from django.db.models.sql.where import AND
 
 from django_delayq.ledger.locking import for_update, lock_object, read_committed
 from django_delayq.ledger.routing import database_of
-from django_delayq.models import SLOT_BYTES, Timeout, slot_of
-from django_delayq.policy.policies import registry, resolve_policy
+from django_delayq.models import SLOT_BYTES, Timeout, TimeoutQuerySet, slot_of
+from django_delayq.policy.policies import TimeoutPolicy, registry, resolve_policy
 from django_delayq.rounds.memory import clean
 from django_delayq.sql.dialects import dialect_of
 from django_delayq.sql.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.sql.statements import compiled, param
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django.contrib.contenttypes.models import ContentTypeManager
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.expressions import Combinable
     from django.db.models.sql.compiler import SQLCompiler
 
-    from django_delayq.models import TimeoutQuerySet
-    from django_delayq.policy.policies import TimeoutPolicy
 
 MAX_KEY = 200
 """The length of the column: PostgreSQL would refuse a longer one in the middle of a transaction."""

@@ -18,7 +18,7 @@ from django_delayq.ledger.paging import insert_statement, update_each
 from django_delayq.ledger.planned import begin, planning_policy
 from django_delayq.ledger.rollups import leave
 from django_delayq.ledger.shares import set_shares
-from django_delayq.ledger.subjects import lock_newest
+from django_delayq.ledger.subjects import Subject, lock_newest
 from django_delayq.ledger.traces import current_trace
 from django_delayq.models import WAITING, Timeout, new_idempotency_key
 from django_delayq.rounds import events
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.db.models.sql import UpdateQuery
 
-    from django_delayq.ledger.subjects import Subject
     from django_delayq.policy.policies import TimeoutPolicy
-    from django_delayq.rounds.events import Facts
+    from django_delayq.rounds.events import Facts, Plan
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -209,6 +208,15 @@ def move_rows(moves: Sequence[tuple[Timeout, datetime, datetime | None]], facts:
     for row, due_at, attempt_at in moves:
         events.move(row, due_at, attempt_at, facts, **event)
     return write_waiting([row for row, *_ in moves], facts.using)
+
+
+def write_plans(plans: Iterable[tuple[Timeout, Plan]], facts: Facts, **event: Any) -> list[Timeout]:
+    """Move waiting, locked rows to the deadlines that their policies compute now; return them. `event`: see above."""
+    moves = []
+    for row, plan in plans:
+        events.follow(row, plan)
+        moves.append((row, plan.due_at, run_at_of(row, plan.due_at, facts)))
+    return move_rows(moves, facts, **event)
 
 
 def hold_rows(rests: Sequence[tuple[Timeout, timedelta]], using: str, *, at: datetime, **event: Any) -> list[Timeout]:

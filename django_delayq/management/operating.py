@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from inspect import cleandoc
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
@@ -41,7 +44,7 @@ from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
 from django_delayq.policy.policies import TimeoutPolicy, get_policies, get_policy
 from django_delayq.rounds.memory import clean
 
-EXAMPLES: Final = "examples:"
+EXAMPLES: Final = "Examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
 FIRING: Final = ("fire", "retry", "refire")
@@ -79,8 +82,22 @@ class _HelpFormatter(DjangoHelpFormatter):
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
 
 
-class TextCommand(BaseCommand):
-    """A command whose output and options may be in any script, whatever the encoding of the terminal has."""
+class DelayqCommand(BaseCommand):
+    """A command with its docstring as help, which ends with examples, and errors without a traceback.
+
+    Its output and options may be in any script, whatever the encoding of the terminal has.
+    """
+
+    arguments: ClassVar[str] = ""
+    """Positional arguments, for the line that precedes an error. Django's line has all options: nine lines."""
+    examples: ClassVar[str]
+
+    def __init_subclass__(cls, **declared: Any) -> None:
+        """Set the attributes `declared` of a command: `class Command(TimeoutCommand, name="cancel")`."""
+        cls.help, heading, examples = cleandoc(cls.__doc__ or "").partition(EXAMPLES)
+        cls.examples = f"{heading}{examples}"
+        for name, value in declared.items():
+            setattr(cls, name, value)
 
     def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
         streams: Any = output.Encodable(stdout or sys.stdout), output.Encodable(stderr or sys.stderr)
@@ -93,27 +110,6 @@ class TextCommand(BaseCommand):
                 if isinstance(text, str) and clean(text) != text:
                     raise wrong_value(f"--{name.replace('_', '-')}", text, "is not text in the encoding of this shell")
         options |= {name: output.Encodable(options[name]) for name in ("stdout", "stderr") if options.get(name)}
-        return super().execute(*args, **options)
-
-
-class DelayqCommand(TextCommand):
-    """A command with its docstring and examples as help, and errors without a traceback."""
-
-    arguments: ClassVar[str] = ""
-    """Positional arguments, for the line that precedes an error. Django's line has all options: nine lines."""
-    examples: ClassVar[tuple[str, ...]] = ()
-    """Arguments of useful calls."""
-
-    def __init_subclass__(cls) -> None:
-        cls.help = cls.__doc__ or ""
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        epilog = "\n".join([EXAMPLES, *(f"  %(prog)s {example}" for example in self.examples)])
-        usage = f"%(prog)s {self.arguments} [options]".replace("  ", " ")
-        kwargs = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter, **kwargs}
-        return super().create_parser(prog_name, subcommand, **kwargs)
-
-    def execute(self, *args: Any, **options: Any) -> str | None:
         try:
             return super().execute(*args, **options)
         except DelayqError as error:
@@ -122,6 +118,12 @@ class DelayqCommand(TextCommand):
             if missing := not_migrated(error, router.db_for_write(Timeout)):
                 raise CommandError(str(missing)) from error
             raise
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        epilog = self.examples.replace("manage.py", Path(prog_name).name)
+        usage = f"%(prog)s {self.arguments} [options]".replace("  ", " ")
+        kwargs = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter, **kwargs}
+        return super().create_parser(prog_name, subcommand, **kwargs)
 
 
 class ReportCommand(DelayqCommand):
@@ -216,12 +218,15 @@ class OperatorCommand(AskingCommand):
         return arguments_of(options, OPERATIONS[self.name])
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
-        more |= self.parameters(options)
         operation = OPERATIONS[self.name]
+        call, has_progress = partial(operation.call, target), self.name in TIMEOUT_OPERATIONS or operation.moves_rows
+        return self.call(call, options, has_progress=has_progress, **more, **self.parameters(options))
+
+    def call(self, call: Callable[..., Any], options: dict[str, Any], *, has_progress: bool = True, **more: Any) -> Any:
+        """Return what `call` returns of `more`, of the user and of the reason, and show its progress if it has any."""
         with self.progress(options) as add:
-            if self.name in TIMEOUT_OPERATIONS or operation.moves_rows:
-                more["progress"] = add
-            return operation.call(target, by=actor(), reason=options["reason"], **more)
+            more |= {"progress": add} if has_progress else {}
+            return call(by=actor(), reason=options["reason"], **more)
 
 
 class TimeoutCommand(OperatorCommand):
@@ -241,7 +246,9 @@ class TimeoutCommand(OperatorCommand):
         rows, absent = selection.rows, selection.absent()
         self.ask(self.name, count(rows), options)
         result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
-        said = self.summary(result)
+        due = f", {result.due_at_once} of them due at once" if result.due_at_once and self.name not in FIRING else ""
+        before = f", and {result.continued} before it was interrupted" if result.continued else ""
+        said = f"{result.changed} {self.done}{due}{before}"
         if result.dry_run:  # those that are refused are listed below
             preview = preview_timeouts(replace(result, refused={}), OPERATIONS[self.name].will)
             said += f". {foretold(preview)}"
@@ -255,12 +262,6 @@ class TimeoutCommand(OperatorCommand):
             lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
         if lines:
             raise CommandError("\n".join(lines), returncode=code)
-
-    def summary(self, result: Result) -> str:
-        """Return what was done, or with `--dry-run` would be."""
-        due = f", {result.due_at_once} of them due at once" if result.due_at_once and self.name not in FIRING else ""
-        before = f", and {result.continued} before it was interrupted" if result.continued else ""
-        return f"{result.changed} {self.done}{due}{before}"
 
 
 class PolicyCommand(OperatorCommand):

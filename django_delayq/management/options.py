@@ -247,17 +247,12 @@ class Selection:
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
         labels, about_objects = _about(options, rows.db)
-        asked = {
-            "key": options["key"],
-            "due_until": moment("--due-before", options["due_before"]),
-            "due_from": moment("--due-after", options["due_after"]),
-        }
+        asked = {"key": options["key"], "due_until": moment("--due-before", options["due_before"])}
+        asked |= {"due_from": moment("--due-after", options["due_after"]), "queue": options["queue"]}
         conditions = [CONDITIONS[name](value) for name, value in asked.items() if value is not None]
         rows = rows.filter(about_objects, _about_related(options["related"]), *conditions)
         rows = rows.of_labels(labels) if labels else rows
         rows = rows.filter(pk__in=ids) if ids else rows
-        if options["queue"] is not None:
-            rows = rows.of_queue(options["queue"])
         if options["search"] is not None:
             found = find_ids(rows, options["search"])
             if len(found) >= MAX_HITS:  # it is not certain that these are all

@@ -169,7 +169,7 @@ class Migration(migrations.Migration):
                 ('pid', models.PositiveIntegerField(verbose_name='process')),
                 ('queues', models.JSONField(blank=True, default=None, null=True, verbose_name='queues')),
                 ('concurrency', models.PositiveSmallIntegerField(verbose_name='threads')),
-                ('version', models.CharField(max_length=30, verbose_name='version')),
+                ('version', models.CharField(max_length=50, verbose_name='version')),
                 ('uses_redis', models.BooleanField(verbose_name='uses Redis')),
                 ('held', models.PositiveIntegerField(default=0, verbose_name='timeouts under way')),
                 ('stuck_threads', models.PositiveSmallIntegerField(default=0, verbose_name='stuck threads')),
@@ -232,6 +232,7 @@ class Migration(migrations.Migration):
                 ('dead', models.BigIntegerField(default=0)),
                 ('lateness', models.JSONField(default=dict)),
                 ('waits', models.JSONField(default=dict)),
+                ('hours', models.JSONField(default=dict)),
             ],
             options={
                 'default_permissions': (),

@@ -259,6 +259,8 @@ class PolicyDay(_Record):
     lateness: Field[Any, Any] = models.JSONField(default=dict)
     """Histograms: how late the rounds fired, and how long those that ended in time took."""
     waits: Field[Any, Any] = models.JSONField(default=dict)
+    hours: Field[Any, Any] = models.JSONField(default=dict)
+    """How many rounds have ended in each hour, as `rollups.Tally` has them."""
 
     class Meta(_Record.Meta):
         constraints: ClassVar[list[models.BaseConstraint]] = [
@@ -307,7 +309,7 @@ class WorkerSeen(models.Model):
     queues = models.JSONField(_("queues"), null=True, blank=True, default=None)
     """None: all of them."""
     concurrency = models.PositiveSmallIntegerField(_("threads"))
-    version = models.CharField(_("version"), max_length=30)
+    version = models.CharField(_("version"), max_length=50)
     uses_redis = models.BooleanField(_("uses Redis"))
     held = models.PositiveIntegerField(_("timeouts under way"), default=0)
     stuck_threads = models.PositiveSmallIntegerField(_("stuck threads"), default=0)

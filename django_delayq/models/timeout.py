@@ -10,6 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any, ClassVar, NoReturn, Self
 
 from django.contrib.contenttypes.fields import GenericForeignKey
@@ -83,17 +84,10 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         """Return the rows with this key, of all policies and objects, by `delayq_key`; none for the empty key."""
         return self.filter(HAS_KEY, key=key)
 
-    def of_queue(self, queue: str) -> TimeoutQuerySet:
-        """Return the rows of this queue, by `delayq_queue`."""
-        rows = self.filter(queue=queue)
-        return rows if queue == "default" else rows.filter(HAS_OWN_QUEUE)
-
 
 def refuse_write(*_: object, **__: object) -> NoReturn:
     """Raise TypeError. Replaces the writing methods of relations."""
-    raise TypeError(
-        "Timeouts are not written through a relation. Use schedule_timeout, cancel_timeout or a similar function."
-    )
+    raise TypeError("Timeouts are not written through a relation. Use a function such as schedule_timeout.")
 
 
 class RelatedTimeoutQuerySet(TimeoutQuerySet):
@@ -202,9 +196,8 @@ class Timeout(models.Model):
     how much later than the deadline its next attempt is."""
 
     # Internal: see `could_fire_at` for the first, and `ledger.claiming` for the last two.
-    ready_at = models.DateTimeField(
-        null=True, default=None, editable=False
-    )  # its last move, or the end of a snooze or a stop
+    # The first is its last move, or the end of a snooze or a stop.
+    ready_at = models.DateTimeField(null=True, default=None, editable=False)
     slot = HexField(max_length=32, editable=False)  # see `slot_of`
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)  # NULL: firing or settled
     final_attempt = models.BooleanField(default=False, editable=False)  # cancelled while it was firing
@@ -340,6 +333,12 @@ class Timeout(models.Model):
         return [event for event in self.history if event.get("what") == "failed"]
 
     @property
+    def last_error(self) -> str:
+        """Return type and message of the last failed attempt: `ValueError: no stock`; empty: none has failed."""
+        last = (self.errors or [{}])[-1]
+        return ": ".join(last[name] for name in ("error", "message") if last.get(name))
+
+    @property
     def is_settled(self) -> bool:
         return self.settled_at is not None
 
@@ -362,6 +361,10 @@ class Timeout(models.Model):
     def time_left(self) -> timedelta:
         """Return the rest of its time, if its clock is stopped; nothing if it was stopped after its deadline."""
         return max(self.remaining or timedelta(0), timedelta(0))
+
+    def progress(self) -> Any:
+        """Return how much of its time it has used and has left: a `Progress` or None, see `get_progress`."""
+        return import_module("django_delayq").get_progress(self)  # which is above this room
 
     @property
     def is_computed(self) -> bool:

@@ -33,17 +33,11 @@ from django_delayq.ledger.db_connections import (
 )
 from django_delayq.ledger.declarations import wrong_names
 from django_delayq.ledger.installation import ledger_name
+from django_delayq.ledger.rollups import OVERDUE
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, count_each, in_state, known_labels
 from django_delayq.models import ClockAdvance, PolicyChange, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.misfits import delays, matching_again, moved_models
-from django_delayq.monitoring.snapshot import (
-    OVERDUE,
-    PolicyStatus,
-    obstacles,
-    policy_statuses,
-    redis_status,
-    workers_alive,
-)
+from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, policy_statuses, redis_status, workers_alive
 from django_delayq.operations.changes import unfinished
 from django_delayq.policy.policies import declared_queues
 from django_delayq.redis_clients import get_engine
@@ -195,8 +189,8 @@ def workers(using: str) -> Iterator[CheckMessage]:
         WorkerSeen.objects.using(using).filter(pk="").update(held=0)
         return
     yield Info(f"{len(found)} running: {', '.join(worker.name for worker in found)}.", id="workers")
-    if len(releases := sorted({worker.version for worker in found})) > 1:
-        text = f"Workers of versions {', '.join(releases)} are running."
+    if others := sorted({worker.version for worker in found} - {django_delayq.__version__}):
+        text = f"Workers of version {', '.join(others)} are running; this process has {django_delayq.__version__}."
         yield Warning(text, hint="Restart the older ones, unless a deployment is in progress.", id="workers")
     for worker in found:
         if not worker.uses_redis and get_settings().redis is not None:
@@ -227,25 +221,20 @@ def policies(using: str) -> Iterator[CheckMessage]:
     """Find timeouts that are overdue, dead, or of no policy, and policies that are stopped or not synced."""
     now = database_now(using)
     statuses = policy_statuses(using, hours=False)
-    overdue = [finding for policy in statuses for finding in _overdue(policy, now)]
+    overdue = [_overdue(policy) for policy in statuses if policy.urgency == "overdue"]
     yield from overdue or [Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")]
     for policy in statuses:
         yield from _failing(policy, now, using)
         yield from _notable(policy, now)
 
 
-def _overdue(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
-    if policy.state is None or policy.is_stopped or policy.oldest_due_at is None:
-        return
-    waited = now - policy.oldest_due_at
-    if waited > OVERDUE:
-        oldest = duration_text(waited, is_exact=False)
-        one = f"of {policy.label} is overdue, for {oldest}."
-        many = f"of {policy.label} are overdue, the oldest for {oldest}."
-        hint = "Too few workers, a slow handler, a low rate, or an object that another transaction locks: "
-        hint += "see delayq_status."
-        kind = Error if waited > OVERDUE_ERROR else Warning
-        yield kind(plural(policy.overdue, one, many), hint=hint, id="overdue")
+def _overdue(policy: PolicyStatus) -> CheckMessage:
+    oldest = duration_text(waited := timedelta(seconds=policy.waited_seconds or 0), is_exact=False)
+    one = f"of {policy.label} is overdue, for {oldest}."
+    many = f"of {policy.label} are overdue, the oldest for {oldest}."
+    hint = "Too few workers, a slow handler, a low rate, or objects that are locked elsewhere: see delayq_status."
+    kind = Error if waited > OVERDUE_ERROR else Warning
+    return kind(plural(policy.overdue, one, many), hint=hint, id="overdue")
 
 
 def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckMessage]:
@@ -269,7 +258,7 @@ def _failing(policy: PolicyStatus, now: datetime, using: str) -> Iterator[CheckM
     if worst is None:
         return
     # No error if its handler gave up, or if its condition came back: the row before has the errors.
-    last = "{error}: {message}".format(**worst.errors[-1]) if worst.errors else worst.reason or "see its story"
+    last = worst.last_error or worst.reason or "see its story"
     text = f"Timeout {worst.pk} has failed {plural(worst.attempts, 'time')}, last: {last}."
     hint = f"manage.py delayq_explain --id {worst.pk}, and the log of the workers. After the cause is fixed, the next "
     hint += f"attempt fires; manage.py delayq_fire --policy {policy.label} makes it now."
@@ -308,7 +297,7 @@ def _notable(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
             hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {label} --state dead"
         yield Warning(plural(policy.dead, f"of {label} is dead.", f"of {label} are dead."), hint=hint, id="dead")
     if state is not None and state.is_stopped and state.stopped_at is not None:
-        since, waited = now - state.stopped_at, now - (policy.oldest_due_at or now)
+        since, waited = now - state.stopped_at, timedelta(seconds=policy.waited_seconds or 0)
         words = [f"{label} is {state.stop} for {duration_text(since, is_exact=False)}, by {state.by}", state.reason]
         words += [f"{policy.due} due, the oldest for {duration_text(waited, is_exact=False)}"] * bool(waited)
         is_waited_for = state.until is None and waited >= timedelta(hours=1)
@@ -370,10 +359,9 @@ def capacity(using: str) -> Iterator[CheckMessage]:
         )
     yield Info(text, id="capacity")
     rows = Timeout.objects.using(using).aggregate(span=Max("id") - Min("id") + 1)["span"] or 0
-    sizes = [rows * CAPACITY["ledger_bytes_per_row"], due.value * CAPACITY["redis_bytes_per_pending"]]
-    ledger, redis_hour = (f"{size / 1e6:,.1f} MB" for size in sizes)
-    text = f"The ledger has at most {plural(rows, 'row')}, about {ledger}. "
-    text += f"Redis needs about {redis_hour} for the next hour."
+    ledger, redis_hour = rows * CAPACITY["ledger_bytes_per_row"], due.value * CAPACITY["redis_bytes_per_pending"]
+    text = f"The ledger has at most {plural(rows, 'row')}, about {ledger / 1e6:,.1f} MB. "
+    text += f"Redis needs about {redis_hour / 1e6:,.1f} MB for the next hour."
     yield Info(text, id="capacity.storage")
 
 

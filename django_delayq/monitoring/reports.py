@@ -1,29 +1,37 @@
-"""Report how the rounds of policies have ended: by day, by month, by policy, or by a field of their objects."""
+"""Count what policies have to do, and how their rounds have ended: by day, by month, or by a field of their objects."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timedelta
 from typing import Any, Final
 
-from django.db import router
+from django.db import connections, router
 from django.db.models import F, Model
 
 from django_delayq.exceptions import DelayqError, suggestion
-from django_delayq.ledger.rollups import SettledRow, Tally, counted, day_of, quantile, rows_between, start_of
+from django_delayq.ledger.rollups import OVERDUE, SettledRow, Tally, counted, day_of, quantile, read_settled, start_of
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import YEARS
-from django_delayq.models import PolicyDay, Timeout
+from django_delayq.ledger.search import COUNTS_PER_STATEMENT, MAX_COUNT, YEARS, Count, counting
+from django_delayq.models import PolicyDay, Timeout, could_fire_at
 from django_delayq.operations.selection import column_at, may_ask_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.sql.key_types import keys_in, object_id_of
 from django_delayq.sql.now import database_now
+from django_delayq.sql.statements import Param, Raw, chunks, compiled, params, selected, sql_of
 
 DAYS_SHOWN: Final = 30
 """How many days a report by day covers if nothing else is asked for: as many as the ledger keeps by default."""
 MONTHS_SHOWN: Final = 12
 """How many months a report by month covers if nothing else is asked for: a year, of which each month occurs once."""
+MAX_LAGS: Final = 1_000
+"""How many firings the percentiles of the lag are computed from. A day of a busy policy has millions."""
+MAX_LATE: Final = 100
+"""How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
+HOURS: Final = 24
+"""How far the counts of fired timeouts reach back, and those of pending ones ahead: the rhythm of a business."""
 MAX_VALUES: Final = 1_000
 """Values by which a report counts; the rest is one line. More is a mistake: each object has a value of its own."""
 MAX_READ: Final = 3_000
@@ -31,6 +39,28 @@ MAX_READ: Final = 3_000
 TIMES: Final = ("day", "month")
 GONE: Final = "(deleted)"
 """The value of objects that do not exist any more."""
+
+
+State = Timeout.State
+
+
+def _time(name: str, index: int | None = None) -> Param:
+    return Param(Timeout._meta.get_field("run_at"), name, index)
+
+
+_PENDING: Final = {"state": State.PENDING}
+COUNTS: Final[dict[str, dict[str, Any]]] = {
+    "pending": _PENDING,
+    "due": {**_PENDING, "run_at__lte": _time("now")},
+    "overdue": {**_PENDING, "run_at__lte": _time("overdue")},
+    "firing": {"state": State.FIRING},
+    "dead": {"state": State.DEAD},
+    "fired": {"state": State.FIRED, "run_at__gte": _time("recent")},
+    "skipped": {"state": State.SKIPPED, "run_at__gte": _time("recent")},
+    "held": {"state": State.HELD},
+    "failing": {},
+}
+"""The counts of a policy with their conditions; failing rows have an index of their own instead."""
 
 
 class InvalidReport(DelayqError, ValueError):
@@ -159,8 +189,8 @@ def _days(by: str, first: date | None, last: date | None, using: str) -> tuple[d
     last = last or day_of(database_now(using))
     if last.year in YEARS and first is None:
         months = last.year * 12 + last.month - MONTHS_SHOWN
-        is_by_month = by == "month"
-        first = date(months // 12, months % 12 + 1, 1) if is_by_month else last - timedelta(days=DAYS_SHOWN - 1)
+        first = last - timedelta(days=DAYS_SHOWN - 1)
+        first = date(months // 12, months % 12 + 1, 1) if by == "month" else first
     if first is None or first > last or not {first.year, last.year}.issubset(YEARS):
         raise InvalidReport(f"The first day, {first}, is after the last one, {last}, or too far away.")
     return first, last
@@ -195,7 +225,7 @@ def _by_field(
     until: datetime | None = None
     using = database_of(policy.concrete_model)
     values_at(policy, path, [], using)  # refuses a wrong path also if there are no rows
-    for page in rows_between(using, begin, end):
+    for page in read_settled(Timeout.objects.using(using), begin, end):
         limit = limit if limit is None else limit - len(page)
         if limit is not None and limit < 0:
             break
@@ -245,3 +275,109 @@ def csv_rows(report: Report) -> Iterator[list[str]]:
         yield [
             f"'{cell}" if cell.startswith(_FORMULA) or cell.lstrip().startswith(_FORMULA) else cell for cell in cells
         ]
+
+
+@dataclass
+class PolicyFigures:
+    """What was read of the rows of one policy."""
+
+    numbers: Counter[int] = field(default_factory=Counter)
+    """In the order of `COUNTS`, and then how many fall due in each of the next hours."""
+    fired: list[Any] = field(default_factory=list)
+    due: list[datetime] = field(default_factory=list)
+
+    def attributes(self, now: datetime, since: datetime | None = None) -> dict[str, Any]:
+        """Return attributes of `PolicyStatus`; `since`: when its last stop ended. No row has waited for longer."""
+        counts = [Count(min(value, MAX_COUNT), value > MAX_COUNT) for _, value in sorted(self.numbers.items())]
+        lags = sorted(max(0.0, (at - could_fire_at(*columns)).total_seconds()) for at, *columns in self.fired)
+        oldest = max(min(self.due), since or min(self.due)) if self.due else None
+        return {
+            **dict(zip(COUNTS, counts, strict=False)),
+            "oldest_due_at": oldest,
+            "waited_seconds": max(0.0, (now - oldest).total_seconds()) if oldest else None,
+            "lag_p50": lags[len(lags) // 2] if lags else None,
+            "last_fired_at": max((settled_at for settled_at, *_ in self.fired), default=None),
+            "lag_p99": lags[int(len(lags) * 0.99)] if lags else None,
+            "hours": tuple(counts[len(COUNTS) :]),
+        }
+
+
+def read_figures(owners: dict[str, str], using: str, now: datetime, hours: int) -> dict[str, PolicyFigures]:
+    """Read the figures of each policy, with so many `hours`; `owners` has the policy of each label."""
+    found = {owner: PolicyFigures() for owner in owners.values()}
+    starts = [now + timedelta(hours=number) for number in range(hours + 1)]
+    at = dict[str, Any](now=now, overdue=now - OVERDUE, recent=now - timedelta(hours=HOURS), starts=starts)
+    for labels in chunks(list(owners), COUNTS_PER_STATEMENT):
+        own = [found[owners[label]] for label in labels]
+        size, values = len(labels), {**at, "policy": labels}
+        # PostgreSQL plans a statement of very many parts for much longer, and compiles it.
+        for part in chunks(labels, COUNTS_PER_STATEMENT // (len(COUNTS) + hours)):
+            for number, value, place in _counts.rows(using, len(part), hours, **{**at, "policy": part}):
+                found[owners[part[place]]].numbers[number] += value
+        for state in (State.FIRED, State.SKIPPED):
+            for late, place in _late.rows(using, size, state, MAX_LATE, **values):
+                if late == MAX_LATE:
+                    ((late, _),) = _late.rows(using, 1, state, MAX_COUNT + 1, **{**at, "policy": labels[place:]})  # noqa: PLW2901
+                own[place].numbers[list(COUNTS).index(state)] += late
+        # One that was armed long after its deadline, as by a backfill, has not waited since then.
+        for *times, place in _oldest_due.rows(using, size, **values):
+            own[place].due.append(max(times))
+        for *columns, place in _last_fired.rows(using, size, **values):
+            own[place].fired.append(columns)
+    return found
+
+
+def _of_each_label(build: Callable[..., Raw]) -> compiled:
+    """Read several labels by a statement that `build` makes for one: its rows end with the place of their label.
+
+    `build` gets the rows of the label in the order of the index.
+    """
+
+    def union(using: str, size: int, *shape: Any) -> Raw:
+        rows = Timeout.objects.using(using).order_by("policy", "state", "run_at", "id")
+        parts = [build(rows.filter(policy=label), using, *shape) for label in params("policy", size)]
+        sql = " UNION ALL ".join(f"SELECT part.*, {place} FROM ({each.sql}) part" for place, each in enumerate(parts))
+        return Raw(sql, [value for each in parts for value in each.parameters], parts[0].returning)
+
+    return compiled(union)
+
+
+@_of_each_label
+def _counts(rows: Any, using: str, hours: int) -> Raw:
+    """Count the rows, in the order of `COUNTS`, and the pending ones that fall due in each of so many hours."""
+    failing = rows.failing().order_by("policy", "state", "attempts", "id")
+    hour = [{"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(hours)]
+    parts = [*COUNTS.values(), *({**_PENDING, **each} for each in hour)]
+    return Raw(*counting([rows.filter(**each) if each else failing for each in parts], using))
+
+
+@_of_each_label
+def _oldest_due(rows: Any, using: str) -> Raw:
+    return _selected(["run_at", "created_at"], rows.filter(**COUNTS["due"])[:MAX_LATE], using)
+
+
+@_of_each_label
+def _late(rows: Any, using: str, state: str, examined: int) -> Raw:
+    """Count the rows that fired, or were skipped, in the last day although they were to run before.
+
+    No index has both times. But rows that were late together, because nothing could fire, follow each other in the
+    index of the policy, immediately before those of the last day. So only the last `examined` rows are read.
+    """
+    before = rows.filter(state=state, run_at__lt=_time("recent")).reverse()
+    return _selected([], before[:examined], using, is_recent=True)
+
+
+@_of_each_label
+def _last_fired(rows: Any, using: str) -> Raw:
+    """Select the times of the last rows that fired, if they fired in the last day, for `could_fire_at`."""
+    names = ["settled_at", "due_at", "created_at", "ready_at", "run_at", "attempts"]
+    return _selected(names, rows.filter(state=State.FIRED).reverse()[:MAX_LAGS], using, is_recent=True)
+
+
+def _selected(names: list[str], rows: Any, using: str, *, is_recent: bool = False) -> Raw:
+    """Select columns of `rows`, or their number without `names`; with `is_recent`, of those settled in the last day."""
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
+    columns = ", ".join(selected(f"last.{each.column}", each, connections[using]) for each in fields) or "COUNT(*)"
+    sql, values = sql_of(rows.values(*names or ["settled_at"]), using)
+    recent, condition = [_time("recent")] * is_recent, " WHERE last.settled_at >= %s" * is_recent
+    return Raw(f"SELECT {columns} FROM ({sql}) last{condition}", [*values, *recent], fields)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
-from typing import Any, Final
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
 
-from django.db import connections, router
+from django.db import router
 from django.utils import translation
 from django.utils.translation import gettext as _
 
@@ -19,38 +19,28 @@ from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.db_connections import limited_waits
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count_each, counting, undeclared_in
-from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen, could_fire_at
+from django_delayq.ledger.rollups import BY_HOUR, OVERDUE, counted, day_of, hour_of
+from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, count_each, undeclared_in
+from django_delayq.models import PolicySync, Timeout, WorkerSeen
+from django_delayq.monitoring.reports import COUNTS, HOURS, MAX_READ, read_figures
 from django_delayq.policy.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import stop_label, undeclared_label
 from django_delayq.sql.now import database_now
-from django_delayq.sql.statements import Param, Raw, compiled, param, selected, sql_of
-from django_delayq.times.clock import to_ms
+from django_delayq.times.clock import fitting, to_ms
 
-OVERDUE: Final = timedelta(minutes=1)
-"""A pending timeout counts as overdue this long after it was to run."""
 ALIVE: Final = timedelta(seconds=20)
 """A worker whose last heartbeat is older does not count as running."""
-MAX_LAGS: Final = 1_000
-"""How many firings the percentiles of the lag are computed from. A day of a busy policy has millions."""
-MAX_LATE: Final = 100
-"""How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
-HOURS: Final = 24
-"""How far the counts of fired timeouts reach back, and those of pending ones ahead: the rhythm of a business."""
 COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500
 """How many entries are read of each queue and shard. The engine returns no more."""
 
-COUNTS: Final = ("pending", "due", "overdue", "failing", "firing", "dead", "fired", "skipped", "held")
-"""The counts of a policy."""
-
-State = Timeout.State
+URGENCIES: Final = ("braked", "overdue", "undeclared", "failing", "dead", "stopped", "late", "fine")
+"""What a policy is, the first one that an operator should see to first."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(NamedTuple):
     """One worker that is running."""
 
     name: str
@@ -111,8 +101,7 @@ class Obstacle:
         return f"manage.py delayq_resume {self.policy}" if self.code in {"paused", "braked", "held"} else ""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncStatus:
+class SyncStatus(NamedTuple):
     """How far the workers have compared an automatic policy with its table."""
 
     is_running: bool
@@ -157,6 +146,8 @@ class PolicyStatus(StateCounts):
     skipped: Count = NOTHING
     oldest_due_at: datetime | None = None
     """Since when the due row that has waited longest could fire; None: no row is due."""
+    waited_seconds: float | None = None
+    """For how long it could."""
     lag_p50: float | None = None
     """Median seconds from when a timeout could fire to its firing (see `Timeout.lateness`), of those of the last 1,000
     fired of each label, by the time at which they were to run, that fired in the last day; None: there are none."""
@@ -167,14 +158,27 @@ class PolicyStatus(StateCounts):
     """How many fall due in each of the next 24 hours; empty if `hours=False`."""
     sync: SyncStatus | None = None
     """None: no worker has synced it yet, or it is not automatic."""
+    urgency: str = field(init=False, default="fine")
+    """The first of `URGENCIES` that holds."""
 
     @property
     def is_stopped(self) -> bool:
         return self.state is not None and self.state.is_stopped
 
+    def __post_init__(self) -> None:
+        is_braked, failed = self.state and self.state.is_braked, (self.failing.value, self.dead.value)
+        is_overdue, is_late = ((x or 0) > OVERDUE.total_seconds() for x in (self.waited_seconds, self.lag_p99))
+        may_fire = self.state is not None and not self.is_stopped
+        holds = (is_braked, is_overdue and may_fire, self.state is None, *failed, self.is_stopped, is_late, True)
+        urgency = next(name for name, it_does in zip(URGENCIES, holds, strict=True) if it_does)
+        object.__setattr__(self, "urgency", urgency)
 
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
+
+Hour = NamedTuple("Hour", [("begins_at", datetime), *((name, int) for name in BY_HOUR)])  # type: ignore[misc]
+"""How many rounds have ended in an hour, in each way of `rollups.BY_HOUR`."""
+
+
+class QueueStatus(NamedTuple):
     """The entries of one queue, over all its shards."""
 
     name: str
@@ -183,8 +187,7 @@ class QueueStatus:
     leased: int
 
 
-@dataclass(frozen=True, slots=True)
-class RedisStatus:
+class RedisStatus(NamedTuple):
     """What Redis holds.
 
     Attributes:
@@ -217,6 +220,7 @@ class Snapshot(StateCounts):
     database: str
     workers: tuple[WorkerStatus, ...]
     policies: tuple[PolicyStatus, ...]
+    """The most urgent ones first."""
     redis: RedisStatus
     oldest_overdue_seconds: float = 0.0
     """How long the oldest due row of a policy that is not stopped has been due; 0: none is due."""
@@ -229,19 +233,32 @@ class Snapshot(StateCounts):
     """Why timeouts of declared policies do not fire: see `obstacles`."""
     clock_ahead_seconds: float = 0.0
     """By how much the clock of a staging installation was advanced; 0: it was not."""
+    hours: tuple[Hour, ...] = ()
+    """The last 24 hours, of which the present one has just begun; none in a `snapshot`."""
+    counted_until: datetime | None = None
+    """What has ended later is not counted in `hours` yet; None: all is."""
 
 
-def snapshot(using: str | None = None) -> Snapshot:
-    """Take a snapshot, with some queries for each policy and one call of Redis for each queue and shard.
+def overview(using: str | None = None) -> Snapshot:
+    """Take a snapshot with the last 24 hours, and the next ones of each policy: what the first page shows."""
+    seen = snapshot(using, hours=True)
+    tallies, until = counted(seen.database, None, day_of(seen.at - timedelta(hours=HOURS)), day_of(seen.at), MAX_READ)
+    ended, last, size = sum((tally.hours for tally in tallies.values()), Counter[int]()), hour_of(seen.at), len(BY_HOUR)
+    counts = {hour: [ended[hour * size + place] for place in range(size)] for hour in range(last - HOURS + 1, last + 1)}
+    hours = tuple(Hour(fitting(datetime.fromtimestamp(hour * 3600, UTC)), *each) for hour, each in counts.items())  # type: ignore[call-arg]
+    return replace(seen, hours=hours, counted_until=until)
 
-    Raises the database's errors, LedgerLocked among them, but none of Redis.
+
+def snapshot(using: str | None = None, *, hours: bool = False) -> Snapshot:
+    """Take a snapshot, with few queries for however many policies, and one call of Redis for each queue and shard.
+
+    Raises the database's errors, LedgerLocked among them, but none of Redis. `hours`: see `policy_statuses`.
     """
     using = using or router.db_for_write(Timeout)
     with limited_waits(using):
         now = database_now(using)
-        policies = tuple(policy_statuses(using, hours=False))
-        running = [policy for policy in policies if policy.state is not None and not policy.is_stopped]
-        oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
+        policies = sorted(policy_statuses(using, hours=hours), key=lambda each: URGENCIES.index(each.urgency))
+        waited = (policy.waited_seconds or 0.0 for policy in policies if policy.state and not policy.is_stopped)
         sums: dict[str, Any] = {
             each.name: sum((getattr(policy, each.name) for policy in policies), NOTHING) for each in fields(StateCounts)
         }
@@ -256,11 +273,11 @@ def snapshot(using: str | None = None) -> Snapshot:
             database=using,
             workers=tuple(alive),
             obstacles=tuple(_obstacles(alive, states, declared_queues())),
-            policies=policies,
+            policies=tuple(policies),
             redis=redis_status(using, now),
             installation=ledger_name(using),
             clock_ahead_seconds=advances.total(using).total_seconds(),
-            oldest_overdue_seconds=max(0.0, (now - oldest).total_seconds()),
+            oldest_overdue_seconds=max(waited, default=0.0),
             **sums,
             **worst,
         )
@@ -319,140 +336,36 @@ def _obstacles(
 def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[PolicyStatus]:
     """Return the status of each declared policy, then of each undeclared label that has rows which are counted.
 
-    Rows under former labels of a policy count for that policy. `hours`: count the rows that fall due hour by hour.
+    Rows under former labels of a policy count for that policy. It makes few queries, however many policies there are.
+    `hours`: count the rows that fall due hour by hour.
     """
     using = using or router.db_for_write(Timeout)
-    now = database_now(using)
+    now, unknown = database_now(using), undeclared_in(Timeout.objects.using(using))
+    states: dict[str, PolicyState | None] = {state.label: state for state in policy_states(using)}
     syncs = {
         row.policy: SyncStatus(
             row.is_running, row.checked, row.total, row.began_at, row.finished_at, max(row.failed, row.failed_total)
         )
         for row in PolicySync.objects.using(using)
     }
-    declared = [
+    owners = {label: state.label for state in states.values() if state for label in state.policy.labels}
+    figures = read_figures(owners | {label: label for label in unknown}, using, now, HOURS * hours)
+    found = [
         PolicyStatus(
-            state.label,
+            label,
             state,
-            sync=syncs.get(state.label) if state.policy.is_automatic else None,
-            **_figures(state.policy.labels, using, now, hours=hours, since=None if state.stop else state.resumed_at),
+            sync=syncs.get(label) if state and state.policy.is_automatic else None,
+            **figures[label].attributes(now, state.resumed_at if state and not state.stop else None),
         )
-        for state in policy_states(using)
+        for label, state in (states | dict.fromkeys(unknown)).items()
     ]
-    unknown = undeclared_in(Timeout.objects.using(using))
-    left = [PolicyStatus(label, None, **_figures([label], using, now, hours=hours)) for label in unknown]
-    return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTS)]
-
-
-def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool, since: Any = None) -> dict[str, Any]:
-    """Return the counts, the oldest due row and the lag of the rows with these labels, as `PolicyStatus` has them.
-
-    `since`: when the last stop of their policy ended; none of them has waited for longer.
-    """
-    counts, coming, fired, oldest = Counter[str](), Counter[int](), list[Any](), list[datetime]()
-    starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
-    recent = now - timedelta(hours=HOURS)
-    for label in labels:
-        at: dict[str, Any] = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": recent, "starts": starts}
-        counts.update({COUNTS[number]: value for number, value in _counts.rows(using, **at)})
-        for state in (State.FIRED, State.SKIPPED):
-            ((late,),) = _late.rows(using, state, MAX_LATE, **at)
-            if late == MAX_LATE:
-                ((late,),) = _late.rows(using, state, MAX_COUNT + 1, **at)
-            counts[state] += late
-        if hours and counts["pending"]:  # so many parts cost PostgreSQL milliseconds to plan, also without any rows
-            for hour, value in _due_by_hour.rows(using, **at):
-                coming[hour] += value
-        # One that was armed long after its deadline, as by a backfill, has not waited since then.
-        oldest += [max(*times, since or times[0]) for times in _oldest_due.rows(using, **at)]
-        fired += _last_fired.rows(using, **at)
-    lags = sorted(max(0.0, (settled_at - could_fire_at(*columns)).total_seconds()) for settled_at, *columns in fired)
-    return {
-        **{name: _capped(value) for name, value in counts.items()},
-        "oldest_due_at": min(oldest, default=None),
-        "lag_p50": lags[len(lags) // 2] if lags else None,
-        "last_fired_at": max((settled_at for settled_at, *_ in fired), default=None),
-        "lag_p99": lags[int(len(lags) * 0.99)] if lags else None,
-        "hours": tuple(_capped(coming[hour]) for hour in range(HOURS if hours else 0)),
-    }
+    return [each for each in found if each.state or any(getattr(each, name).value for name in COUNTS)]
 
 
 def count_failing(states: Iterable[PolicyState], using: str) -> dict[str, Count]:
     """Return the same numbers as `PolicyStatus.failing`, by the label of the policy, in one statement."""
     rows: Any = Timeout.objects.using(using).failing().order_by("policy", "state", "attempts", "id")
     return count_each({each.label: rows.of_labels(each.policy.labels) for each in states}, using, MAX_COUNT)
-
-
-def _capped(value: int) -> Count:
-    return Count(min(value, MAX_COUNT), value > MAX_COUNT)
-
-
-def _time(name: str, index: int | None = None) -> Param:
-    return Param(Timeout._meta.get_field("run_at"), name, index)
-
-
-def _rows(using: str) -> TimeoutQuerySet:
-    """Return the rows of one label, in the order of the index."""
-    rows: TimeoutQuerySet = Timeout.objects.using(using)
-    return rows.filter(policy=param("policy")).order_by("policy", "state", "run_at", "id")
-
-
-@compiled
-def _counts(using: str) -> tuple[str, list[Any]]:
-    """Count the rows of a label, in the order of `COUNTS`."""
-    rows = _rows(using)
-    pending, recent = rows.filter(state=State.PENDING), rows.filter(run_at__gte=_time("recent"))
-    counted = {
-        "pending": pending,
-        "due": pending.filter(run_at__lte=_time("now")),
-        "overdue": pending.filter(run_at__lte=_time("overdue")),
-        "failing": rows.failing().order_by("policy", "state", "attempts", "id"),
-        "firing": rows.filter(state=State.FIRING),
-        "dead": rows.filter(state=State.DEAD),
-        "fired": recent.filter(state=State.FIRED),
-        "skipped": recent.filter(state=State.SKIPPED),
-        "held": rows.filter(state=State.HELD),
-    }
-    return counting([counted[name] for name in COUNTS], using)
-
-
-@compiled
-def _due_by_hour(using: str) -> tuple[str, list[Any]]:
-    """Count the pending rows of a label that fall due in each hour."""
-    pending = _rows(using).filter(state=State.PENDING)
-    hours = ({"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS))
-    return counting([pending.filter(**hour) for hour in hours], using)
-
-
-@compiled
-def _oldest_due(using: str) -> Any:
-    due = _rows(using).filter(state=State.PENDING, run_at__lte=_time("now"))
-    return due.values_list("run_at", "created_at")[:MAX_LATE]
-
-
-@compiled
-def _late(using: str, state: str, examined: int) -> Raw:
-    """Count the rows of a label that fired, or were skipped, in the last day although they were to run before.
-
-    No index has both times. But rows that were late together, because nothing could fire, follow each other in the
-    index of the policy, immediately before those of the last day. So only the last `examined` rows are read.
-    """
-    rows = _rows(using).filter(state=state, run_at__lt=_time("recent")).reverse()
-    return _settled_recently("COUNT(*)", rows.values("settled_at")[:examined], using)
-
-
-@compiled
-def _last_fired(using: str) -> Raw:
-    """Select the times of the last rows of a label that fired, if they fired in the last day."""
-    names = ("settled_at", *("due_at", "created_at", "ready_at", "run_at", "attempts"))  # for `could_fire_at`
-    fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
-    columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
-    rows = _rows(using).filter(state=State.FIRED).reverse().values(*names)[:MAX_LAGS]
-    return _settled_recently(columns, rows, using)._replace(returning=fields)
-
-
-def _settled_recently(columns: str, rows: Any, using: str) -> Raw:
-    sql, values = sql_of(rows, using)
-    return Raw(f"SELECT {columns} FROM ({sql}) last WHERE last.settled_at >= %s", [*values, _time("recent")])
 
 
 def redis_status(using: str, now: datetime) -> RedisStatus:

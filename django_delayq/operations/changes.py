@@ -28,9 +28,9 @@ from django_delayq.ledger.controls import lock_control, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.locking import for_update, read_committed, transaction_of
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.writing import move_rows, run_at_of
+from django_delayq.ledger.writing import move_rows, run_at_of, write_plans
 from django_delayq.models import WAITING, PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.replanning import Plans, failure, log_failures, write_plans
+from django_delayq.operations.replanning import Plans, failure, log_failures
 from django_delayq.operations.runner import checked_actor
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.rounds import events
@@ -241,7 +241,7 @@ def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[An
     rows = [row for row in page.rows if change.hand_set or row.is_computed]
     plans = Plans(facts, rows)
     found = [(row, plan) for row in rows if isinstance(plan := plans.of(row), Plan) and not plan.is_of(row)]
-    return len(write_plans(found, facts, **event))
+    return len(write_plans(found, facts, what="replanned", **event))
 
 
 Moves: TypeAlias = Iterator[tuple[Timeout, datetime, datetime]]

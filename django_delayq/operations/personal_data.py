@@ -50,8 +50,7 @@ def erase(target: Target, **how: Unpack[How]) -> Result:
         timeouts_erasing.send(Timeout, timeouts=rows, using=context.using)
         writing.erase(rows, context.using, context.event)
 
-    action = Action("erase", None, refuse, write)
-    return action.run(target, **how)
+    return Action("erase", None, refuse, write).run(target, **how)
 
 
 def export(target: Target) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,6 @@ from django_delayq.policy.options import MAX_COUNT, MAX_PERIOD
 
 TIMEOUTS_CHANGE: Final = ngettext_lazy("{n} timeout will change.", "{n} timeouts will change.")
 State, Stop = Timeout.State, PolicyControl.Stop
-FOR_SEVERAL_POLICIES: Final = ("pause", "hold", "resume")
 NOT_MOVING: Final = frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD})
 
 
@@ -76,8 +75,12 @@ class Operation:
 
     def button_for(self, count: int = 1) -> str:
         """Return the text of its button for `count` timeouts or policies."""
-        is_counted = self.name in TIMEOUT_OPERATIONS or self.name in FOR_SEVERAL_POLICIES
-        return str(self.button % count if is_counted else self.button).format(n=count)
+        return str(self.button % count if self.is_for_several else self.button).format(n=count)
+
+    @property
+    def is_for_several(self) -> bool:
+        """Return whether it can be done to several timeouts, or policies, at once."""
+        return self.name in {*TIMEOUT_OPERATIONS, "pause", "hold", "resume"}
 
     def fits(self, subject: Timeout | PolicyState) -> bool:
         if isinstance(subject, Timeout):
@@ -155,23 +158,13 @@ HAND_SET_HELP: Final = _("They are computed by the policy from then on.")
 HAND_SET: Final = Flag(
     "hand_set", "--hand-set", _("Also deadlines that were set by hand"), HAND_SET_HELP, default=False
 )
+_GIVEN: Final[Any] = {"is_required": True, "is_nullable": True}
 MAX_DELAY: Final = timedelta(days=10_000)
 """A longer delay is a typing error, and with the `since` of old rows it would lead beyond the calendar."""
 DELAY_HELP: Final = _("Negative: before the time that it counts from.")
-DELAY: Final = Length(
-    "after", "--after", _("New delay"), DELAY_HELP, least=-MAX_DELAY, most=MAX_DELAY, is_required=True, is_nullable=True
-)
+DELAY: Final = Length("after", "--after", _("New delay"), DELAY_HELP, least=-MAX_DELAY, most=MAX_DELAY, **_GIVEN)
 SHARE_HELP: Final = _("100: for all; 0: off; null: as declared.")
-SHARE: Final = Number(
-    "share",
-    "--share",
-    _("Percentage of objects"),
-    SHARE_HELP,
-    most=100,
-    default=100,
-    is_required=True,
-    is_nullable=True,
-)
+SHARE: Final = Number("share", "--share", _("Percentage of objects"), SHARE_HELP, most=100, default=100, **_GIVEN)
 TIMEOUT_OPERATIONS: Final = _by_name(
     Operation(
         name="cancel",

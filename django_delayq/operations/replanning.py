@@ -100,15 +100,6 @@ def log_failures(label: str, failed: Sequence[str]) -> None:
         )
 
 
-def write_plans(plans: Iterable[tuple[Timeout, Plan]], facts: Facts, **event: Any) -> list[Timeout]:
-    """Move locked rows to their planned deadlines; return them. `event`: see `writing.move_rows`."""
-    moves = []
-    for row, plan in plans:
-        events.follow(row, plan)
-        moves.append((row, plan.due_at, writing.run_at_of(row, plan.due_at, facts)))
-    return writing.move_rows(moves, facts, what="replanned", **event)
-
-
 def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Result:
     """Compute the deadlines of pending and held timeouts again, from the `since` of their rounds.
 
@@ -145,7 +136,6 @@ def replan(target: Target, *, hand_set: bool = False, **how: Unpack[How]) -> Res
     def write(rows: list[Timeout], context: Context) -> None:
         planned = ((row, plans_of(context).of(row)) for row in rows)
         plans = [(row, plan) for row, plan in planned if isinstance(plan, Plan)]
-        write_plans(plans, context.facts, **context.event)
+        writing.write_plans(plans, context.facts, what="replanned", **context.event)
 
-    action = Action("replan", signals.timeout_rescheduled, refuse, write)
-    return action.run(target, **how)
+    return Action("replan", signals.timeout_rescheduled, refuse, write).run(target, **how)

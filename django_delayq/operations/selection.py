@@ -22,6 +22,7 @@ from django.db import DatabaseError, connections, transaction
 from django.db.models import CharField, Model, Q, QuerySet, TextField
 from django.utils.translation import gettext
 
+from django_delayq.arming.holding import Facts
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.routing import database_of
@@ -29,7 +30,7 @@ from django_delayq.ledger.subjects import Subject, about_objects, kind_of, model
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policy.policies import get_policies, labels_of
 from django_delayq.policy.reads import related_paths
-from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, keys_in, object_id_of, pk_of, root_of_key
+from django_delayq.sql.key_types import HAS_FAILED, HAS_KEY, HAS_OWN_QUEUE, keys_in, object_id_of, pk_of, root_of_key
 from django_delayq.sql.now import DatabaseNow
 from django_delayq.times.paths import end_of, field_at, is_reference, stored_type
 
@@ -390,7 +391,7 @@ CONDITIONS: Final[dict[str, Callable[[Any], Q]]] = {
     "object": lambda reference: about_reference(reference, database_of(Timeout)),
     "related": lambda reference: about_related(reference, database_of(Timeout)),
     "key": lambda key: Q(HAS_KEY, key=key) if key else Q(key=""),
-    "queue": lambda queue: Q(queue=queue),
+    "queue": lambda queue: Q(queue=queue) if queue == "default" else Q(HAS_OWN_QUEUE, queue=queue),
     "state": lambda state: Q(state=state),
     "due_from": lambda at: Q(run_at__gte=at),
     "due_until": lambda at: Q(run_at__lt=at),
@@ -405,3 +406,14 @@ CONDITIONS: Final[dict[str, Callable[[Any], Q]]] = {
 `object` and `related` raise LookupError and ValueError as `about_related` does. `find_ids` and `where` depend on more
 than their value.
 """
+
+
+def most_used_first(ids: list[int], count: int) -> list[int]:
+    """Return `ids` with the first `count` of them sorted: those that have used most of their time come first.
+
+    The database cannot compare open hours, so that these rows and their objects are read.
+    """
+    rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids[:count]).defer("history", "payload")
+    facts = Facts(list(rows), rows.db, locks=False)
+    shares = {row.pk: progress.share for row in facts.rows if (progress := facts.progress(row))}
+    return sorted(ids[:count], key=lambda pk: shares.get(pk, -1.0), reverse=True) + ids[count:]

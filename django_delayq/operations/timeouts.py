@@ -77,8 +77,7 @@ def cancel(target: Target, **how: Unpack[How]) -> Result:
         writing.forbid_attempts(context.refused, context.using, context.reason, context.now, context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
-    action = Action("cancel", signals.timeout_cancelled, refuse, write, is_by_state=True)
-    return action.run(target, **how)
+    return Action("cancel", signals.timeout_cancelled, refuse, write, is_by_state=True).run(target, **how)
 
 
 def fire_now(target: Target, **how: Unpack[How]) -> Result:
@@ -101,8 +100,7 @@ def fire_now(target: Target, **how: Unpack[How]) -> Result:
         moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
         writing.move_rows(moves, context.facts, what="fire_requested", to=context.now, **context.event)
 
-    action = Action("fire_now", signals.timeout_rescheduled, refuse, write, is_by_state=True)
-    return action.run(target, **how)
+    return Action("fire_now", signals.timeout_rescheduled, refuse, write, is_by_state=True).run(target, **how)
 
 
 def postpone(
@@ -229,8 +227,7 @@ def retry(target: Target, **how: Unpack[How]) -> Result:
     def write(rows: list[Timeout], context: Context) -> None:
         writing.revive(rows, context.using, context.now, by=context.by, reason=context.reason)
 
-    action = Action("retry", signals.timeout_scheduled, refuse, write, begins_rounds=True)
-    return action.run(target, **how)
+    return Action("retry", signals.timeout_scheduled, refuse, write, begins_rounds=True).run(target, **how)
 
 
 def refire(target: Target, *, at: datetime | None = None, **how: Unpack[How]) -> Result:

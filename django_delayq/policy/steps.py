@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from django_delayq.exceptions import PolicyError
 from django_delayq.policy.options import misfit
 from django_delayq.times import lengths
-from django_delayq.times.lengths import OwnTime, length_text
+from django_delayq.times.lengths import OwnTime, delay_text, length_text
 from django_delayq.times.paths import column_at
 from django_delayq.times.spans import Length
 
@@ -57,12 +57,8 @@ class Step:
 
     def __str__(self) -> str:
         """Return when it runs, such as `3 d before the deadline`."""
-        if isinstance(self.offset, float):
-            when = f"at {self.offset:.0%} of the time"
-        elif isinstance(self.offset, timedelta):
-            when = lengths.delay_text(self.offset, "the deadline")
-        else:
-            when = f"{length_text(self.offset)} from the deadline"
+        at = self.offset
+        when = f"at {at:.0%} of the time" if isinstance(at, float) else delay_text(at, "the deadline")
         if self.every is None:
             return when
         return f"{when}, every {length_text(self.every)}, {f'{self.times} times' if self.times else 'until it acts'}"
@@ -92,6 +88,22 @@ class Course(NamedTuple):
     """When its clock was stopped, the oldest first, which fractions do not count."""
     time: OwnTime = OwnTime(None)
     """In which fractions count."""
+
+    def used(self, time: OwnTime, until: datetime) -> timedelta:
+        """Return how much of `time` the round has had `until` then, without what its clock was stopped for."""
+        stops = (time.elapsed(begin, min(end, until)) for begin, end in self.stops if begin < until)
+        return time.elapsed(self.start, until) - sum(stops, timedelta(0))
+
+    @property
+    def total(self) -> tuple[OwnTime, timedelta]:
+        """Return the time in which the round counts, and how much of it the round has until its deadline.
+
+        Real time if its own time has no open hour until then. Nothing if it begins at its deadline or later.
+        """
+        for time in (self.time, OwnTime(None)):
+            if (total := self.used(time, self.due_at)) > timedelta(0):
+                return time, total
+        return time, timedelta(0)
 
 
 def declared(label: str, handler: Any, given: dict[str, Any], others: Sequence[Step], grace: Length | None) -> Step:
@@ -151,30 +163,26 @@ def plan_of(steps: Iterable[Step], acts_at: datetime, course: Course) -> Iterato
 
 def _times(step: Step, acts_at: datetime, course: Course) -> Iterator[Planned]:
     at, over, number = _first(step, course), _numbers(course.over).get(step.name, 0), 1
-    if step.every is None:
-        if at is not None and at < acts_at and not over:
-            yield Planned(at, step.name)
-        return
-    if at is not None and (over or course.now) and (every := lengths.steady(step.every, at, course.obj)):
+    if step.every and at and (over or course.now) and (every := lengths.steady(step.every, at, course.obj)):
         newest = OwnTime(step.every, course.obj).elapsed(at, min(course.now or at, acts_at)) // every
         number = max(min(newest, step.times or newest) - MAX_STEPS, over + 1)
         at = at if number == 1 else lengths.end_of(lengths.resized(step.every, every * (number - 1)), at, course.obj)
     while at is not None and at < acts_at and number <= (step.times or number):
         if number > over:
-            yield Planned(at, f"{step.name}:{number}")
-        following = lengths.end_of(step.every, at, course.obj)
+            yield Planned(at, f"{step.name}:{number}" if step.every else step.name)
+        following = lengths.end_of(step.every, at, course.obj) if step.every else None
         at, number = None if following is None or following <= at else following, number + 1
 
 
 def _first(step: Step, course: Course) -> datetime | None:
-    start, due_at = course.start, course.due_at
+    """Return when `step` runs first: at a fraction, when the round has used so much of its time."""
     if not isinstance(step.offset, float):
-        return lengths.end_of(step.offset, due_at, course.obj)
-    for time in (course.time, OwnTime(None)) if start < due_at else ():  # without an open hour, in real time
-        total = time.elapsed(start, due_at) - sum((time.elapsed(*each) for each in course.stops), timedelta(0))
-        if total > timedelta(0):
-            return time.after_stops(time.forward(start, total * step.offset), course.stops)
-    return due_at
+        return lengths.end_of(step.offset, course.due_at, course.obj)
+    time, total = course.total
+    at = time.forward(course.start, total * step.offset)
+    for begin, end in course.stops:
+        at = time.after_stop(at, begin, end) if at > begin else at
+    return at if total else course.due_at
 
 
 def newest_due(plan: Iterator[Planned], now: datetime) -> tuple[list[str], Planned]:
@@ -289,9 +297,9 @@ class HasPlan:
     def plan_needs_object(self) -> bool:
         """Return whether the plan of a round depends on its object."""
         given = [self.grace, *(length for step in self.steps for length in (step.offset, step.every))]
-        of_time = self.has_fractions and self.needs_object
-        if of_time and isinstance(self.after, str):  # a column has durations, which count in real time
-            of_time = column_at(self.model, self.after) is None
+        # A column has durations, which count in real time.
+        is_real = isinstance(self.after, str) and column_at(self.model, self.after) is not None
+        of_time = self.has_fractions and self.needs_object and not is_real
         of_spans = any(lengths.needs_object(each) for each in given if each and not isinstance(each, float))
         return of_time or of_spans
 

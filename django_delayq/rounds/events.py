@@ -6,12 +6,12 @@ and `ledger.paging.update_each` writes what was changed. What an attempt makes o
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy.options import MAX_STORED
-from django_delayq.policy.steps import HANDLER
+from django_delayq.policy.steps import HANDLER, Planned
 from django_delayq.rounds import memory
 from django_delayq.rounds.columns import ATTEMPTS, LEASE, NEW_ROUND, REPLACED, RUNNING_CLOCK, far, settled, waiting
 from django_delayq.rounds.memory import clipped, record, record_death, stops_of, with_stop
@@ -19,9 +19,7 @@ from django_delayq.times.clock import shifted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
-    from django_delayq.policy.steps import Planned
     from django_delayq.times.lengths import OwnTime
 
 State, Cause = Timeout.State, Timeout.Cause

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from django_delayq.arming import holding
 from django_delayq.arming.row_state import objects_of_policy, terms_of
@@ -25,18 +25,14 @@ from django_delayq.scheduling.payloads import check_payload
 from django_delayq.sql.key_types import pk_of, root_of_key
 from django_delayq.sql.statements import chunks
 from django_delayq.times import clock
-from django_delayq.times.lengths import added, needs_object, parse_delay, relations_of
+from django_delayq.times.lengths import Delay, DelayArgs, Duration, added, needs_object, parse_delay, relations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
-    from typing import Unpack
-
-    from django.db.models import Model
 
     from django_delayq.ledger.paging import Rows
     from django_delayq.scheduling.single import Moved, OnConflict
-    from django_delayq.times.lengths import Delay, DelayArgs, Duration
     from django_delayq.times.spans import Length
 
 LOCKED_AT_ONCE = 5_000

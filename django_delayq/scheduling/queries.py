@@ -8,6 +8,7 @@ from asgiref.sync import sync_to_async
 from django.db.models import Expression, IntegerField, Model, OuterRef, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
 
+from django_delayq.arming.holding import Facts, Progress
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import (
@@ -21,7 +22,7 @@ from django_delayq.ledger.subjects import (
     subject_of,
     tables_of,
 )
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policy.policies import M, TimeoutPolicy, get_policy, policies_named, resolve_policy
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.compiler import SQLCompiler
-
-    from django_delayq.models import TimeoutQuerySet
 
     class NullableDateTimeField(DateTimeField[Any, Any]):
         """The type of an annotation with `Deadline` for type checkers: None if nothing is pending."""
@@ -137,6 +136,24 @@ def get_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str 
 
 
 aget_deadline = sync_to_async(get_deadline)
+
+
+def get_progress(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Progress | None:
+    """Return how much of its time the unsettled timeout of `obj` has used, and has left. `obj` may be a `Timeout`.
+
+    The time begins at `since`, or at the scheduling if there is no `since` before the deadline. It counts as the
+    deadline does: open hours for `Working`, and nothing while the clock is stopped, also by a hold of the policy.
+
+    Returns:
+        A `Progress`. None: no timeout is unsettled, its policy is no longer declared, or the calendar raises.
+
+    Raises:
+        UnknownPolicy: no such policy.
+        ValueError: `obj` is not saved.
+    """
+    subject = subject_of(obj, policy, key)
+    row = subject.rounds().filter(settled_at=None).first()
+    return None if row is None else Facts([row], subject.using, locks=False).progress(row)
 
 
 class _KindOf(Expression):

@@ -8,11 +8,11 @@ opens if there is none. Errors are raised before anything is written, and the ca
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from asgiref.sync import sync_to_async
-from django.db.models import Q
+from django.db.models import Model, Q
 from django.utils.translation import gettext as _
 
 from django_delayq.arming import holding
@@ -22,11 +22,11 @@ from django_delayq.arming.reconcile import arm_outdated
 from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy, terms_of
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.controls import Stop, read_delay
+from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.error_texts import shown
 from django_delayq.ledger.locking import read_committed, transaction_of
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.subjects import lock_newest, lock_subject, place_of, subject_at, subject_of
+from django_delayq.ledger.subjects import Subject, lock_newest, lock_subject, place_of, subject_at, subject_of
 from django_delayq.models import WAITING, Timeout
 from django_delayq.policy.terms import CONSTANT, reads_again
 from django_delayq.rounds import events
@@ -36,18 +36,12 @@ from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 from django_delayq.sql.statements import chunks
 from django_delayq.times import clock
-from django_delayq.times.lengths import added, end_of, length_text, parse_delay
+from django_delayq.times.lengths import Delay, DelayArgs, Duration, added, end_of, length_text, parse_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from datetime import datetime
-    from typing import Unpack
 
-    from django.db.models import Model
-
-    from django_delayq.ledger.subjects import Subject
     from django_delayq.policy.policies import M, TimeoutPolicy
-    from django_delayq.times.lengths import Delay, DelayArgs, Duration
     from django_delayq.times.spans import Length
 
 logger = logging.getLogger("django_delayq")
@@ -321,10 +315,7 @@ def _is_late(subject: Subject, row: Timeout) -> bool:
         return False
     if row.state == State.PENDING and facts.is_on_hold(row):
         return False  # not noticed yet
-    state = facts.states[subject.policy] if subject.policy else None
-    if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
-        return True
-    return acts_at <= state.stopped_at
+    return acts_at <= facts.policy_hold(row, facts.now)[0]
 
 
 def reschedule_timeout(

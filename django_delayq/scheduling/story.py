@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -88,29 +88,34 @@ class StoryEvent:
     reason: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        parts = [f"{_local(self.at, 'milliseconds')}  {EVENT_LABELS.get(self.what, self.what)}"]
-        if "timeout" in self.details:
-            parts[0] += f" {self.details['timeout']}"
-        if "step" in self.details:
-            parts[0] += f": {self.details['step']}"
+    @property
+    def name(self) -> str:
+        """Return what happened, translated, with the other timeout or the step that it is about."""
+        label = f"{EVENT_LABELS.get(self.what, self.what)} {self.details.get('timeout', '')}".strip()
+        return f"{label}: {self.details['step']}" if "step" in self.details else label
+
+    def parts(self, write: Callable[..., str], shown: Callable[[datetime], str]) -> Iterator[str]:
+        """Yield what else is known of it. `write` formats a message, and `shown` renders a datetime."""
         if self.what == "suspected" and "number" in self.details:
-            parts.append(_("death {number}").format(number=self.details["number"]))
+            yield _("death {number}").format(number=self.details["number"])
         if "until" in self.details:
-            parts.append(_("until {until}").format(until=_local(moment(str(self.details["until"])), "milliseconds")))
+            yield write(_("until {until}"), until=shown(moment(str(self.details["until"]))))
         if self.what == "held":
-            parts.append(_("{duration} left").format(duration=duration_label(self.details.get("rest", 0))))
+            yield _("{duration} left").format(duration=duration_label(self.details.get("rest", 0)))
         if "to" in self.details:
-            at = _local(moment(str(self.details["to"])), "milliseconds")
             words = _("next attempt {moment}") if self.what in RETRIED_EVENTS else _("to {moment}")
-            parts.append(words.format(moment=at))
+            yield write(words, moment=shown(moment(str(self.details["to"]))))
         if "error" in self.details:
-            parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
+            yield f"{self.details['error']}: {self.details.get('message', '')}"
         if "late" in self.details:
-            parts.append(late_label(self.details["late"]))
+            yield late_label(self.details["late"])
         if self.by:
-            parts.append(actor_label(self.by))
-        return ", ".join(parts) + (f" ({reason_label(self.reason)})" if self.reason else "")
+            yield actor_label(self.by)
+
+    def __str__(self) -> str:
+        parts = self.parts(str.format, lambda at: _local(at, "milliseconds"))
+        line = ", ".join([f"{_local(self.at, 'milliseconds')}  {self.name}", *parts])
+        return line + (f" ({reason_label(self.reason)})" if self.reason else "")
 
 
 @dataclass(frozen=True, slots=True)

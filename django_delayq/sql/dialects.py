@@ -106,12 +106,14 @@ class Dialect:
     text_as_key: ClassVar[dict[str, str]] = {}
     """SQL for the key of the string `{0}`, or NULL, by type of key, where a bare cast may raise an error."""
 
+    last_error: str = "SUBSTRING_INDEX(SUBSTRING_INDEX(JSON_EXTRACT(%(expressions)s, '$[*].error'), '\"', -2), '\"', 1)"
+    """SQL for the type of the last error in the JSON of a history, a word; NULL: there is none."""
+
     limits_of_silence: ClassVar[dict[str, int]] = {}
     """Options of the driver, with proper values, that end the wait for a server that has stopped answering."""
 
     limit_waits: tuple[str, str] = ("", "")
-    """SQL for the beginning of a transaction, which ends each wait for a lock on a table after two seconds; and SQL for
-    after its end that undoes this, if needed."""
+    """SQL for the beginning of a transaction that ends each wait for a table after two seconds; SQL that undoes it."""
 
     wait_briefly: str = ""
     """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
@@ -202,8 +204,7 @@ class Dialect:
     def cut(self, connection: BaseDatabaseWrapper, session: Session | None, other: BaseDatabaseWrapper) -> None:
         """End the transaction of `connection`, which another thread is using, by means of `other` if need be.
 
-        `session` is what `session_of` has returned. Returns before the locks are released. May be repeated. Raises
-        the errors of the driver.
+        `session`: of `session_of`. Returns before the locks are released. May be repeated. Raises the driver's errors.
         """
         connection.connection.close()
 
@@ -233,6 +234,7 @@ class PostgreSQL(Dialect):
     needs_statistics = True
     hex_type = "uuid"
     updates_from_rows = True
+    last_error = "(jsonb_path_query_array(%(expressions)s, '$[*].error') ->> -1)"
     limit_waits = ("SET LOCAL lock_timeout = '2s'", "")
     wait_briefly = "SET LOCAL lock_timeout = '100ms'"
     limits_of_silence: ClassVar[dict[str, int]] = {
@@ -430,6 +432,7 @@ class SQLite(Dialect):
     session_attributes = ("isolation_level", "row_factory", "text_factory")
     # Not one that only reads, such as PRAGMA table_info(x).
     sets = r"ATTACH|DETACH|PRAGMA\s+(?!\S*_(?:x?info|list|check)\b)[^=(]*\w(?=\s*[=(])"
+    last_error = "(SELECT atom FROM json_tree(%(expressions)s) WHERE key = 'error' ORDER BY id DESC LIMIT 1)"
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
 
     def midnight(self, date: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from django import template
@@ -10,6 +10,7 @@ from django.db.models import Model
 from django.utils.translation import get_language, gettext
 
 from django_delayq.contrib.countdown import Countdown, countdown_of
+from django_delayq.models import PolicyControl
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.times import clock
 from django_delayq.times.lengths import duration_label
@@ -73,9 +74,17 @@ def countdown(
         "left": gettext("{time} left"),
         "stopped": gettext("stopped, {time} left"),
         "rest_ms": str(1000 * (shown.seconds_left or 0)) if shown.is_stopped else "",
-        "rest": duration_label(max(shown.remaining or timedelta(0), timedelta(0))) if shown.is_stopped else "",
+        "rest": duration_label(shown.seconds_left or 0) if shown.is_stopped else "",
         "done": done or gettext("time is up"),
         "at_zero": at_zero,
         "sync": sync,
         "announce": announce,
     }
+
+
+@register.simple_tag(takes_context=True)
+def delayq_overview(context: Any) -> dict[str, Any]:
+    """Return what the first page of this app in the admin shows to the visitor; nothing if the site has no policies."""
+    site = context["request"].resolver_match.func.admin_site
+    overview = getattr(site._registry.get(PolicyControl), "overview", None)
+    return overview(context["request"]) if overview else {}

@@ -104,7 +104,7 @@ class OwnTime(NamedTuple):
 
     def elapsed(self, start: datetime, end: datetime) -> timedelta:
         """Return how much of it lies between two datetimes; negative if `end` is earlier."""
-        calendar = self._calendar()
+        calendar = self.calendar()
         if calendar is None:
             return in_utc(end) - in_utc(start)
         return timedelta(seconds=calendar.between(in_utc(start), in_utc(end)))
@@ -112,16 +112,16 @@ class OwnTime(NamedTuple):
     def forward(self, start: datetime, by: timedelta) -> datetime:
         """Return when it has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
 
-        Without a length it is at the latest the last supported datetime.
+        Without a length, or with a timedelta, it is at the latest the last supported datetime.
 
         Raises:
             InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
         """
         if by <= timedelta(0):
             return start
-        if self.length is None:
+        if self.length is None or isinstance(self.length, timedelta):
             return clock.within_calendar(start, by) or clock.latest_start(timedelta.resolution)
-        found, calendar = clock.shifted(start, by), self._calendar()
+        found, calendar = clock.shifted(start, by), self.calendar()
         if calendar is None:
             return found
         try:
@@ -144,7 +144,8 @@ class OwnTime(NamedTuple):
         """Return what becomes of `due_at` by several stops, the oldest first: see `after_stop`."""
         return functools.reduce(lambda found, stop: self.after_stop(found, *stop), stops, due_at)
 
-    def _calendar(self) -> Calendar | None:
+    def calendar(self) -> Calendar | None:
+        """Return the calendar whose open hours it is; None: it is real time."""
         calendar_of = getattr(self.length, "calendar_of", None)
         return None if calendar_of is None else calendar_of(self.obj)
 

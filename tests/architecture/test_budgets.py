@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # and monitoring, and six modules.
 SOURCES = {
     "code lines of the core": (17_180, 9_500),
-    "code lines of the edges": (9_100, 4_900),
+    "code lines of the edges": (9_005, 4_900),
     "modules": (220, 120),
     "longest chain of imports": (21, 18),
     "circles of imports": (0, 0),
@@ -62,7 +62,7 @@ ROOMS = {
     ("firing",): (2_815, 1_430),
     ("worker",): (2_035, 1_480),
     ("operations", "monitoring"): (3_150, 1_470),
-    ("admin", "contrib", "management", "templatetags"): (5_945, 3_450),
+    ("admin", "contrib", "management", "templatetags"): (5_855, 3_450),
 }
 # rooms between which files and functions have moved: what one of them may have more, the others have less
 TOGETHER = {("arming", "ledger", "rounds"): 5_490, ("firing", "worker"): 4_850}

@@ -1,13 +1,15 @@
-"""The wheel contains every file and works without the checkout, and the version is the same everywhere."""
+"""The wheel contains every file and works without the checkout, and each state has a version of its own."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -15,12 +17,13 @@ import pytest
 from packaging.metadata import Metadata
 from packaging.version import Version
 
-import django_delayq
+from tests.docs.pages import read
 from tools import matrix
 from tools.newest import find_version
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "django_delayq"
+pytestmark = pytest.mark.slow
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 USE_INSTALLED = """
@@ -49,6 +52,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def metadata(wheel: Path) -> Metadata:
     """Return what an index would check and show."""
     return Metadata.from_email(matrix.metadata_of(wheel), validate=True)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Clone the last commit. A source distribution has none."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is not a repository")
+    git(tmp_path, "clone", "-q", "--shared", str(ROOT), "clone")
+    return tmp_path / "clone"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run a command of git in `folder`; return what it prints."""
+    author = [word for name in ("name", "email") for word in ("-c", f"user.{name}=tests")]
+    return subprocess.run(["git", *author, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def commit(folder: Path) -> None:
+    git(folder, "commit", "-q", "--all", "--allow-empty", "--message", "A further state")
+
+
+def version_of(folder: Path) -> str:
+    """Return the version that a build of this checkout, or unpacked distribution, has."""
+    command = [sys.executable, "-m", "hatchling", "version"]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
@@ -104,29 +132,62 @@ def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> No
     (built,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(built) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path, filter="data")
+    assert f"{version_of(tmp_path / built.name.removesuffix('.tar.gz'))}.tar.gz" in built.name, "without the repository"
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    rooms = ("django_delayq/", "tests/", "tools/", "docs/", "example_project/", "benchmarks/")
+    rooms = (".github/", "django_delayq/", "tests/", "tools/", "docs/", "example_project/", "benchmarks/")
     assert {name for name in tracked if name.startswith(rooms)} <= packed
-    assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "Makefile", "pyproject.toml"} <= packed
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "SUPPORT.md", "Makefile", "pyproject.toml"} <= packed
 
 
-def test_project_file_package_and_changelog_name_one_version() -> None:
-    versions = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert PROJECT["version"] == django_delayq.__version__
-    assert Version(django_delayq.__version__).base_version == versions[0]
+def test_a_commit_has_a_version_of_its_own_before_that_of_the_changelog_and_a_tag_is_a_release(clone: Path) -> None:
+    (heading, *_) = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert Version(version_of(clone)).base_version == heading
+    commit(clone)
+    coming = Version(version_of(clone))
+    assert coming.is_devrelease
+    assert git(clone, "rev-parse", "HEAD").startswith(str(coming.local).removeprefix("g"))
+    git(clone, "tag", f"v{coming.base_version}")
+    assert version_of(clone) == coming.base_version
+    commit(clone)
+    assert Version(version_of(clone)) > Version(coming.base_version)
 
 
-def test_a_state_between_releases_has_the_version_of_none() -> None:
-    """With the same version pip installs nothing, and reports success. A source distribution has no tags."""
-    version, has_tags = Version(django_delayq.__version__), (ROOT / ".git").exists()
-    assert not has_tags or version.is_devrelease is (f"v{version}" not in tags("--points-at", "HEAD"))
-    assert [tag for tag in tags("--merged", "HEAD") if Version(tag) > version] == []
+def test_a_wheel_of_a_state_installed_over_one_of_the_last_state_runs_the_new_code(clone: Path, tmp_path: Path) -> None:
+    wheels = [matrix.build(tmp_path / "first", clone)]
+    (clone / "django_delayq" / "exceptions.py").write_text("NEWER = True\n")
+    commit(clone)
+    wheels.append(matrix.build(tmp_path / "second", clone))
+    venv.create(tmp_path / "venv", symlinks=True)
+    inside = str(tmp_path / "venv" / "bin" / "python")
+    for wheel in wheels:
+        pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-qq", "--no-index", "--no-deps", str(wheel)]
+        subprocess.run(pip, check=True)
+    words = "import django_delayq, django_delayq.exceptions as e; print(e.NEWER, django_delayq.__version__)"
+    done = subprocess.run([inside, "-I", "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", version_of(clone)]
 
 
-def tags(*which: str) -> list[str]:
-    """Return the tags of versions; none where there is no repository."""
-    command = ["git", "tag", *which, "--list", "v*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+def test_the_commands_of_the_readme_and_those_for_the_repository_install_this_code(clone: Path, tmp_path: Path) -> None:
+    """Git reads a clone in place of the address on the internet; pip uses what is installed beside the tests."""
+    first, others = (
+        [line for block in read(page).blocks for _, line in block.commands()]
+        for page in (ROOT / "README.md", ROOT / "docs" / "how-to" / "install.md")
+    )
+    lines = [line for line in first if line.startswith(("git", "pip"))]
+    lines += [line for line in others if line.startswith('pip install "django-delayq @ git+')]
+    assert len(lines) == 3
+    homepage = PROJECT["urls"]["Homepage"]
+    replaced = {"COUNT": "1", "KEY_0": f"url.file://{clone}.insteadOf", "VALUE_0": homepage}
+    environment = {**os.environ, **{f"GIT_CONFIG_{name}": value for name, value in replaced.items()}}
+    for number, line in enumerate(lines):
+        words = shlex.split(line)
+        if words[0] == "pip":
+            offline = ["--no-index", "--no-deps", "--no-build-isolation", f"--target={tmp_path / str(number)}"]
+            words = [sys.executable, "-m", *words, "-qq", *offline]
+        subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+        installed = tmp_path / str(number) / "django_delayq" / "py.typed"
+        assert installed.exists() is ("pip" in words)
 
 
 def test_the_classifiers_name_the_pythons_and_djangos_that_the_requirements_allow() -> None:

@@ -13,12 +13,12 @@ PACKAGE = Path(__file__).resolve().parents[2] / "django_delayq"
 # module: what it shows. A decision in one of these modules must not depend on an event either.
 DISPLAY = {
     "__init__.py": "exports `explain_timeout`",
+    "admin/filters.py": "the types of last errors, and the rows with one of them",
     "admin/render.py": "events and failures as HTML",
     "contrib/rest_framework/outputs.py": "events as JSON",
     "rounds/memory.py": "appends events",
     "management/commands/delayq_explain.py": "the story in a terminal",
     "models/timeout.py": "`Timeout.errors`",
-    "monitoring/doctor.py": "the words of the last failure",
     "scheduling/story.py": "the story",
     "testing.py": "the message of a failed assertion",
 }

@@ -24,6 +24,8 @@ CHECKED = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SUPPORT.md",
+    ".github",
     "docs",
     "example_project",
     "tools",

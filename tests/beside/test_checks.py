@@ -15,6 +15,8 @@ from django.db import connections
 
 from django_delayq.models import Timeout
 
+pytestmark = pytest.mark.slow
+
 
 def errors() -> list[tuple[str | None, str]]:
     return sorted({(each.id, each.hint or "") for each in run_checks() if each.level >= 30})

@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import ROOT, _address
 
+pytestmark = pytest.mark.slow
+
 TESTS = (
     "ledger/test_statements.py",
     "ledger/test_settling.py",

@@ -24,7 +24,7 @@ from tools import processes
 if TYPE_CHECKING:
     import redis
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 APPLICATION = "tests.beside.web.application"
 COMMANDS = {
     "gunicorn": ["gunicorn", "--preload", "--workers=2", "--bind=unix:{address}", f"{APPLICATION}:wsgi"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import tomllib
@@ -73,6 +74,14 @@ def test_a_command_that_does_not_exist_is_detected(line: str, words: str) -> Non
     assert words in (complaint_about(line) or "")
 
 
+def test_workflow_files_run_the_script_of_ci_and_commands_that_exist() -> None:
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    lines = [line for file in files for line in re.findall(r"^ +- run: (.+)$", file.read_text(), re.MULTILINE)]
+    assert lines == ["make matrix", ".ci/run"]
+    assert complaint_about(lines[0]) is None
+    assert os.access(ROOT / lines[1], os.X_OK)
+
+
 def test_the_options_of_the_worker_are_all_documented() -> None:
     documented = {code(row[0])[0].split()[0] for row in read(ROOT / "docs" / "worker.md").table("option")}
     assert documented == own_options("delayq_worker")
@@ -118,7 +127,7 @@ def complaint_about_requirement(requirement: str) -> str | None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirement = requirement.removesuffix(f" @ git+{project['urls']['Homepage']}")
     requirement = requirement.replace("dist/*.whl", project["name"])
-    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement)
+    match = re.fullmatch(r"(\./)?(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement)
     if requirement in OTHER_PACKAGES:
         return None
     if match is None or match["name"] not in {".", project["name"]}:

@@ -23,6 +23,8 @@ from tests.docs.test_commands import complaint_about, complaint_about_requiremen
 from tests.docs.test_facts import PROJECT
 from tools.servers import RedisServer
 
+pytestmark = pytest.mark.slow
+
 HOW_TO = ROOT / "docs" / "how-to"
 
 

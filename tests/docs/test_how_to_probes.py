@@ -19,7 +19,7 @@ from tools import processes
 
 __all__ = ["start_worker"]
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 CLOSED_PORT = "redis://127.0.0.1:1/0"
 
 Probe = Callable[..., int]

@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import ROOT, Page, pages, read
 
 PAGES = pages()
-OTHERS = [read(ROOT / name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+OTHERS = [read(ROOT / name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md")]
 
 
 def broken(page: Page) -> list[str]:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.docs.pages import ROOT, Page, pages
 
+pytestmark = pytest.mark.slow
+
 MOST_NOT_RUN = 3
 
 

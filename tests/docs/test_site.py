@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.docs.pages import ROOT, pages, read
 from tests.docs.test_facts import PROJECT
 from tools.environment import PURPOSES
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_site_is_built_in_an_environment_without_the_test_suite() -> None:

@@ -13,7 +13,7 @@ from tests.support.processes import due_now, effects
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]
 
 
 @pytest.mark.usefixtures("redis_client")

@@ -18,7 +18,7 @@ from tests import settings as test_settings
 from tools.servers import PostgresServer, RedisServer
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(test_settings.DB != "sqlite", reason="it brings its own SQLite"),
     pytest.mark.skipif(RedisServer.missing() is not None, reason="no Redis server"),
 ]

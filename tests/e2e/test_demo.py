@@ -17,7 +17,7 @@ from tools import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(test_settings.DB != "sqlite", reason="the demo brings its own SQLite"),
 ]

@@ -23,7 +23,7 @@ from tests.docs.pages import ROOT, read
 from tools import processes
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(test_settings.DB != "sqlite", reason="the project of the page brings its own SQLite"),
 ]
 SETTINGS = """

@@ -21,6 +21,8 @@ from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
 RULES = re.findall(r"[+~&]\S+", re.findall(r"```text\nACL SETUSER(.*?)```", PAGE, re.DOTALL)[0])
 ON_A_CLUSTER = ["+cluster|slots", "+command", "+asking"]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +10,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-import django_delayq
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change, QueueKeys
 from django_delayq.exceptions import EngineUnavailable
@@ -160,25 +155,3 @@ def test_a_server_that_accepts_and_says_nothing_is_unavailable() -> None:
         client = redis.Redis(port=silent.getsockname()[1], socket_timeout=0.1, retry=Retry(NoBackoff(), 0))
         with pytest.raises(EngineUnavailable):
             Engine(client).ping()
-
-
-def test_the_engine_needs_no_django() -> None:
-    program = """
-        import sys
-        class NoDjango:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] == "django":
-                    raise ImportError("no Django here")
-        sys.meta_path.insert(0, NoDjango())
-        from django_delayq.engine.engine import Engine, Entry, Lease, QueueStats, Reserved
-        from django_delayq.engine.records import Change
-        from django_delayq.engine.wakeup import Wakeup
-        from django_delayq.engine.scripts import read_texts
-        assert read_texts()
-        assert not [name for name in sys.modules if name.split(".")[0] == "django"]
-    """
-    root = Path(django_delayq.__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

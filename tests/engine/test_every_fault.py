@@ -23,6 +23,8 @@ from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 NOW = START_MS
 HASTY, PATIENT = 0.1, 20.0
 COMMANDS: dict[str, Callable[[Any, Lease], Any]] = {

@@ -14,6 +14,8 @@ from tests.engine.model import machine
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.test_model import COMMON
 
+pytestmark = pytest.mark.slow
+
 FEW = settings(max_examples=6, stateful_step_count=25, **COMMON)
 
 

@@ -22,6 +22,8 @@ from tests.engine.load import loaded
 from tests.engine.topologies import Clustered, Watched, clustered, watched
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SHARDS = 6
 FAR_MS = 2**41
 

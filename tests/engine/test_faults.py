@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from django_delayq.engine.engine import Engine, Lease
 from django_delayq.engine.records import Change
-from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineError, EngineUnavailable
-from tests.engine.fault_proxy import FaultProxy
-from tests.engine.lines import LINE, Entry, OneLine, one_line
+from tests.engine.lines import LINE, OneLine, one_line
 from tests.engine.redis_process import RedisProcess, binaries
-from tests.engine.virtual import VirtualQueue, virtual_texts
 from tools.servers import free_port
+
+pytestmark = pytest.mark.slow
 
 FAR_MS = 2**41
 
@@ -27,18 +24,6 @@ def reserved_lease(queue: OneLine, limit: int = 1000) -> Lease:
     lease = queue.reserve(limit, 60_000).lease
     assert lease is not None
     return lease
-
-
-@pytest.fixture
-def proxied(shared_server: RedisProcess, client: redis.Redis) -> Iterator[tuple[FaultProxy, redis.Redis]]:
-    """Yield a proxy, and a client behind it that retries once after a lost reply, which is the default of clients."""
-    for text in [*read_texts().values(), *virtual_texts().values()]:
-        client.script_load(text)  # else the lost reply would be that the script is not known
-    with FaultProxy(shared_server.socket) as proxy:
-        retry = Retry(NoBackoff(), 1)
-        on: list[type[Exception]] = [redis.ConnectionError]  # needed by old clients
-        with redis.Redis(port=proxy.port, retry=retry, retry_on_error=on, socket_timeout=5) as repeating:
-            yield proxy, repeating
 
 
 def test_every_command_survives_a_script_flush(client: redis.Redis) -> None:
@@ -156,69 +141,3 @@ def test_a_loading_or_misconfigured_server_is_told_apart_from_a_wrong_command(cl
             single.execute_command("AUTH", "default", "")
     finally:
         client.acl_deluser("reader")
-
-
-def test_a_lost_reply_changes_nothing_that_may_be_repeated(proxied: tuple[FaultProxy, redis.Redis]) -> None:
-    proxy, client = proxied
-    queue = one_line(Engine(client))
-    client.ping()
-    proxy.lose_next_reply()
-    assert queue.ensure([(1, 5), (2, 5)]) == 0, "the first sending had added them already"
-    assert queue.peek() == [(1, 5), (2, 5)]
-    proxy.lose_next_reply()
-    assert queue.reschedule([(1, 7)]) == 0
-    proxy.lose_next_reply()
-    assert queue.remove([2]) == 0
-    assert queue.peek() == [(1, 7)]
-    lease = reserved_lease(queue)
-    proxy.lose_next_reply()
-    assert queue.release(lease, [(1, 9)]) == 0
-    assert queue.peek() == [(1, 9)]
-    lease = reserved_lease(queue)
-    proxy.lose_next_reply()
-    assert queue.acknowledge(lease) == 0
-    assert queue.peek() == []
-    assert proxy.lost == 5
-
-
-def test_a_lost_reply_of_reserve_costs_one_lease_and_one_delivery(
-    proxied: tuple[FaultProxy, redis.Redis],
-) -> None:
-    proxy, client = proxied
-    through = VirtualQueue(client)
-    through.queue.ensure([(1, through.now)])
-    proxy.lose_next_reply()
-    assert through.queue.reserve(5, 1000).entries == ()
-    through.advance(1000)
-    assert through.queue.reserve(5, 1000).entries == (Entry(1, 2),)
-
-
-def test_a_lost_reply_of_extend_costs_the_lease_and_not_the_entry(
-    proxied: tuple[FaultProxy, redis.Redis],
-) -> None:
-    proxy, client = proxied
-    through = VirtualQueue(client)
-    through.queue.ensure([(1, through.now)])
-    lease = through.queue.reserve(5, 1000).lease
-    assert lease is not None
-    proxy.lose_next_reply()
-    assert through.queue.extend(lease, 1000) == (lease, 0)
-    through.advance(1000)
-    assert through.queue.reserve(5, 1000).entries == (Entry(1, 2),)
-
-
-def test_a_lost_round_trip_may_be_repeated_whole(proxied: tuple[FaultProxy, redis.Redis]) -> None:
-    proxy, client = proxied
-    engine = Engine(client)
-    changes = [
-        Change("a", LINE, 1, 5),
-        Change("b", LINE, 2, 6, earlier_only=True),
-        Change("a", LINE, 3, 7),
-        Change("a", LINE, 3, None),
-    ]
-    client.ping()
-    proxy.lose_next_reply()
-    engine.apply(changes)
-    engine.apply(changes)
-    assert (one_line(engine, "a").peek(), one_line(engine, "b").peek()) == ([(1, 5)], [(2, 6)])
-    assert proxy.lost == 1

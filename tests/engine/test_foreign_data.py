@@ -8,11 +8,12 @@ import pytest
 import redis
 
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineError
-from tests.engine.lines import LINE, Entry, one_line, token_of
+from tests.engine.lines import Entry, one_line, token_of
 from tests.engine.virtual import VirtualQueue
+
+pytestmark = pytest.mark.slow
 
 WORDS = [
     "", "x", "0", "-1", "+1", "007", "1.0", "1e3", " 1", "1 ", "1\n", "1\x00", "0x10", "nan", "inf",
@@ -41,13 +42,6 @@ def test_garbage_in_the_future_goes_when_its_time_comes(virtual: VirtualQueue) -
     assert virtual.scores() == {}
 
 
-def test_an_id_at_a_score_that_is_none_is_removed(virtual: VirtualQueue) -> None:
-    scores = ["-inf", "-5", "0.5", "inf", str(2**53), "1e17"]
-    virtual.client.zadd(virtual.entries, {str(id): score for id, score in enumerate(scores, start=1)})
-    reserved = virtual.queue.reserve(9, 9)
-    assert (reserved.entries, reserved.discarded) == ((), len(scores))
-
-
 def test_one_reserve_looks_past_garbage_but_touches_a_thousand_members_at_most(virtual: VirtualQueue) -> None:
     virtual.client.zadd(virtual.entries, {f"x{n}": 1 for n in range(2500)})
     virtual.queue.ensure([(1, virtual.now)])
@@ -55,12 +49,6 @@ def test_one_reserve_looks_past_garbage_but_touches_a_thousand_members_at_most(v
     assert [reserved.discarded for reserved in found] == [1000, 1000, 500]
     assert [reserved.entries for reserved in found] == [(), (), (Entry(1, 1),)]
     assert found[0].next_due_ms == 0, "the caller learns that there is more at once"
-
-
-def test_entries_come_although_garbage_lies_before_them(virtual: VirtualQueue) -> None:
-    virtual.client.zadd(virtual.entries, {f"x{n}": 1 for n in range(300)})
-    virtual.queue.ensure([(id, virtual.now) for id in range(1, 11)])
-    assert len(virtual.queue.reserve(10, 1000).entries) == 10
 
 
 def test_a_stale_lease_cannot_touch_garbage_in_its_range(virtual: VirtualQueue) -> None:
@@ -134,13 +122,6 @@ def test_a_lease_on_a_queue_that_was_overwritten_acknowledges_nothing(client: re
         client.delete(queue.entries)
         client.hset(queue.entries, "a", "b")
         assert act() == 0
-
-
-def test_a_round_trip_over_many_queues_gets_past_a_key_of_another_type(client: redis.Redis) -> None:
-    engine = Engine(client)
-    client.set(one_line(engine, "b").entries, "mine")
-    engine.apply([Change(name, LINE, 1, 5) for name in "abc"])
-    assert [one_line(engine, name).peek() for name in "abc"] == [[(1, 5)]] * 3
 
 
 def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) -> None:

@@ -1,8 +1,4 @@
-"""What always holds, one test for each, on a real clock and real connections. The model holds them for any sequence.
-
-I4 set model, I5 reserve, I6 exclusive, I7 fencing, I8 ensure, I9 reschedule wins, I10 wake, I11 bounded scripts,
-I12 safe to repeat, I13 exact scores, I15 one slot.
-"""
+"""What always holds and no sequence of few commands shows: many workers, real connections, a million entries."""
 
 from __future__ import annotations
 
@@ -16,56 +12,18 @@ from hypothesis import strategies as st
 
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
-from django_delayq.engine.scripts import Client
-from tests.engine.lines import LINE, Entry, OneLine, lease_of, one_line, token_of
+from tests.engine.lines import LINE, Entry, lease_of, one_line, token_of
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
 from tests.support.examples import examples
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TOP_MS = 2**42 - 1
 
 
-@pytest.fixture
-def any_queue(anywhere: Client) -> OneLine:
-    """Yield a queue on each kind of Redis."""
-    return one_line(Engine(anywhere))
-
-
-def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue: OneLine) -> None:
-    rng, expected = random.Random(4), set[int]()
-    for _ in range(60):
-        ids = rng.sample(range(1, 500), 40)
-        match rng.randrange(4):
-            case 0:
-                any_queue.ensure([(id, rng.choice([0, TOP_MS])) for id in ids])
-                expected |= set(ids)
-            case 1:
-                any_queue.reschedule([(id, rng.choice([0, TOP_MS])) for id in ids])
-                expected |= set(ids)
-            case 2:
-                any_queue.remove(ids)
-                expected -= set(ids)
-            case _:
-                reserved = any_queue.reserve(30, 60_000)
-                if reserved.lease:
-                    done = [entry.id for entry in reserved.entries][:20]
-                    any_queue.acknowledge(reserved.lease, done)
-                    expected -= set(done)
-        assert {id for id, _ in any_queue.peek(500)} == expected
-
-
-def test_i5_reserve_gives_the_earliest_due_entries_once_more_counted_until_the_lease_ends(
-    any_queue: OneLine,
-) -> None:
-    any_queue.ensure([(3, 30), (1, 10), (2, 20), (4, TOP_MS)])
-    first = any_queue.reserve(2, 60_000)
-    assert first.entries == (Entry(1, 1), Entry(2, 1))
-    assert any_queue.peek()[1:3] == [(1, first.now_ms + 60_000), (2, first.now_ms + 60_000)]
-    assert any_queue.reserve(9, 60_000).entries == (Entry(3, 1),)
-
-
-def test_i6_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisProcess, client: redis.Redis) -> None:
+def test_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisProcess, client: redis.Redis) -> None:
     one_line(Engine(client)).ensure([(id, 0) for id in range(1, 4001)])
     taken: list[int] = []
 
@@ -84,40 +42,7 @@ def test_i6_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisP
     assert sorted(taken) == list(range(1, 4001))
 
 
-def test_i7_a_lease_changes_only_what_it_still_holds_and_no_token_comes_twice(any_queue: OneLine) -> None:
-    any_queue.ensure([(id, 0) for id in range(1, 301)])
-    leases = [any_queue.reserve(1, 60_000 - n % 3).lease for n in range(300)]
-    held = [lease for lease in leases if lease]
-    assert len(set(held)) == 300
-    any_queue.reschedule([(1, TOP_MS)])
-    assert any_queue.acknowledge(held[0]) == 0
-    assert any_queue.acknowledge(held[1], range(1, 301)) == 1
-    assert any_queue.release(held[2], [(id, 5) for id in range(1, 301)]) == 1
-    assert any_queue.acknowledge(lease_of(token_of(held[3]) + 16), [4]) == 0
-    assert any_queue.stats().total == 299
-
-
-def test_i8_ensure_may_be_repeated_and_moves_nothing_later_or_out_of_a_lease(any_queue: OneLine) -> None:
-    any_queue.ensure([(1, 5), (2, 50)])
-    any_queue.reserve(1, 60_000)
-    before = any_queue.peek()
-    for _ in range(2):
-        assert any_queue.ensure([(1, 1), (2, 51), (2, TOP_MS)]) == 0
-    assert any_queue.peek() == before
-
-
-def test_i9_no_lease_survives_a_reschedule(any_queue: OneLine) -> None:
-    any_queue.ensure([(1, 5)])
-    lease = any_queue.reserve(1, 60_000).lease
-    assert lease is not None
-    any_queue.reschedule([(1, TOP_MS)])
-    assert any_queue.acknowledge(lease) == 0
-    assert any_queue.release(lease, [(1, 0)]) == 0
-    assert any_queue.extend(lease, 60_000) == (lease, 0)
-    assert any_queue.peek() == [(1, TOP_MS)]
-
-
-def test_i10_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Redis) -> None:
+def test_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Redis) -> None:
     engine = Engine(client)
     queue = one_line(engine)
     wakeup = engine.wakeup(["default"])
@@ -132,7 +57,7 @@ def test_i10_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Red
     wakeup.close()
 
 
-def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client: redis.Redis) -> None:
+def test_no_script_touches_more_than_a_thousand_of_a_million_members(client: redis.Redis) -> None:
     queue = one_line(Engine(client))
     fill = "for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do redis.call('ZADD', KEYS[1], 1024, ARGV[3] .. i) end"
     for first in range(1, 1_000_001, 50_000):
@@ -154,7 +79,7 @@ def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client:
     client.delete(queue.entries)
 
 
-def test_i11_more_than_a_thousand_arguments_are_several_commands_in_one_round_trip(client: redis.Redis) -> None:
+def test_more_than_a_thousand_arguments_are_several_commands_in_one_round_trip(client: redis.Redis) -> None:
     queue = one_line(Engine(client))
     entries = [(id, 0) for id in range(1, 2501)]
     queue.ensure(entries[:1])
@@ -176,27 +101,11 @@ def test_i11_more_than_a_thousand_arguments_are_several_commands_in_one_round_tr
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
 
 
-def test_i12_whatever_is_sent_twice_is_done_once(any_queue: OneLine) -> None:
-    for wish in [[(1, 5), (2, 6)], [(1, 4)]]:
-        any_queue.ensure(wish)
-        assert any_queue.ensure(wish) == 0
-    any_queue.reschedule([(2, 9)])
-    assert any_queue.reschedule([(2, 9)]) == 0
-    lease = any_queue.reserve(2, 60_000).lease
-    assert lease is not None
-    any_queue.release(lease, [(1, 7)])
-    assert any_queue.release(lease, [(1, 7)]) == 0
-    any_queue.acknowledge(lease)
-    assert any_queue.acknowledge(lease) == 0
-    any_queue.remove([1])
-    assert any_queue.remove([1]) == 0
-
-
 @examples(150)
 @given(id=st.integers(1, 2**63 - 1), ms=st.integers(0, TOP_MS - 86_400_000), deliveries=st.integers(1, 17))
 @example(id=2**63 - 1, ms=TOP_MS - 86_400_000, deliveries=17)
 @example(id=1, ms=0, deliveries=1)
-def test_i13_every_time_and_count_comes_back_exactly(
+def test_every_time_and_count_comes_back_exactly(
     shared_server: RedisProcess, id: int, ms: int, deliveries: int
 ) -> None:
     with shared_server.client() as client:
@@ -218,7 +127,7 @@ def test_i13_every_time_and_count_comes_back_exactly(
 
 @pytest.mark.parametrize("binary", binaries())
 @pytest.mark.parametrize("persistence", ["snapshot", "log"])
-def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: str) -> None:
+def test_scores_survive_a_restart_and_replication(binary: str, persistence: str) -> None:
     with RedisProcess(binary) as server, RedisProcess(binary) as replica, server.client() as client:
         client.config_set("appendonly", "yes" if persistence == "log" else "no")
         client.config_set("repl-diskless-sync-delay", 0)
@@ -242,7 +151,7 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
         wait_until(lambda: VirtualQueue(client).scores() == before)
 
 
-def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:
+def test_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:
     keys = Engine(client).queue("default", 0).keys
     given_keys = [*keys, keys.line(LINE), keys.line("other"), keys.line("")]
     client.acl_setuser("bound", enabled=True, passwords=["+x"], categories=["+@all"], keys=given_keys)

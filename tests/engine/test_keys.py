@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 from hypothesis import given
@@ -20,24 +22,8 @@ from django_delayq.engine.records import (
 )
 
 ODD_NAMES = [
-    "",
-    " ",
-    "a b",
-    "a\nb",
-    "{",
-    "}",
-    "{}",
-    "}{",
-    "a}.0",
-    "{a}",
-    "a.0",
-    "a",
-    "a:z",
-    "%7B",
-    "ü",
-    "\x00",
-    "\ud800",
-]
+    "", " ", "a b", "a\nb", "{", "}", "{}", "}{", "a}.0", "{a}", "a.0", "a", "a:z", "%7B", "ü", "\x00", "\ud800",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
@@ -109,22 +95,14 @@ def test_a_shard_that_does_not_exist_is_refused(shard: int, shards: int) -> None
         QueueKeys.of("delayq", "default", shard, shards)
 
 
+OUT_OF_RANGE: dict[type[Exception], list[Any]] = {
+    ValueError: [(0, 1), (-1, 1), (2**63, 1), (1, -1), (1, 2**42)],
+    TypeError: [("1", 1), (1.0, 1), (True, 1), (None, 1), (1, 1.5), (1, None), (1, True)],
+}
+
+
 @pytest.mark.parametrize(
-    ("entry", "error"),
-    [
-        ((0, 1), ValueError),
-        ((-1, 1), ValueError),
-        ((2**63, 1), ValueError),
-        (("1", 1), TypeError),
-        ((1.0, 1), TypeError),
-        ((True, 1), TypeError),
-        ((None, 1), TypeError),
-        ((1, -1), ValueError),
-        ((1, 2**42), ValueError),
-        ((1, 1.5), TypeError),
-        ((1, None), TypeError),
-        ((1, True), TypeError),
-    ],
+    ("error", "entry"), [(error, entry) for error in OUT_OF_RANGE for entry in OUT_OF_RANGE[error]]
 )
 def test_what_is_out_of_range_is_refused_before_anything_is_sent(
     client: redis.Redis, entry: tuple[int, int], error: type[Exception]

@@ -11,7 +11,8 @@ from django_delayq.exceptions import EngineUnavailable
 from tests.engine.lines import LINE
 from tests.engine.virtual import VirtualQueue
 
-OTHER = "shop.Order.remind"
+pytestmark = pytest.mark.slow
+
 DAY_MS = 86_400_000
 
 
@@ -27,35 +28,6 @@ def lease_on(queue: DelayQueue, *lines: str) -> Lease:
     return lease
 
 
-def test_a_line_that_is_not_asked_keeps_its_entries_and_its_head(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for line in (LINE, OTHER):
-        queue.ensure(line, [(id, virtual.now - 5) for id in range(1, 4)])
-    reserved = queue.reserve({OTHER: 2}, 1000)
-    assert [(entry.id, entry.line) for entry in reserved.entries] == [(1, OTHER), (2, OTHER)]
-    assert reserved.heads == {LINE: virtual.now - 5, OTHER: virtual.now - 5}
-    assert virtual.waiting() == dict.fromkeys((1, 2, 3), virtual.now - 5)
-
-
-def test_each_line_has_its_own_limit(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for line in (LINE, OTHER):
-        queue.ensure(line, [(id, 0) for id in range(1, 10)])
-    entries = queue.reserve({OTHER: 1, LINE: 3}, 1000).entries
-    assert [(entry.id, entry.line) for entry in entries] == [(1, OTHER), (1, LINE), (2, LINE), (3, LINE)]
-
-
-def test_a_reserve_of_no_line_only_reads_the_heads(virtual: VirtualQueue) -> None:
-    queue, now = virtual.queue.queue, virtual.now
-    queue.ensure(LINE, [(1, now)])
-    queue.ensure(OTHER, [(2, now + 1000)])
-    queue.ensure("later", [(3, now + 1001)])
-    before = virtual.snapshot()
-    reserved = queue.reserve({}, 1000)
-    assert (reserved.lease, reserved.entries, reserved.heads) == (None, (), {LINE: now, OTHER: now + 1000})
-    assert virtual.snapshot() == before
-
-
 def test_the_heads_of_named_lines_are_found_behind_any_number_of_others(virtual: VirtualQueue) -> None:
     queue, now = virtual.queue.queue, virtual.now
     virtual.client.zadd(queue.keys.heads, {f"x{number}": number for number in range(1500)})
@@ -69,62 +41,6 @@ def test_the_heads_of_named_lines_are_found_behind_any_number_of_others(virtual:
     reserved = queue.reserve(dict.fromkeys(names[300:500], 1), 700, named=names)
     assert [entry.id for entry in reserved.entries] == [1]
     assert reserved.heads == {names[399]: now + 700, names[799]: now + 1000}, "as they are after it"
-
-
-def test_the_head_is_the_earlier_of_the_next_due_time_and_the_end_of_the_next_lease(virtual: VirtualQueue) -> None:
-    queue, now = virtual.queue.queue, virtual.now
-    queue.ensure(LINE, [(1, now), (2, now + 700)])
-    lease = queue.reserve({LINE: 1}, 500).lease
-    assert lease is not None
-    assert queue.reserve({}, 1).heads == {LINE: now + 500}
-    lease, _ = queue.extend(lease, 900)
-    assert queue.reserve({}, 1).heads == {LINE: now + 700}
-    queue.release(lease, [(1, now + 3)])
-    assert queue.reserve({}, 1).heads == {LINE: now + 3}
-    queue.reschedule(LINE, [(1, now + 800)])
-    assert queue.reserve({}, 1).heads == {LINE: now + 700}
-    queue.remove(LINE, [2])
-    assert queue.reserve({}, 1).heads == {LINE: now + 800}
-
-
-def test_a_line_without_entries_has_no_head(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    queue.ensure(LINE, [(1, 0), (2, 0)])
-    lease = lease_on(queue, LINE)
-    queue.acknowledge(lease, [1])
-    assert len(heads_of(virtual)) == 1
-    queue.acknowledge(lease)
-    assert heads_of(virtual) == {}
-    queue.ensure(LINE, [(1, 0)])
-    queue.remove(LINE, [1])
-    assert heads_of(virtual) == {}
-
-
-def test_a_lease_over_several_lines_is_acknowledged_released_and_extended_whole(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for line, ids in {LINE: (1, 2), OTHER: (3, 4)}.items():
-        queue.ensure(line, [(id, 0) for id in ids])
-    lease = lease_on(queue, LINE, OTHER)
-    lease, count = queue.extend(lease, 1000)
-    assert count == 4
-    assert queue.release(lease, [(2, 5), (4, 6), (99, 7)]) == 2
-    assert queue.acknowledge(lease, [1, 2, 99]) == 1
-    assert queue.acknowledge(lease) == 1
-    assert queue.peek() == [(2, 5), (4, 6)]
-    assert queue.extend(lease, 1000) == (lease, 0)
-
-
-def test_a_lease_goes_on_for_the_lines_that_it_still_holds(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for line, id in {LINE: 1, OTHER: 2}.items():
-        queue.ensure(line, [(id, 0)])
-    lease = lease_on(queue, LINE, OTHER)
-    queue.reschedule(LINE, [(1, virtual.now + 5)])
-    longer, count = queue.extend(lease, 1000)
-    assert count == 1
-    assert queue.acknowledge(lease) == 0
-    assert queue.acknowledge(longer) == 1
-    assert queue.peek() == [(1, virtual.now + 5)]
 
 
 def test_many_lines_are_asked_together_by_several_commands_of_a_hundred_lines(virtual: VirtualQueue) -> None:
@@ -160,16 +76,6 @@ def test_of_more_than_a_thousand_lines_the_earliest_heads_are_told(virtual: Virt
     assert found == dict(list(heads.items())[:1000])
 
 
-def test_lost_heads_are_set_again_by_an_ensure_that_changes_nothing(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    queue.ensure(LINE, [(1, virtual.now)])
-    queue.reserve({LINE: 1}, 500)
-    for _ in range(2):
-        virtual.client.delete(virtual.queue.keys.heads)
-        assert queue.ensure(LINE, [(1, virtual.now + 900)]) == 0
-        assert queue.reserve({}, 1).heads == {LINE: virtual.now + 500}
-
-
 def test_forged_heads_are_corrected_and_foreign_ones_removed(virtual: VirtualQueue) -> None:
     queue = virtual.queue.queue
     queue.ensure(LINE, [(1, virtual.now)])
@@ -180,15 +86,6 @@ def test_forged_heads_are_corrected_and_foreign_ones_removed(virtual: VirtualQue
         assert heads in ({LINE: 0, "gone": 0}, {})
         queue.correct_heads()
         assert heads_of(virtual) == {LINE: virtual.now}
-
-
-def test_a_line_that_was_lost_has_no_head_after_it_was_asked_or_corrected(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for act in [lambda: queue.reserve({LINE: 1}, 1), queue.correct_heads]:
-        queue.ensure(LINE, [(1, 0)])
-        virtual.client.delete(virtual.entries)
-        act()
-        assert heads_of(virtual) == {}
 
 
 def test_a_line_ends_by_itself_a_day_or_two_after_its_last_entry_was_due(virtual: VirtualQueue) -> None:
@@ -211,16 +108,6 @@ def test_a_line_in_use_is_renewed_once_a_day_only(virtual: VirtualQueue) -> None
     virtual.client.pexpire(virtual.entries, DAY_MS - 1)
     queue.ensure(LINE, [(3, virtual.now)])
     assert virtual.client.pttl(virtual.entries) > 2 * DAY_MS - 60_000
-
-
-def test_the_head_of_another_line_does_not_silence_a_push(virtual: VirtualQueue) -> None:
-    queue, now = virtual.queue.queue, virtual.now
-    queue.ensure(LINE, [(1, now - 5000)])
-    virtual.wakes()
-    queue.ensure(OTHER, [(2, now)])
-    assert virtual.wakes() == [now]
-    queue.ensure(OTHER, [(3, now + 1)])
-    assert virtual.wakes() == []
 
 
 def test_foreign_heads_stop_no_push_half_way(virtual: VirtualQueue) -> None:

@@ -10,13 +10,14 @@ import redis
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.engine import lines_model
 from tests.engine.model import machine
+
+pytestmark = pytest.mark.slow
 
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 PROFILES = {
-    "ci": settings(max_examples=200, stateful_step_count=40, **COMMON),
+    "ci": settings(max_examples=300, stateful_step_count=40, **COMMON),
     "nightly": settings(max_examples=20_000, stateful_step_count=60, **COMMON),
 }
 
@@ -24,8 +25,3 @@ PROFILES = {
 @pytest.mark.timeout(0 if PROFILE == "nightly" else 120)
 def test_any_sequence_of_commands_does_what_the_model_does(client: redis.Redis) -> None:
     run_state_machine_as_test(machine(client), settings=PROFILES[PROFILE])
-
-
-@pytest.mark.timeout(0 if PROFILE == "nightly" else 120)
-def test_any_sequence_of_commands_on_several_lines_does_what_the_model_does(client: redis.Redis) -> None:
-    run_state_machine_as_test(lines_model.machine(client), settings=PROFILES[PROFILE])

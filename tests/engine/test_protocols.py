@@ -13,6 +13,8 @@ from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("parser", ["hiredis", "python"])

@@ -14,6 +14,8 @@ from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.lines import LINE, OneLine, lease_of, one_line
 from tests.engine.virtual import VirtualQueue
 
+pytestmark = pytest.mark.slow
+
 REPLIES = ["5", "false", "'x'", "{}", "{1}", "{{1}, {2}}", "{1, 2, 3, 4, 5, 6}", "{'x', 'x', 'x', 'x', {'x'}, {'x'}}"]
 REPLIES += ["{1, 0, {}, {{3, {'99999999999999999999'}, {1}}}}", "{1, 0, {}, {{3, {'1'}, {}}}}"]
 REPLIES += [

@@ -19,6 +19,8 @@ from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, SentinelProcess, clustered
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:

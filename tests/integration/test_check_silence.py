@@ -10,7 +10,7 @@ from django.db import connection
 from django_delayq.checks import check_silence
 from django_delayq.sql.dialects import dialect_of
 
-pytestmark = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
+pytestmark = [pytest.mark.dialect, pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")]
 
 
 def test_missing_limits_are_named_and_complete_ones_or_a_local_server_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

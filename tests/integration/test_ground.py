@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
+pytestmark = pytest.mark.dialect
+
 StartCommand = Callable[..., "subprocess.Popen[bytes]"]
 VENDORS = {"sqlite": "sqlite", "postgresql": "postgresql", "mariadb": "mysql"}
 

@@ -20,7 +20,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 TABLE = "django_delayq_timeout"
 NAME = "delayq_test_reason"

@@ -9,7 +9,7 @@ import pytest
 from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.visitor import Visitor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), on_sqlite]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
 
 
 def test_who_placed_an_order_may_ask_how_long_is_left_to_pay(calm_shop: Shop) -> None:

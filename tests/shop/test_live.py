@@ -25,7 +25,7 @@ rows = [(policy.name, *["12345"] * 4, "1234.5 ms", "12345.6 ms") for policy in g
 console = Console(width=80, file=io.StringIO())
 console.print(_rich_table(SimpleNamespace(headline=lambda: "40 orders", rows=lambda: rows)))
 """
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_lived_through_two_real_workers_each_order_has_one_outcome(shop: Shop, tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.shop.conftest import Shop, on_sqlite
+
+pytestmark = pytest.mark.slow
 
 
 @on_sqlite

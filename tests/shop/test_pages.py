@@ -10,7 +10,7 @@ import pytest
 from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.visitor import Page, Visitor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), on_sqlite]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
 
 Opened = Callable[..., Visitor]
 

@@ -12,6 +12,8 @@ from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import Files, broken_rows, odd_orders, random_orders
 
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+
 VIRTUAL = ("replay_orders", "--virtual", "--json")
 STEPS = ("order_approved_at", "order_delivered_carrier_date", "order_delivered_customer_date")
 

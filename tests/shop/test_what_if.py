@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests import settings as test_settings
-from tests.sampling import drawn
 from tests.shop.conftest import Shop
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import random_orders
+
+pytestmark = pytest.mark.slow
 
 MINUTES = {"cancel_unpaid": (10, 20, 45, 1440), "cancel_unaccepted": (1440, 2880, 5760, 14400)}
 """Two shorter and two longer limits than those of the replay: half an hour, and three days."""
@@ -67,7 +68,7 @@ def assert_relived(shop: Shop, orders: Path, reviews: Path, limit: int | None = 
 
 
 def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
-    assert_relived(shop, *random_orders(drawn(120, 2)).write(tmp_path))
+    assert_relived(shop, *random_orders(60).write(tmp_path))
 
 
 @pytest.mark.real_orders

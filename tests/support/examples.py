@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from tests.sampling import drawn
-
 
 def examples(number: int) -> settings:
-    """Return the settings of a test with `number` examples; a run with a sample has fewer.
+    """Return the settings of a test with `number` examples.
 
     They differ from run to run, also where Hypothesis would repeat the same ones, as it does in CI. A failure prints
     the decorator that repeats its example.
     """
     return settings(
-        max_examples=drawn(number),
+        max_examples=number,
         derandomize=False,
         database=None,
         deadline=None,

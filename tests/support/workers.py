@@ -7,19 +7,23 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections
 
-from django_delayq import schedule_timeout
+from django_delayq import TimeoutPolicy, schedule_timeout
+from django_delayq.engine.engine import DelayQueue, Engine
 from django_delayq.models import Timeout
+from django_delayq.redis_clients import get_engine, get_worker_engine
 from django_delayq.worker import Worker
 from tests.testapp.models import Order
 
 State = Timeout.State
+Declare = Callable[..., TimeoutPolicy[Any]]
 needs_more_connections = pytest.mark.skipif(
     os.environ.get("DELAYQ_TEST_POOL") == "2",
     reason="a pool of 2 has connections for one worker in the process, with one handler thread",
@@ -68,6 +72,22 @@ class RunningWorker:
 StartWorker = Callable[..., RunningWorker]
 
 
+@contextmanager
+def worker_engine() -> Iterator[Engine]:
+    """An engine as each worker has one of its own."""
+    engine = get_worker_engine("default")
+    assert engine is not None
+    yield engine
+    engine.close()
+
+
+def queue_in_redis() -> DelayQueue:
+    """The default queue, as the verbs reach it."""
+    engine = get_engine("default")
+    assert engine is not None
+    return engine.queue("default", 0)
+
+
 def due_orders(policy: Any, count: int = 1, **delay: Any) -> list[Timeout]:
     """So many new orders, each with a timeout of `policy`; due now unless a delay is given."""
     delay = delay or {"after": timedelta(0)}
@@ -80,6 +100,11 @@ def states() -> dict[str, int]:
     for state in Timeout.objects.values_list("state", flat=True):
         found[state] = found.get(state, 0) + 1
     return found
+
+
+def states_in_order() -> list[str]:
+    """The states of all rows, the oldest first."""
+    return list(Timeout.objects.order_by("id").values_list("state", flat=True))
 
 
 def all_are(state: str) -> Callable[[], bool]:

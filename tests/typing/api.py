@@ -17,6 +17,7 @@ from django_delayq import (
     Fired,
     Late,
     Limits,
+    Progress,
     Retry,
     Skip,
     Snooze,
@@ -39,6 +40,7 @@ from django_delayq import (
     get_deadline,
     get_policies,
     get_policy,
+    get_progress,
     hold_timeout,
     pending_timeouts,
     register_policy,
@@ -179,6 +181,8 @@ def relation(order: Order) -> None:
 
 
 def selecting_and_bulk(orders: QuerySet[Order], order: Order, parcels: QuerySet[Parcel], parcel: Parcel) -> None:
+    assert_type(get_progress(order, "cancel_unpaid"), Progress | None)
+    get_progress(parcel, cancel_unpaid)  # type: ignore[misc]
     pending = pending_timeouts(order, "cancel_unpaid")
     pending_timeouts(Order, cancel_unpaid, key="second")
     pending_timeouts([order])

@@ -29,7 +29,7 @@ BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")  # 
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
-many = examples(400)
+many = examples(100)
 
 
 def read(moment: datetime | None) -> str:

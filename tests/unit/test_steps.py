@@ -228,7 +228,7 @@ def test_what_is_computed_is_what_counting_from_the_first_one_leads_to(
         (step("a", timedelta(0), every=DAY, times=3), "at the deadline, every 1 d, 3 times"),
         (step("a", DAY, every=timedelta(hours=12)), "1 d after the deadline, every 12 h, until it acts"),
         (step("a", 0.75), "at 75% of the time"),
-        (step("a", Wall(days=-3, at="09:00")), "3 days before, at 09:00 from the deadline"),
+        (step("a", Wall(days=-3, at="09:00")), "3 days before the deadline, at 09:00"),
     ],
 )
 def test_a_step_says_when_it_runs(given_step: Step, words: str) -> None:

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from django_delayq.policy.steps import Course, Step, plan_of
 from django_delayq.rounds.memory import MAX_EVENTS, stops_of, with_stop
 from django_delayq.times.calendars import WorkingHours
 from django_delayq.times.lengths import OwnTime, end_of
 from django_delayq.times.spans import Length, Wall, Working
 from tests.support.examples import examples
+from tests.unit.minutes import Case, Count, cases
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 FIRST = datetime(2026, 3, 23, tzinfo=UTC)  # a Monday; the clocks of Europe change on the Sunday after
@@ -68,7 +70,7 @@ def facts(draw: st.DrawFn) -> Facts:
     return Facts(draw(st.sampled_from(LENGTHS)), (draw(calendars), draw(calendars)), since, stops)
 
 
-@examples(8_000)  # of which a sample is a quarter
+@examples(2_000)
 @given(facts())
 def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> None:
     time, due_at = case.time(), case.due_at()
@@ -87,7 +89,7 @@ def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> No
         due_at = moved
 
 
-@examples(2_000)
+@examples(500)
 @given(facts(), st.integers(1, 600))
 def test_every_order_of_the_same_facts_leads_to_the_same_deadline(case: Facts, minutes: int) -> None:
     def play(steps: tuple[Any, ...]) -> datetime:
@@ -114,6 +116,56 @@ def _in_order(steps: tuple[Any, ...]) -> bool:
     """Return whether the stops come one after the other."""
     stops = [step for step in steps if isinstance(step, tuple)]
     return stops == sorted(stops)
+
+
+class Round(NamedTuple):
+    """A round by the calendar of a case, with its stops, and its minutes in the order of the clock."""
+
+    course: Course
+    minutes: list[bool]
+    """Whether each minute from its beginning on counts: it is open, and its clock is not stopped."""
+
+    def __repr__(self) -> str:
+        return repr(self.course)
+
+    def counted(self, until: datetime) -> timedelta:
+        return MINUTE * sum(self.minutes[: max((until - self.course.start) // MINUTE, 0)])
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    case: Case = draw(cases())
+    count, since = Count(case), case.start.replace(second=0, microsecond=0)
+    moments = sorted(draw(st.lists(st.integers(0, 5 * 24 * 12), min_size=2, max_size=7)))
+    times = [since + 5 * MINUTE * number for number in moments]
+    stops = [(begin, end) for number, (begin, end) in enumerate(pairwise(times)) if number % 2 == 0 and begin < end]
+    length = Working(minutes=draw(st.integers(1, 1_500)), calendar=case.calendar)
+    time, due_at = OwnTime(length), end_of(length, since, None)
+    assume(due_at is not None)
+    due_at = time.after_stops(due_at, stops) if due_at else since
+    first = (since - count.first) // MINUTE
+    assume((due_at - count.first) // MINUTE < len(count.is_open))
+    minutes = [
+        is_open and not any(begin <= since + MINUTE * number < end for begin, end in stops)
+        for number, is_open in enumerate(count.is_open[first:])
+    ]
+    return Round(Course(due_at, since, stops=stops, time=time), minutes)
+
+
+@examples(800)
+@given(rounds(), st.integers(0, 9 * 24 * 60), st.floats(0.05, 0.95))
+def test_what_is_used_is_what_counting_each_minute_leads_to(case: Round, minute: int, fraction: float) -> None:
+    course, now = case.course, case.course.start + MINUTE * min(minute, len(case.minutes) - 1)
+    time, total = course.total
+    assert total == case.counted(course.due_at)
+    assert course.used(time, now) == case.counted(now)
+    # A step at a fraction runs when that share is reached, and not before.
+    step = Step(name="part", handler=print, offset=fraction)
+    at = next(plan_of([step], course.due_at + DAY, course)).at
+    assert abs(course.used(time, at) - total * fraction) < timedelta(milliseconds=1)
+    is_before = course.used(time, at - timedelta(seconds=1)) < total * fraction
+    assert is_before or at in {end for _, end in course.stops}  # which began at that time
+    assert case.counted(at) <= total * fraction + timedelta(milliseconds=1) <= case.counted(at + MINUTE) + MINUTE / 30
 
 
 def at(text: str) -> datetime:

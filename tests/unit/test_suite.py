@@ -8,6 +8,8 @@ import pytest
 
 from tools import guarantees, suite
 
+pytestmark = pytest.mark.slow
+
 FAILS_ONCE = """
 from pathlib import Path
 
@@ -26,6 +28,26 @@ def test_steady():
     assert {steady}
 """
 
+MARKED = """
+import pytest
+
+
+@pytest.mark.dialect
+def test_marked():
+    pass
+
+
+@pytest.mark.dialect
+@pytest.mark.skip(reason="of another database")
+def test_skipped():
+    pass
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_other(number):
+    pass
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -34,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(suite, "UNSTEADY", tmp_path / "results" / "unsteady.txt")
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\nmarkers = dialect\n")
     return tmp_path
 
 
@@ -44,7 +66,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, *, steady: bo
     (folder / "tests" / "test_some.py").write_text(FAILS_ONCE.format(count=count, steady=steady))
     command = ["pytest", "tests"]
     stages = [suite.Stage("some", "a few tests", (), [command]), suite.Stage("other", "computes", [["python", "-V"]])]
-    monkeypatch.setattr(suite, "_stages", lambda: stages)
+    monkeypatch.setattr(suite, "_stages", lambda *, everything: stages)
     return suite.run([])
 
 
@@ -81,11 +103,30 @@ def test_where_one_failure_is_a_defect_nothing_is_repeated(folder: Path, monkeyp
 
 def test_every_place_that_the_suite_names_exists() -> None:
     """Pytest does not report a path to ignore that does not exist."""
-    commands = [command for stage in suite._stages() for command in [*stage.computing, *stage.waiting]]
+    stages = [*suite._stages(), *suite._stages(everything=True)]
+    commands = [command for stage in stages for command in [*stage.computing, *stage.waiting]]
     named = {word.removeprefix("--ignore=") for command in commands for word in command}
-    places = {word for word in named if word.startswith("tests/")} | set(suite.NO_SECOND_RUN)
+    places = {word for word in named if word.startswith(("tests/", ".github/"))} | set(suite.NO_SECOND_RUN)
     assert len(places) > 15
     assert [place for place in sorted(places) if not (guarantees.ROOT / place).exists()] == []
+
+
+def test_what_marks_leave_out_is_listed_by_room_and_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rooms = [folder / "tests" / "integration" / room for room in ("admin", "rest")]
+    for room in rooms:
+        room.mkdir(parents=True)
+        (room / "test_some.py").write_text(MARKED)
+    command = ["pytest", "-p", "tests.support.left_out", "-m", "dialect", "tests"]
+    stages = [suite.Stage("server", "what depends on it", [command])]
+    monkeypatch.setattr(suite, "_stages", lambda *, everything: stages)
+    assert suite.run([]) == 0
+    printed = capfd.readouterr().out
+    assert "left out  server: 4 tests (integration/admin 2, integration/rest 2), see results/server-left" in printed
+    assert "left out  everywhere: tests/integration/admin/test_some.py::test_skipped was skipped on server" in printed
+    names = (folder / "results" / "server-left-out.txt").read_text().splitlines()
+    assert names[:2] == [f"tests/integration/admin/test_some.py::test_other[{number}]" for number in (0, 1)]
 
 
 @pytest.mark.usefixtures("folder")

@@ -82,11 +82,10 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         """Return the countdown of `obj`, from one query for all objects that are serialized together."""
         assert self.policy is not None
         if _identity(obj) not in self._looked_up:
-            together = [other for other in _serialized_by(self.parent) if type(other) is type(obj) and _is_saved(other)]
-            if not any(_identity(other) == _identity(obj) for other in together):
-                together = [obj]
-            found = pending_countdowns(together, self.policy, self.key)
-            self._looked_up |= {_identity(other): seen for other, seen in zip(together, found, strict=True)}
+            others = [each for each in serialized_by(self.parent) if type(each) is type(obj) and _is_saved(each)]
+            together = {_identity(each): each for each in (*others, obj)}
+            found = pending_countdowns(list(together.values()), self.policy, self.key)
+            self._looked_up |= zip(together, found, strict=True)
         return self._looked_up[_identity(obj)]
 
 
@@ -103,14 +102,14 @@ def _identity(obj: Model) -> tuple[Any, ...]:
     return obj.__class__, obj._state.db, obj.pk
 
 
-def _serialized_by(node: Any) -> list[Any]:
+def serialized_by(node: Any) -> list[Any]:
     """Return the objects that a serializer serializes together, from the outermost serializer down to this one."""
     if isinstance(node.parent, serializers.ListSerializer):
-        return _serialized_by(node.parent)  # each of its members
+        return serialized_by(node.parent)  # each of its members
     if node.parent is None:
         objects = [node.instance]
     else:
-        objects = [_followed(obj, node.source_attrs) for obj in _serialized_by(node.parent)]
+        objects = [_followed(obj, node.source_attrs) for obj in serialized_by(node.parent)]
     if isinstance(node, serializers.ListSerializer):
         return [member for several in objects for member in _members(several)]
     return objects

@@ -15,7 +15,8 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 from rest_framework import ISO_8601, serializers
 
-from django_delayq.contrib.rest_framework.fields import Instant, SecondsField, shown_time
+from django_delayq.arming.holding import Facts, Progress
+from django_delayq.contrib.rest_framework.fields import Instant, SecondsField, serialized_by, shown_time
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import NOTHING, Count
@@ -39,6 +40,56 @@ class NullableChoice(serializers.ChoiceField):
 
     def to_representation(self, value: Any) -> Any:
         return value or None
+
+
+class StatusPart(serializers.Serializer[Any]):
+    """A serializer with the fields of a dataclass or named tuple of `monitoring`, by their types."""
+
+    shows: type[Any] = object
+    leaves_out: tuple[str, ...] = ()
+    _kinds: typing.ClassVar[dict[Any, Any]] = {
+        str: lambda **options: serializers.CharField(allow_blank=True, **options),
+        int: serializers.IntegerField,
+        float: serializers.FloatField,
+        bool: serializers.BooleanField,
+        timedelta: SecondsField,
+        datetime: serializers.DateTimeField,
+        date: serializers.DateField,
+    }
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        StatusPart._kinds[cls.shows] = cls
+
+    def get_fields(self) -> dict[str, Any]:
+        declared = super().get_fields()
+        types = typing.get_type_hints(self.shows)
+        shown = {name: kind for name, kind in types.items() if name not in self.leaves_out}
+        return {name: declared.get(name) or self._field(kind) for name, kind in shown.items()} | declared
+
+    def _field(self, kind: Any) -> Any:
+        inner = [argument for argument in typing.get_args(kind) if argument is not NoneType]
+        options = {"allow_null": True} if NoneType in typing.get_args(kind) else {}
+        kind = inner[0] if options else kind
+        if typing.get_origin(kind) is tuple:
+            return self._kinds[typing.get_args(kind)[0]](many=True, **options)
+        return self._kinds[kind](**options)
+
+
+class ProgressSerializer(StatusPart):
+    """How much of its time a timeout has used and has left; durations in seconds."""
+
+    shows = Progress
+
+    @cached_property
+    def _together(self) -> dict[int, Facts]:
+        """Return the facts of all rows that are serialized together, by the ids of the rows."""
+        rows = [row for row in serialized_by(self.parent) if isinstance(row, Timeout)]
+        return dict.fromkeys([row.pk for row in rows], Facts(rows, database_of(Timeout), locks=False))
+
+    def get_attribute(self, row: Timeout) -> Progress | None:
+        facts = self._together.get(row.pk) or Facts([row], database_of(Timeout), locks=False)
+        return facts.progress(row)
 
 
 class ObjectSerializer(serializers.Serializer[Timeout]):
@@ -82,13 +133,15 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
         read_only=True, help_text=_("Its policy has computed its deadline, which follows its data; false: set by hand.")
     )
 
+    progress = ProgressSerializer(allow_null=True, read_only=True, help_text=_("null: it is settled."))
+
     class Meta:
         model = Timeout
         fields = [
             *("id", "policy", "object", "key", "queue", "state", "cause", "failing", "due_at", "run_at", "step"),
             "since_at",
             *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
-            *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed"),
+            *("remaining", "held_at", "held_until", "held_by_hand", "keeps_deadline", "is_computed", "progress"),
         ]
         read_only_fields = fields
         extra_kwargs: typing.ClassVar[dict[str, Any]] = {
@@ -357,39 +410,6 @@ class RootSerializer(serializers.Serializer[Any]):
     status = serializers.URLField()
 
 
-class StatusPart(serializers.Serializer[Any]):
-    """A serializer with the fields of a dataclass or named tuple of `monitoring`, by their types."""
-
-    shows: type[Any] = object
-    leaves_out: tuple[str, ...] = ()
-    _kinds: typing.ClassVar[dict[Any, Any]] = {
-        str: lambda **options: serializers.CharField(allow_blank=True, **options),
-        int: serializers.IntegerField,
-        float: serializers.FloatField,
-        bool: serializers.BooleanField,
-        datetime: serializers.DateTimeField,
-        date: serializers.DateField,
-    }
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        StatusPart._kinds[cls.shows] = cls
-
-    def get_fields(self) -> dict[str, Any]:
-        declared = super().get_fields()
-        types = typing.get_type_hints(self.shows)
-        shown = {name: kind for name, kind in types.items() if name not in self.leaves_out}
-        return {name: declared.get(name) or self._field(kind) for name, kind in shown.items()} | declared
-
-    def _field(self, kind: Any) -> Any:
-        inner = [argument for argument in typing.get_args(kind) if argument is not NoneType]
-        options = {"allow_null": True} if NoneType in typing.get_args(kind) else {}
-        kind = inner[0] if options else kind
-        if typing.get_origin(kind) is tuple:
-            return self._kinds[typing.get_args(kind)[0]](many=True, **options)
-        return self._kinds[kind](**options)
-
-
 class CountSerializer(StatusPart):
     """A number of rows; if `is_capped`, there are more."""
 
@@ -468,3 +488,9 @@ class ReportSerializer(StatusPart):
 
     shows = reports.Report
     total = FiguresSerializer()
+
+
+class HourSerializer(StatusPart):
+    """How many rounds have ended in an hour."""
+
+    shows = snapshot.Hour

@@ -16,6 +16,7 @@ urlpatterns = [
     path("", RootView.as_view(), name="root"),
     *router.urls,
     path("status/", StatusView.as_view(), name="status"),
+    path("overview/", StatusView.as_view(), name="overview"),
     path("schedule/", ScheduleView.as_view(), name="schedule"),
     path("cancel/", CancelView.as_view(), name="cancel"),
     path("guard/", GuardView.as_view(), name="guard"),

@@ -36,9 +36,9 @@ from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.routing import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring import reports
-from django_delayq.monitoring.snapshot import count_failing, snapshot
+from django_delayq.monitoring.snapshot import count_failing, overview
 from django_delayq.operations import PolicyConflict, Refusal, Result, changes
-from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.times.clock import to_ms
 
@@ -127,8 +127,8 @@ def refuse_query(request: Request) -> None:
         raise ValidationError({each: [NOT_IN_THE_BODY] for each in sorted(unknown)})
 
 
-def operation(name: str, description: str) -> Any:
-    """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
+def operation(name: str) -> Any:
+    """Return the action of a view set, a POST, that runs the operation `name`. OpenAPI describes it as its function."""
     body = inputs.BODIES[name]
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
@@ -138,7 +138,7 @@ def operation(name: str, description: str) -> Any:
         response: Response = self.operate(dict(sent.validated_data))
         return response
 
-    act.__name__, act.__doc__ = name, description
+    act.__name__, act.__doc__ = name, (OPERATIONS[name].call.__doc__ or "").partition("\n")[0]
     described = describe("timeouts", outputs.ActedSerializer, body=body)
     if name in POLICY_OPERATIONS:
         result = outputs.PolicyActedSerializer
@@ -204,32 +204,6 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Show one timeout, with its history, its failed attempts and its payload."""
         return super().retrieve(request, *args, **kwargs)
-
-    cancel = operation("cancel", "Cancel a timeout. One that is firing cannot be stopped, but gets no further attempt.")
-    fire = operation("fire", "Make a timeout due now. A worker fires it if its condition still holds.")
-    postpone = operation("postpone", "Give a timeout a later deadline.")
-    reschedule = operation(
-        "reschedule",
-        "Move the deadline of a timeout, earlier or later. One in the past becomes now, as `due_at_once` reports.",
-    )
-    replan = operation(
-        "replan",
-        "Compute the deadline of a timeout again, as its policy declares it now. One that has passed is due at once.",
-    )
-    hold_timeout = operation("hold_timeout", "Stop the clock of a timeout by hand. The rest of its time is kept.")
-    pause_timeout = operation(
-        "pause_timeout", "Let a timeout not fire until it is resumed. Its deadline stays where it is."
-    )
-    resume_timeout = operation(
-        "resume_timeout",
-        "End the hold of a timeout by hand: its deadline is now plus the rest of its time, or stays if it is paused.",
-    )
-    retry = operation("retry", "Give a dead timeout all its attempts again, now.")
-    refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")
-    erase = operation(
-        "erase",
-        "Empty the payload, key, reasons and error messages of a settled timeout. It stays, but cannot be repeated.",
-    )
 
     def target(self) -> tuple[Timeout, str]:
         return self.get_object(), database_of(Timeout)
@@ -300,28 +274,6 @@ class PolicyViewSet(OperatorView, ViewSet):
             raise ValidationError({"by" if is_field else "first": [wrong]}) from error
         return Response(outputs.ReportSerializer(found).data)
 
-    pause = operation(
-        "pause",
-        "Stop a policy until it is resumed, or until a time. Timeouts that become due meanwhile fire then.\n\n"
-        "A policy that is already paused keeps its end and reason unless given.",
-    )
-    hold = operation(
-        "hold",
-        "Stop a policy and its clock until it is resumed, or until a time: pending deadlines then move by the length "
-        "of the hold.\n\n"
-        "A pause that is in force becomes a hold that begins now.",
-    )
-    resume = operation("resume", "Let a policy continue.")
-    late = operation(
-        "late",
-        "Limit the lateness of a policy: timeouts that would fire later after their deadline are skipped, or dead.",
-    )
-    brake = operation("brake", "Set the brake of a policy, which pauses it when more timeouts fire within a period.")
-    shadow = operation(
-        "shadow",
-        "Set for which percentage of the objects of a policy everything happens but the handler.",
-    )
-
     def get_serializer(self, *args: Any, **options: Any) -> Any:
         """Return the serializer of the request of the action, whose fields the browsable API shows as a form."""
         return inputs.BODIES[self.action](*args, **options)
@@ -372,8 +324,13 @@ class StatusView(OperatorView, APIView):
 
     @describe("status", outputs.StatusSerializer, (401, 403))
     def get(self, request: Request, *_: Any, **__: Any) -> Response:
-        """Show the present state, as `delayq_status` does."""
-        return Response(outputs.StatusSerializer(snapshot(database_of(Timeout))).data)
+        """Show the present state and the last 24 hours, as `delayq_status` does, the most urgent policies first."""
+        return Response(outputs.StatusSerializer(overview(database_of(Timeout))).data)
+
+
+for _view in (TimeoutViewSet, PolicyViewSet):
+    for _name in _view.operations.keys() - {"delay"}:
+        setattr(_view, _name, operation(_name))
 
 
 class DenyAll(BasePermission):

@@ -69,14 +69,8 @@ def shown(row: Timeout, using: str) -> dict[str, Any]:
     """Return a settled row as the REST API shows it, with times in UTC, and without payload and history."""
     model = model_of_kind(row.content_type_id, using)
     about = {"model": model and model._meta.label_lower, "id": row.object_id}
-    times = {name: _iso(getattr(row, name)) for name in TIMES}
-    return {
-        **{name: getattr(row, name) for name in COLUMNS},
-        "state": str(row.state),
-        "object": about,
-        "cause": str(row.cause) or None,
-        **times,
-    }
+    values = {name: getattr(row, name) for name in COLUMNS} | {name: _iso(getattr(row, name)) for name in TIMES}
+    return {**values, "state": str(row.state), "object": about, "cause": str(row.cause) or None}
 
 
 def forget_old(using: str, before: datetime, **_: Any) -> None:

@@ -8,7 +8,7 @@ from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import count
-from django_delayq.management.operating import OperatorCommand, actor
+from django_delayq.management.operating import OperatorCommand
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import ALIVE, workers_alive
 from django_delayq.operations import adopt
@@ -16,9 +16,12 @@ from django_delayq.times.clock import plural
 
 
 class Command(OperatorCommand):
-    """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
+    """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it.
 
-    examples = ("--cancel-pending --dry-run", "--cancel-pending --reason 'restored into staging'")
+    Examples:
+      manage.py delayq_adopt --cancel-pending --dry-run
+      manage.py delayq_adopt --cancel-pending --reason 'restored into staging'
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         pending = parser.add_mutually_exclusive_group()
@@ -38,9 +41,7 @@ class Command(OperatorCommand):
             raise CommandError(f"{used} within the last {ALIVE.seconds} seconds. {advice}")
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
-        how: dict[str, Any] = {"pending": pending, "dry_run": options["dry_run"], "reason": options["reason"]}
-        with self.progress(options) as add:
-            done = adopt(by=actor(), using=using, progress=add, **how)
+        done = self.call(adopt, options, using=using, pending=pending, dry_run=options["dry_run"])
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return

@@ -22,9 +22,13 @@ class Command(AskingCommand):
 
     What would happen within the duration happens now, in order: trials end, reminders go out. It needs running workers.
     Refused in the installation that DELAYQ['PRODUCTION'] names, and where it is not certain that this is another one.
-    """
 
-    examples = ("", "--advance 3d", "--set 2026-12-24T08:00", "--reset")
+    Examples:
+      manage.py delayq_clock
+      manage.py delayq_clock --advance 3d
+      manage.py delayq_clock --set 2026-12-24T08:00
+      manage.py delayq_clock --reset
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         how: Any = parser.add_mutually_exclusive_group()

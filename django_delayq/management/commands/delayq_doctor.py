@@ -17,16 +17,21 @@ from django_delayq.monitoring.doctor import STUCK_SECONDS, examine
 from django_delayq.monitoring.snapshot import workers_alive
 from django_delayq.times.clock import brief
 
-LEVELS = {INFO: "ok", WARNING: "warning", ERROR: "error"}
+LEVELS = {INFO: ("ok", "SUCCESS"), WARNING: ("warning", "WARNING"), ERROR: ("error", "ERROR")}
+"""The word for each level, and the style of its colour."""
 
 
 class Command(ReportCommand):
     """Examines the database, Redis, clocks, workers and pending timeouts. Changes nothing.
 
     The exit code is 1 if an error is found (timeouts are late, or will be), with --strict also for warnings, else 0.
-    """
 
-    examples = ("", "--quick --json", "--here", "--strict")
+    Examples:
+      manage.py delayq_doctor
+      manage.py delayq_doctor --quick --json
+      manage.py delayq_doctor --here
+      manage.py delayq_doctor --strict
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -38,12 +43,11 @@ class Command(ReportCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         findings = list(workers_here()) if options["here"] else examine(quick=options["quick"])
         rows, lines = [], []
-        paint = {INFO: self.style.SUCCESS, WARNING: self.style.WARNING, ERROR: self.style.ERROR}
         for each in findings:
-            level, hint = LEVELS[each.level], each.hint or ""
+            (level, style), hint = LEVELS[each.level], each.hint or ""
             rows.append({"name": each.id, "level": level, "text": each.msg, "hint": hint})
             if each.level > INFO or options["verbosity"] > 0:
-                label = Painted(f"{level.upper() if level == 'error' else level:8}", paint[each.level])
+                label = Painted(f"{level.upper() if level == 'error' else level:8}", getattr(self.style, style))
                 lines += self.wrapped(f"{each.id}: {each.msg}", label=label)
             if each.level > INFO and hint:
                 lines += self.wrapped(hint, label=Painted(" " * 8))

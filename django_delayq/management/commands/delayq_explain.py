@@ -39,21 +39,20 @@ class Command(ReportCommand):
 
     For each policy of the object it shows the newest rounds, also if the object or the policy no longer exists. An
     object is named by its primary key, or by a field in `search` of its policies; a key takes precedence.
+
+    Examples:
+      manage.py delayq_explain shop.order 1234
+      manage.py delayq_explain shop.order A-2026-0017 --policy cancel_unpaid
+      manage.py delayq_explain --search A-2026-0017
+      manage.py delayq_explain --id 17 --json
     """
 
     arguments = "[APP.MODEL OBJECT]"
-    examples = (
-        "shop.order 1234",
-        "shop.order A-2026-0017 --policy cancel_unpaid",
-        "--search A-2026-0017",
-        "--id 17 --json",
-    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("model", nargs="?", metavar="APP.MODEL", help="the model of the object")
-        parser.add_argument(
-            "object", nargs="?", metavar="OBJECT", help="its primary key, or a field in search= of its policies"
-        )
+        words = "its primary key, or a field in search= of its policies"
+        parser.add_argument("object", nargs="?", metavar="OBJECT", help=words)
         parser.add_argument("--id", metavar="N", help="only the timeout with this id")
         parser.add_argument("--search", metavar="TEXT", help="what has this object id, key, or field of a policy")
         parser.add_argument("--policy", metavar="NAME", help="only this policy: its name or label")

@@ -15,10 +15,13 @@ class Command(DelayqCommand):
     """Prints all that the ledger has of timeouts in any state, as JSON: one line for each of them.
 
     For a person who asks what is stored about them: select by --related what belongs to them.
+
+    Examples:
+      manage.py delayq_export --related shop.customer:7
+      manage.py delayq_export --related shop.customer:7 --json
     """
 
     requires_system_checks = []
-    examples = ("--related shop.customer:7", "--related shop.customer:7 --json")
 
     def add_arguments(self, parser: CommandParser) -> None:
         every = tuple(Timeout.State.values)

@@ -3,8 +3,10 @@
 from django_delayq.management.operating import TimeoutCommand
 
 
-class Command(TimeoutCommand):
-    """Makes timeouts due now. A worker fires them if their condition still holds."""
+class Command(TimeoutCommand, name="fire", done="due now"):
+    """Makes timeouts due now. A worker fires them if their condition still holds.
 
-    examples = ("--policy shop.order.cancel_unpaid --object 1234", "--id 17")
-    name, done = "fire", "due now"
+    Examples:
+      manage.py delayq_fire --policy shop.order.cancel_unpaid --object 1234
+      manage.py delayq_fire --id 17
+    """

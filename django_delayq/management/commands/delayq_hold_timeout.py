@@ -3,8 +3,10 @@
 from django_delayq.management.operating import TimeoutCommand
 
 
-class Command(TimeoutCommand):
-    """Stops the clocks of timeouts, until they are resumed or until a time. The rest of their time is kept."""
+class Command(TimeoutCommand, name="hold_timeout", done="held"):
+    """Stops the clocks of timeouts, until they are resumed or until a time. The rest of their time is kept.
 
-    examples = ("--policy shop.order.cancel_unpaid --object 1234 --reason 'in talks'", "--id 17 --until 2d")
-    name, done = "hold_timeout", "held"
+    Examples:
+      manage.py delayq_hold_timeout --policy shop.order.cancel_unpaid --object 1234 --reason 'in talks'
+      manage.py delayq_hold_timeout --id 17 --until 2d
+    """

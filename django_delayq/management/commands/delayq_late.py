@@ -3,9 +3,10 @@
 from django_delayq.management.operating import GuardCommand
 
 
-class Command(GuardCommand):
-    """Limits the lateness: timeouts whose first attempt would begin later than that are skipped, or dead."""
+class Command(GuardCommand, name="late", arguments="LABEL DURATION|off|declared"):
+    """Limits the lateness: timeouts whose first attempt would begin later than that are skipped, or dead.
 
-    arguments = "LABEL DURATION|off|declared"
-    examples = ("shop.order.cancel_unpaid 6h --then dead", "shop.order.cancel_unpaid off")
-    name = "late"
+    Examples:
+      manage.py delayq_late shop.order.cancel_unpaid 6h --then dead
+      manage.py delayq_late shop.order.cancel_unpaid off
+    """

@@ -14,20 +14,24 @@ HEAD = (
     *("policy", "delay", "stop", "pending", "due", "failing", "dead", "fired 24h", "skipped 24h", "next 24h"),
     *("lag p50", "p99", "guard rails"),
 )
+OPTIONAL = ("lag p50", "skipped 24h", "fired 24h")
 
 
 class Command(ReportCommand):
-    """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours."""
+    """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours.
 
-    examples = ("", "--json")
+    Examples:
+      manage.py delayq_policies
+      manage.py delayq_policies --json
+    """
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = policy_statuses()
-        rows = [_row(policy, self.style.WARNING) for policy in found]
-        self.print(found, self.table(HEAD, rows, "lag p50", "skipped 24h", "fired 24h"), options)
+        self.print(found, self.table(HEAD, [row(each, self.style.WARNING) for each in found], *OPTIONAL), options)
 
 
-def _row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
+def row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
+    """Return what the table has of a policy."""
     state = policy.state
     delay, stop, guards = ("not declared", "", "") if state is None else (_delay(state), state.stop, _guards(state))
     failing, dead = (Painted(each, warn if each.value else str) for each in (policy.failing, policy.dead))

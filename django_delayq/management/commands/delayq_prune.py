@@ -20,9 +20,13 @@ logger = logging.getLogger("django_delayq.operations")
 
 
 class Command(AskingCommand):
-    """Deletes timeouts that were settled, and due, longer ago than their policy retains them. Workers do too."""
+    """Deletes timeouts that were settled, and due, longer ago than their policy retains them. Workers do too.
 
-    examples = ("--dry-run", "--yes", "--policy shop.cart.remind --older-than 20d")
+    Examples:
+      manage.py delayq_prune --dry-run
+      manage.py delayq_prune --yes
+      manage.py delayq_prune --policy shop.cart.remind --older-than 20d
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_repeated(parser, "--policy", "LABEL", "only of this policy, declared or not; may be repeated")
@@ -56,10 +60,8 @@ class Command(AskingCommand):
 
 def _how_long_ago(labels: Collection[str], age: timedelta | None) -> str:
     """Return `more than 30 days ago`, or that policies have retentions of their own."""
-    own = [policy.label for policy in get_policies() if policy.retention is not None]
-    ages = {age or get_settings().retention} if not labels else {age or retention_of(label) for label in labels}
-    ages |= set() if labels else {retention_of(label) for label in own}
-    if len(ages) > 1:
+    own = [policy.retention for policy in get_policies() if policy.retention is not None]
+    length, *others = {age or retention_of(label) for label in labels} or {age or get_settings().retention, *own}
+    if others:
         return "longer ago than their policies retain them"
-    (length,) = ages
     return f"more than {plural(length.days, 'day') if not length % timedelta(days=1) else duration_text(length)} ago"

@@ -14,15 +14,13 @@ from django_delayq.operations.registry import OPERATIONS
 from django_delayq.times.clock import plural
 
 
-class Command(PolicyCommand):
-    """Changes the delay of a policy. Without --after and --declared, applies the present one to pending deadlines."""
+class Command(PolicyCommand, name="delay", arguments="LABEL"):
+    """Changes the delay of a policy. Without --after and --declared, applies the present one to pending deadlines.
 
-    arguments = "LABEL"
-    examples = (
-        "shop.order.cancel_unpaid --after 45m --mode keep --dry-run",
-        "shop.order.cancel_unpaid --mode recompute",
-    )
-    name = "delay"
+    Examples:
+      manage.py delayq_replan shop.order.cancel_unpaid --after 45m --mode keep --dry-run
+      manage.py delayq_replan shop.order.cancel_unpaid --mode recompute
+    """
 
     def handle(self, *args: Any, **options: Any) -> None:
         policies, mode = self.policies(options), options["mode"]

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from datetime import date
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -26,15 +25,15 @@ class Command(ReportCommand):
     """Reports how the rounds of a policy have ended: how many in time, how many fired, how late.
 
     By day, by month, by policy, or by a field of the objects. Days and months remain after old rows are pruned.
+
+    Examples:
+      manage.py delayq_report
+      manage.py delayq_report shop.order.cancel_unpaid --last 7d
+      manage.py delayq_report shop.order.cancel_unpaid --by month --csv
+      manage.py delayq_report shop.order.cancel_unpaid --by channel__region
     """
 
     arguments = "[LABEL]"
-    examples = (
-        "",
-        "shop.order.cancel_unpaid --last 7d",
-        "shop.order.cancel_unpaid --by month --csv",
-        "shop.order.cancel_unpaid --by channel__region",
-    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", nargs="?", metavar="LABEL", help="this policy (default: all)")
@@ -49,7 +48,9 @@ class Command(ReportCommand):
         if options["csv"] and options["json"]:
             raise CommandError("Give only one of --csv and --json.")
         by = options["by"] or ("day" if options["label"] else "policy")
-        found = policy_report(options["label"], by=by, first=_first(options["last"]))
+        last, now = options["last"], database_now(router.db_for_write(Timeout))
+        first = None if last is None else day_of(now - duration("--last", last))
+        found = policy_report(options["label"], by=by, first=first)
         if options["csv"]:
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(csv_rows(found))
@@ -60,14 +61,6 @@ class Command(ReportCommand):
         table = self.table((by, *HEAD), rows, "shadow", "skipped", "p99", "ended late", "dead", "cancelled")
         note = [] if found.counted_until is None else [f"Counted until {local(found.counted_until)}"]
         self.print(found, [title, *table, *note], options)
-
-
-def _first(last: Any) -> date | None:
-    """Return the first day that `--last` asks for."""
-    if last is None:
-        return None
-    now = database_now(router.db_for_write(Timeout))
-    return day_of(now - duration("--last", last))
 
 
 def _cells(line: Figures) -> tuple[object, ...]:

@@ -6,11 +6,15 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.management.operating import PolicyCommand
 
 
-class Command(PolicyCommand):
-    """Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."""
+class Command(PolicyCommand, name="resume", done="resumed"):
+    """Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated.
 
-    examples = ("shop.order.cancel_unpaid", "shop.order.cancel_unpaid --no-shift", "--all --dry-run")
-    name, done = "resume", "resumed"
+    Examples:
+      manage.py delayq_resume shop.order.cancel_unpaid
+      manage.py delayq_resume shop.order.cancel_unpaid --no-shift
+      manage.py delayq_resume --all --dry-run
+    """
+
     all_help = "all policies that are stopped, for any reason: --dry-run shows the reasons"
 
     def left_alone(self, state: PolicyState, options: dict[str, Any]) -> str:

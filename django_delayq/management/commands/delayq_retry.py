@@ -3,8 +3,10 @@
 from django_delayq.management.operating import TimeoutCommand
 
 
-class Command(TimeoutCommand):
-    """Makes dead timeouts pending and due now, with all their attempts."""
+class Command(TimeoutCommand, name="retry", done="pending again"):
+    """Makes dead timeouts pending and due now, with all their attempts.
 
-    examples = ("--policy shop.order.cancel_unpaid --reason 'the provider is back'", "--id 17")
-    name, done = "retry", "pending again"
+    Examples:
+      manage.py delayq_retry --policy shop.order.cancel_unpaid --reason 'the provider is back'
+      manage.py delayq_retry --id 17
+    """

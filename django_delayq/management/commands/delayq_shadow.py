@@ -3,9 +3,10 @@
 from django_delayq.management.operating import GuardCommand
 
 
-class Command(GuardCommand):
-    """Switches shadow mode: everything happens but the handler, and due timeouts are skipped, for good."""
+class Command(GuardCommand, name="shadow", arguments="LABEL on|off|declared"):
+    """Switches shadow mode: everything happens but the handler, and due timeouts are skipped, for good.
 
-    arguments = "LABEL on|off|declared"
-    examples = ("shop.order.cancel_unpaid on --share 10", "shop.order.cancel_unpaid declared")
-    name = "shadow"
+    Examples:
+      manage.py delayq_shadow shop.order.cancel_unpaid on --share 10
+      manage.py delayq_shadow shop.order.cancel_unpaid declared
+    """

@@ -10,10 +10,12 @@ from django.db import InterfaceError, OperationalError, router
 
 from django_delayq.conf import get_settings
 from django_delayq.ledger.db_connections import check_connections, not_migrated
+from django_delayq.ledger.rollups import BY_HOUR
+from django_delayq.management.commands.delayq_policies import HEAD, OPTIONAL, row
 from django_delayq.management.operating import ReportCommand
-from django_delayq.management.output import Painted, Screen, guards_of, local, rate_text, seconds
+from django_delayq.management.output import Painted, Screen, local, seconds
 from django_delayq.models import Timeout
-from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
+from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, overview
 from django_delayq.times.clock import brief, plural
 
 WATCH_SECONDS = 2.0
@@ -21,9 +23,13 @@ WATCH_SECONDS = 2.0
 
 
 class Command(ReportCommand):
-    """Shows workers, counts of timeouts, the lag of firing, stopped policies, guard rails and Redis."""
+    """Shows workers, Redis, counts of timeouts, the last 24 hours, and the policies, the burning ones first.
 
-    examples = ("", "--watch", "--json")
+    Examples:
+      manage.py delayq_status
+      manage.py delayq_status --watch
+      manage.py delayq_status --json
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -34,7 +40,7 @@ class Command(ReportCommand):
             with suppress(KeyboardInterrupt):
                 self._watch(options)
         else:
-            seen = snapshot()
+            seen = overview()
             self.print(seen, self._lines(seen), options)
 
     def _watch(self, options: dict[str, Any]) -> None:
@@ -43,7 +49,7 @@ class Command(ReportCommand):
         while True:
             note = f"every {WATCH_SECONDS:g} s, until Ctrl-C"
             try:
-                seen = snapshot()
+                seen = overview()
                 lines = list(self._lines(seen))
                 if options["json"]:
                     self.print(seen, (), options)
@@ -56,7 +62,7 @@ class Command(ReportCommand):
                 if options["json"]:
                     self.stderr.write(note)
             if not options["json"]:
-                screen.draw([*lines, "", note])
+                screen.draw([note, *lines])  # the first lines of a frame are never cut off
             time.sleep(WATCH_SECONDS)
 
     def _lines(self, seen: Snapshot) -> Iterator[str]:
@@ -64,6 +70,8 @@ class Command(ReportCommand):
         paints = {"good": self.style.SUCCESS, "warning": self.style.WARNING, "bad": self.style.ERROR}
         for line in (*_totals(seen), *(line for policy in seen.policies for line in _lines_of(policy))):
             yield from self.wrapped(line.text, paints.get(line.level, str), label=Painted(f"{line.name:10}"))
+        rows = [row(policy, self.style.WARNING) for policy in seen.policies]
+        yield from self.table(HEAD, rows, *OPTIONAL)
 
 
 class Line(NamedTuple):
@@ -88,7 +96,9 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     )
     words = f", {plural(stuck, 'stuck thread')}" if stuck else ""
     text = f"{plural(len(seen.workers), 'process', 'processes')}, {plural(threads, 'thread')}, {held} under way{words}"
-    yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
+    versions = ", ".join(sorted({worker.version for worker in seen.workers}))
+    level: Any = "bad" if not seen.workers else "warning" if stuck or "," in versions else "good"
+    yield Line("workers", f"{text}, version {versions}" if versions else text, level)
     for obstacle in seen.obstacles:
         if not obstacle.policy:  # of a policy that is stopped, a line of its own shows more
             yield Line("", f"{obstacle.english()} Start one: {obstacle.command}", "bad")
@@ -105,6 +115,9 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     lags = [(policy.lag_p99, policy.label) for policy in seen.policies if policy.lag_p99 is not None]
     worst = f" (the highest; p99 is that of {max(lags)[1]})" if lags else ""
     yield Line("lag", f"p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)}{worst}")
+    ended = {name: sum(getattr(hour, name) for hour in seen.hours) for name in BY_HOUR}
+    until = f"; counted until {local(seen.counted_until)}" if seen.counted_until else ""
+    yield Line("24 hours", "{in_time} in time, {fired} fired, {late} fired late, {dead} dead".format(**ended) + until)
     yield _redis(seen.redis)
 
 
@@ -124,25 +137,12 @@ def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
     if policy.sync is not None and (policy.sync.is_running or policy.sync.checked or policy.sync.failed):
         yield Line("sync", f"{policy.label}: {_progress(policy.sync)}", "warning" if policy.sync.failed else "")
     if (state := policy.state) is None:
-        counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
-        yield Line("unknown", f"{policy.label} is not declared: {counts}", "warning")
         return
     if policy.is_stopped:
         until = f" until {local(state.until)}" if state.until else ""
         why = f": {state.reason.rstrip('.')}" if state.reason else ""
         level: Any = "bad" if state.is_braked else "warning"
         yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", level)
-    if policy.failing.value:
-        words = plural(policy.failing, "has failed, and is tried again", "have failed, and are tried again")
-        yield Line("failing", f"{policy.label}: {words}", "warning")
-    # Those that operators have set, and shadow mode, in which the policy fires nothing.
-    guards = [f"{guard} {text} by {actor}" for guard, (text, actor) in guards_of(state).items() if actor]
-    if state.shadow and not state.set_by("shadow"):
-        guards.append(f"shadow {state.shadow} %")
-    if guards:
-        yield Line("guards", f"{policy.label}: {', '.join(guards)}")
-    if state.policy.rate:
-        yield Line("rate", f"{policy.label}: at most {rate_text(state.policy.rate)}; {policy.due} due")
 
 
 def _progress(sync: SyncStatus) -> str:

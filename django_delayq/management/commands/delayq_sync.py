@@ -20,9 +20,12 @@ logger = logging.getLogger("django_delayq.operations")
 
 
 class Command(AskingCommand):
-    """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."""
+    """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too.
 
-    examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --newer-than 90d --dry-run")
+    Examples:
+      manage.py delayq_sync --dry-run
+      manage.py delayq_sync --policy shop.order.cancel_unpaid --backfill --newer-than 90d --dry-run
+    """
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_repeated(parser, "--policy", "LABEL", "only this one; may be repeated (default: all automatic policies)")
@@ -48,11 +51,8 @@ class Command(AskingCommand):
             if backfill and has_terminal() and not (options["yes"] or dry_run):
                 with self.progress(options) as add:
                     seen = sync_policy(policy, using, Failures(policy), dry_run=True, progress=add, **how)
-                self.ask(
-                    "arm, move or cancel",
-                    Count(seen.armed + seen.moved + seen.cancelled + seen.held + seen.resumed),
-                    options,
-                )
+                changed = seen.armed + seen.moved + seen.cancelled + seen.held + seen.resumed
+                self.ask("arm, move or cancel", Count(changed), options)
             failures = Failures(policy)
             with self.progress(options) as add:
                 done = sync_policy(policy, using, failures, dry_run=dry_run, progress=add, **how)

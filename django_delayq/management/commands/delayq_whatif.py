@@ -17,13 +17,13 @@ class Command(ReportCommand):
     """Computes from past rounds what another delay would have done: how many would have fired before their event.
 
     It is exact for a shorter delay. For a longer one it prints between which numbers the answer is. Changes nothing.
+
+    Examples:
+      manage.py delayq_whatif shop.order.cancel_unpaid --after 20m
+      manage.py delayq_whatif shop.order.cancel_unpaid --after 45m --last 7d --where channel__merchant=7
     """
 
     arguments = "LABEL"
-    examples = (
-        "shop.order.cancel_unpaid --after 20m",
-        "shop.order.cancel_unpaid --after 45m --last 7d --where channel__merchant=7",
-    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", metavar="LABEL", help="the policy")

@@ -26,7 +26,7 @@ from django_delayq.exceptions import DelayqError, NotMigrated, PolicyError, Wron
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import Limit, how_to_migrate, pool_limit, unapplied_migrations
 from django_delayq.logs import shown
-from django_delayq.management.operating import TextCommand
+from django_delayq.management.operating import DelayqCommand
 from django_delayq.management.options import add_repeated, number, values_of
 from django_delayq.policy.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
@@ -51,7 +51,7 @@ POLL_SECONDS: Final = 1.0
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
-class Command(TextCommand):
+class Command(DelayqCommand):
     """Fires due timeouts until SIGTERM or SIGINT.
 
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
@@ -60,8 +60,6 @@ class Command(TextCommand):
     again. A worker whose database belongs to another installation, or whose policies
     lack an alias by which the database has timeouts, changes nothing, and exits with 3.
     """
-
-    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
         add = parser.add_argument

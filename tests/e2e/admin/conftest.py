@@ -96,6 +96,10 @@ class Admin:
         field.clear()
         field.send_keys(words)
 
+    def unfold(self) -> None:
+        """Open all that can be opened."""
+        self.browser.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
+
     def choose(self, name: str, value: str) -> None:
         Select(self.browser.find_element(By.NAME, name)).select_by_value(value)
 

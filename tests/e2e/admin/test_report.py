@@ -14,7 +14,7 @@ from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.usefixtures("history")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("history")]
 REPORT = "/admin/django_delayq/policycontrol/shop.order.cancel_unpaid/report/"
 SCREENS = {"desktop": (DESKTOP, False), "dark": (DESKTOP, True), "phone": (PHONE, False)}
 FILE = """

@@ -13,7 +13,7 @@ from tests.shop.conftest import Shop, on_sqlite
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300), on_sqlite]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300), on_sqlite]
 LIST = "/admin/django_delayq/timeout/"
 POLICIES = "/admin/django_delayq/policycontrol/"
 STYLE = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"

@@ -17,7 +17,7 @@ from tests.testapp.market import Channel, Purchase
 from tests.testapp.models import Effect
 from tests.testapp.timeouts import digest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 OWNERS, EACH, WORKERS = 30, 20, 4
 
 

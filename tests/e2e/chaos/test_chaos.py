@@ -16,6 +16,8 @@ from tests.e2e.chaos.databases import Postgres
 from tests.e2e.chaos.run import run
 from tests.e2e.chaos.stage import Redis
 
+pytestmark = pytest.mark.dialect
+
 SECONDS = 30.0
 LEAST_TIMEOUTS = 40
 """A fiftieth of what two busy cores do in that time: so much happens beside any load."""
@@ -33,7 +35,7 @@ def servers_of_its_own() -> None:
         pytest.skip(missing)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("servers_of_its_own")
 def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from tests.integration.data.conftest import Declare
 from tests.support.waiting import wait_until
 from tests.testapp.market import Channel, Purchase
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 COUNT = int(os.environ.get("DELAYQ_TEST_FANOUT", str(3 * MOST)))
 SECONDS = {"SWEEP_INTERVAL": 0.5, "SYNC_INTERVAL": 4.0}

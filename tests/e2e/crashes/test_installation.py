@@ -14,7 +14,7 @@ from django_delayq.models import Installation, PolicySync, WorkerSeen
 from tests.support.processes import StartWorker, due_now, effects, settled
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 
 
 def contents() -> dict[str, list[Any]]:

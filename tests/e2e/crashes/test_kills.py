@@ -17,7 +17,8 @@ from tests.testapp.models import Effect
 from tools.servers import RedisServer
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

@@ -19,7 +19,7 @@ from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import declare_collect
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
@@ -61,6 +61,7 @@ def start(start_worker: StartWorker, *arguments: str, **variables: Any) -> subpr
     return started
 
 
+@pytest.mark.dialect
 @needs_two_writers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_processes_after_their_handlers(start_worker: StartWorker, number: signal.Signals) -> None:
@@ -77,6 +78,7 @@ def test_a_signal_ends_all_processes_after_their_handlers(start_worker: StartWor
     assert Timeout.objects.filter(pk__in=[row.pk for row in rows], state="firing").count() == 0
 
 
+@pytest.mark.dialect
 @needs_two_writers
 def test_a_signal_to_the_whole_group_counts_once_for_each_process(start_worker: StartWorker) -> None:
     """As terminals and systemd send it."""
@@ -87,6 +89,7 @@ def test_a_signal_to_the_whole_group_counts_once_for_each_process(start_worker: 
     assert supervisor.wait(30) == 0, "no handler was aborted"
 
 
+@pytest.mark.dialect
 @needs_two_writers
 def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     supervisor = start(start_worker, LINGER="60")
@@ -206,6 +209,7 @@ def test_what_one_process_does_is_by_default_not_done_by_several(
     assert re.search(r"^  threads   \d+$", shown, re.MULTILINE)
 
 
+@pytest.mark.dialect
 @needs_two_writers
 def test_with_autoreload_ctrl_c_waits_for_the_running_handler(
     start_command: Callable[..., subprocess.Popen[bytes]],

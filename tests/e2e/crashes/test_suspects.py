@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 __all__ = ["endpoint"]
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

@@ -28,7 +28,12 @@ from tests.testapp.models import Effect, Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+pytestmark = [
+    pytest.mark.dialect,
+    pytest.mark.slow,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+]
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
 SHORT = {"HORIZON": 2, "SWEEP_INTERVAL": 1, "SYNC_INTERVAL": 2, "LEASE": 3}
 LATE = timedelta(seconds=20)

@@ -21,7 +21,8 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order, Parcel
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="the statements are those of PostgreSQL"),

@@ -18,7 +18,12 @@ from tests.support.processes import start_worker as start_worker  # noqa: PLC041
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+pytestmark = [
+    pytest.mark.dialect,
+    pytest.mark.slow,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+]
 logger = logging.getLogger(__name__)
 LOCKED = 2000
 SECONDS = 6.0

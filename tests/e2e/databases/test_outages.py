@@ -20,7 +20,8 @@ from tests.support.workers import cut_all_other_connections
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),

@@ -9,7 +9,12 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+pytestmark = [
+    pytest.mark.dialect,
+    pytest.mark.slow,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.e2e.databases.second_settings"}
 
 

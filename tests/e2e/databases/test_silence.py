@@ -21,7 +21,8 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),

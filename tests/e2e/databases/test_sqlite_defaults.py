@@ -22,7 +22,8 @@ from tests.testapp.models import Effect, Order
 from tools import processes
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite"),
 ]
 

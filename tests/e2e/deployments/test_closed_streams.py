@@ -12,7 +12,7 @@ from django_delayq.models import Timeout
 from tests.conftest import ROOT
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 
 
 def run(command: str, environment: dict[str, str]) -> int:

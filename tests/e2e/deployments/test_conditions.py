@@ -19,7 +19,8 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

@@ -15,7 +15,7 @@ from tests.e2e.deployments.conftest import Stage
 from tests.engine.topologies import SERVICE, Clustered, Watched, clustered, watched
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "sqlite", reason="what Redis does is the same with each database"),

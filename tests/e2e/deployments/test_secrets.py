@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "sqlite", reason="addresses are the same with each database"),
 ]

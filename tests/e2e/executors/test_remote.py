@@ -17,7 +17,6 @@ from django_delayq.policy.policies import registry
 from tests.e2e.crashes.test_steps import check
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
-from tests.sampling import drawn
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.market import Channel, Purchase
@@ -26,12 +25,12 @@ from tests.testapp.timeouts import declare_collect, digest
 from tools import processes
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]
-DUE = int(os.environ.get("DELAYQ_TEST_DUE", drawn(400, 2)))
+DUE = int(os.environ.get("DELAYQ_TEST_DUE", "200"))
 WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

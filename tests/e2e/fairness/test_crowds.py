@@ -16,7 +16,8 @@ from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB == "sqlite", reason="slow handlers wait for the write lock of SQLite"),

@@ -21,7 +21,7 @@ from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order, Parcel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.django_db(transaction=True)]
 
 # With SQLite a handler inside a transaction holds the whole database.
 MODES = ["hang_outside"] if DB == "sqlite" else ["hang", "hang_outside", "hang_many", "ahang"]

@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import PACED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 
 DUE = int(os.environ.get("DELAYQ_TEST_DUE", "240"))
 SECOND = timedelta(seconds=1)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import redis
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.dialect,
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB != "postgresql", reason="what Redis holds is the same with each database"),

@@ -15,7 +15,7 @@ from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 SECOND = timedelta(seconds=1)
 
 

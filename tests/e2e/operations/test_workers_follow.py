@@ -23,7 +23,7 @@ from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Parcel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 
 STOPS = () if DB == "sqlite" else (pause, hold)
 """Operations during a flood. On SQLite a flood holds the write lock, and an operator may be too late."""

@@ -23,7 +23,7 @@ from tests.testapp.models import Effect, Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 TEN = timedelta(minutes=10)
 both_ways = pytest.mark.parametrize("shift", [TEN, -TEN], ids=["ahead", "behind"])
 

@@ -24,7 +24,7 @@ from tests.support.processes import start_worker as start_worker  # noqa: PLC041
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 NOTIFY = "testapp.order.notify"
 COUNT = 3
 

@@ -33,7 +33,7 @@ from tests.e2e.outages.wire import Wire
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 UseRedis = Callable[[str], Engine]
 
 
@@ -49,6 +49,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
 
 
+@pytest.mark.dialect
 @once
 @pytest.mark.parametrize("fault", FAULTS)
 def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
@@ -72,6 +73,7 @@ def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
     assert Timeout.objects.count() == 36
 
 
+@pytest.mark.dialect
 @once
 def test_an_address_that_swallows_packets_is_tried_once(
     use_redis: UseRedis, seconds: Seconds, look_ups: LookUps
@@ -87,6 +89,7 @@ def test_an_address_that_swallows_packets_is_tried_once(
         assert look_ups.count == 2
 
 
+@pytest.mark.dialect
 @once
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "no..name"])
 def test_a_host_that_has_no_address_is_looked_up_once(
@@ -101,6 +104,7 @@ def test_a_host_that_has_no_address_is_looked_up_once(
     assert len(told(caplog)) <= 2
 
 
+@pytest.mark.dialect
 @once
 def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
     use_redis: UseRedis, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +132,7 @@ def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
     wait_until(lambda: not breaker_of(engine)._is_probing)
 
 
+@pytest.mark.dialect
 @once
 def test_a_connection_that_goes_silent_is_waited_for_once(
     use_redis: UseRedis, redis_url: str, seconds: Seconds
@@ -150,6 +155,7 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         assert row.pk in dict(engine.queue("default", 0).peek())
 
 
+@pytest.mark.dialect
 @once
 def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_redis: UseRedis, seconds: Seconds) -> None:
     with silent() as wire:
@@ -243,6 +249,7 @@ def test_whoever_manages_his_transaction_himself_asks_once_and_is_told_nothing(u
     assert Timeout.objects.count() == 5
 
 
+@pytest.mark.dialect
 @once
 def test_every_process_of_a_server_finds_out_once_for_itself(child_environment: dict[str, str]) -> None:
     """As under gunicorn with `preload_app`: the application is loaded, has even pushed, and is then forked."""

@@ -25,7 +25,7 @@ from tests.testapp.models import Order
 from tools.servers import RedisServer
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
@@ -64,6 +64,7 @@ def paused(worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     return worker
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="a stopped SQLite process may hold the only write lock")
 @pytest.mark.parametrize("step", ["planned", "handled"])
 def test_after_a_kill_the_other_worker_fires_within_a_lease_and_a_second(start_worker: StartWorker, step: str) -> None:
@@ -77,6 +78,7 @@ def test_after_a_kill_the_other_worker_fires_within_a_lease_and_a_second(start_w
     assert_within(LEASE + 1, killed_at, rows)
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="a stopped SQLite process may hold the only write lock")
 def test_what_a_terminated_worker_had_not_begun_is_free_at_once(start_worker: StartWorker) -> None:
     """With a lease of a minute: what is not released would wait for its end."""

@@ -17,7 +17,7 @@ from django_delayq.testing import fire_due
 from tests.e2e.races.paying import RIGHT_WAYS, pay_blindly
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session, deadlocks, needs_row_locks, transaction_with
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
 
 
 @pytest.fixture

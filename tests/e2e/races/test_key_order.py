@@ -15,7 +15,7 @@ from django_delayq.sql.statements import CHUNK
 from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.testapp.models import ExpressOrder, Order, Voucher
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
 
 
 def test_an_update_of_two_pages_locks_in_the_order_of_the_database() -> None:

@@ -25,7 +25,7 @@ from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_lo
 from tests.testapp.models import Customer, ExpressOrder, Order
 from tests.testapp.timeouts import cancel_unpaid
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
 
 FIRST, AMONG, LAST = 99_700, 99_900, 100_400
 """As strings, the keys from 100,000 on come before all others: a page in that order locks objects out of order."""

@@ -19,7 +19,7 @@ from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.e2e.races.stage import PATIENCE
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
 
 
 def test_a_failed_attempt_waits_for_no_transaction_that_has_scheduled_the_next_round(

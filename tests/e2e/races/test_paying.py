@@ -12,12 +12,11 @@ from tests.e2e.races import racing
 from tests.e2e.races.paying import RIGHT_WAYS
 from tests.e2e.races.racing import Goods, race
 from tests.e2e.races.stage import Actor
-from tests.sampling import drawn
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 
-ORDERS = drawn(500, 3)
+ORDERS = 160
 PAYERS = 3
 PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
 """The load that two cores can handle: payers that are late for every order do not race."""

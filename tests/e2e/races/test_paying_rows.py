@@ -17,7 +17,7 @@ from tests.integration.data.conftest import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import cancel_unpaid
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 
 ACTORS = 4

@@ -16,7 +16,7 @@ from tests.integration.data.conftest import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
 
 Payments = list[Any]
 """Of `Payment`."""

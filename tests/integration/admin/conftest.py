@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.urls import reverse
 
 import django_delayq as dq
 from django_delayq.models import Timeout
@@ -24,6 +25,12 @@ def stored(pk: int | None = None) -> dict[str, Any]:
     columns = [field.attname for field in Timeout._meta.concrete_fields]
     found: dict[str, Any] = rows.values(*columns).get()
     return found
+
+
+def policy_shown(client: Client, label: str) -> dict[str, Any]:
+    """Return what the page of policies shows of one."""
+    policies = client.get(reverse("admin:django_delayq_policycontrol_changelist")).context["shown"]["policies"]
+    return next(each for each in policies if each["status"].label == label)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_the_list_neither_counts_the_table_nor_loads_objects(viewer: Client, row
     with CaptureQueriesContext(connection) as captured:
         viewer.get(reverse(LIST))
     statements = [query["sql"] for query in captured]
-    assert not any("COUNT(" in sql for sql in statements)
+    assert not any("COUNT(" in sql and ") counted0" not in sql for sql in statements), "but for capped counts"
     assert not any('FROM "testapp_order"' in sql or "FROM `testapp_order`" in sql for sql in statements)
     (listing,) = [sql for sql in statements if "idempotency_key" in sql]
     assert "payload" not in listing

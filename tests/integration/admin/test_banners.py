@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib import admin
@@ -20,7 +21,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import PolicyControlAdmin, TimeoutAdmin, TimeoutInline
 from django_delayq.models import PolicyControl, Timeout
-from tests.integration.admin.conftest import DETAIL, LIST
+from tests.integration.admin.conftest import DETAIL, LIST, policy_shown
 from tests.integration.commands.conftest import a_worker
 from tests.testapp.models import Customer, Order
 
@@ -57,6 +58,7 @@ def pages(row: Timeout) -> dict[str, str]:
         "timeout": reverse(DETAIL, args=[row.pk]),
         "policies": reverse(POLICIES),
         "inline": reverse("admin:testapp_order_change", args=[row.object_id]),
+        "report": reverse("admin:django_delayq_policycontrol_report", args=[row.policy]),
     }
 
 
@@ -89,7 +91,7 @@ def test_a_stopped_policy_is_named_with_its_reason_and_a_link_that_resumes_it(
     a_worker()
     getattr(operations, verb)(REMIND, by="admin:ann", reason="the provider is down")
     resume = reverse("admin:django_delayq_policycontrol_operate", args=[REMIND, "resume"])
-    for name in ("list", "timeout", "inline"):
+    for name in ("list", "timeout", "inline", "report"):
         (banner,) = banners(admin_client, pages(row)[name])
         assert banner.startswith(f"{REMIND} {word}") and "By admin:ann: the provider is down" in banner, name
         assert f'href="{resume}"' in admin_client.get(pages(row)[name]).content.decode()
@@ -97,6 +99,36 @@ def test_a_stopped_policy_is_named_with_its_reason_and_a_link_that_resumes_it(
     (banner,) = banners(admin_client, f"{reverse(LIST)}?policy={REMIND}")
     assert banner.startswith(REMIND)
     assert banners(admin_client, f"{reverse(LIST)}?policy=testapp.order.linger") == []
+
+
+def test_each_page_states_how_many_timeouts_have_been_due_for_more_than_a_minute(
+    admin_client: Client, staff: Callable[..., Client], row: Timeout
+) -> None:
+    a_worker()
+    soon = dq.schedule_timeout(Order.objects.create(status="new"), "linger", hours=1)
+    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now() - timedelta(minutes=2))
+    Timeout.objects.filter(pk=soon.pk).update(run_at=timezone.now() - timedelta(seconds=20))
+    backlog = "Timeouts that have been due for more than a minute: 1. Show"
+    for name, address in pages(row).items():
+        assert banners(admin_client, address) == [backlog], name
+    page = admin_client.get(pages(row)["timeout"]).content.decode()
+    (link,) = re.findall(r'href="([^"]*)">Show<', page)
+    assert [each.pk for each in admin_client.get(html.unescape(link)).context["cl"].result_list] == [row.pk]
+    assert banners(staff("view_policycontrol"), pages(row)["policies"]) == [backlog.removesuffix(" Show")]
+    assert banners(admin_client, pages(soon)["timeout"]) == [], "it is of another policy"
+    operations.pause(REMIND, by="admin:ann")
+    (banner,) = banners(admin_client, pages(row)["list"])
+    assert "Paused since" in banner, "what a stopped policy does not fire is not a backlog"
+
+
+def test_workers_that_do_not_reach_redis_are_counted(admin_client: Client, row: Timeout, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://localhost:1/0"}
+    a_worker(), a_worker(uses_redis=False)
+    for name, address in pages(row).items():
+        (banner,) = banners(admin_client, address)
+        assert banner.startswith("Workers that do not reach Redis") and banner.endswith(": 1 of 2."), name
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    assert banners(admin_client, pages(row)["list"]) == []
 
 
 def test_a_settled_timeout_has_no_banner_and_one_of_a_removed_policy_has(admin_client: Client, row: Timeout) -> None:
@@ -118,8 +150,8 @@ def test_failing_timeouts_have_a_badge_a_filter_and_a_count(admin_client: Client
     listed = admin_client.get(f"{reverse(LIST)}?due=failing")
     assert [each.pk for each in listed.context["cl"].result_list] == [row.pk]
     assert "failing: an attempt has failed" in listed.content.decode()
-    shown = {each["label"]: each for each in admin_client.get(reverse(POLICIES)).context["policies"]}[REMIND]
-    (failing,) = [count for count in shown["counts"] if count["name"] == "failing"]
+    shown = policy_shown(admin_client, REMIND)
+    (failing,) = [count for count in shown["numbers"] if count["name"] == "failing"]
     assert (str(failing["count"]), failing["is_bad"]) == ("1", True)
     assert admin_client.get(failing["address"]).context["cl"].result_count == 1
 

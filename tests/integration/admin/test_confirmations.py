@@ -16,7 +16,7 @@ from django.utils.html import strip_tags
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from django_delayq.operations.registry import FOR_SEVERAL_POLICIES, POLICY_OPERATIONS, TIMEOUT_OPERATIONS
+from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS
 from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
 from tests.testapp.models import Order, Parcel
 from tools.messages import LANGUAGES
@@ -93,7 +93,7 @@ def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: lis
     addresses = [f"{reverse(OPERATION, args=[name])}?ids={ids}" for name in TIMEOUT_OPERATIONS]
     addresses += [f"{reverse(OPERATION, args=[name])}?ids={rows[0].pk}" for name in TIMEOUT_OPERATIONS]
     addresses += [reverse(OPERATE, args=[LABEL, name]) for name in POLICY_OPERATIONS]
-    addresses += [f"{reverse(SELECTED, args=[name])}?all=1" for name in FOR_SEVERAL_POLICIES]
+    addresses += [f"{reverse(SELECTED, args=[name])}?all=1" for name in ("pause", "hold", "resume")]
     answers = {each: browser.get(each, headers={"accept-language": code}) for each in addresses}
     preview = {"amount": "5", "unit": "minutes", "mode": "keep", "reason": "x"}
     delay = reverse(OPERATE, args=[LABEL, "delay"])

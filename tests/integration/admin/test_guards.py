@@ -14,6 +14,7 @@ from django_delayq import Brake, Late, Limits, Rate, operations
 from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.ledger.controls import Guards
 from django_delayq.models import PolicyControl
+from tests.integration.admin.conftest import policy_shown
 from tests.integration.admin.test_policies import FIELDS, LABEL, LIST, Staff, address, order, page, state, told
 from tests.testapp.models import Order
 
@@ -22,8 +23,7 @@ pytestmark = pytest.mark.django_db
 
 
 def guards_shown(client: Client, label: str = LABEL) -> dict[str, str]:
-    (shown,) = [policy for policy in client.get(reverse(LIST)).context["policies"] if policy["label"] == label]
-    return dict(shown["guards"])
+    return dict(policy_shown(client, label)["guards"])
 
 
 def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Client, declare: Any) -> None:

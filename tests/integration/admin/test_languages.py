@@ -25,7 +25,7 @@ from tools.messages import LANGUAGES
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 POLICIES = "admin:django_delayq_policycontrol_changelist"
 OPERATE = "admin:django_delayq_policycontrol_operate"
 VERBS = ("cancel", "fire", "postpone", "retry")

@@ -365,7 +365,7 @@ def test_a_site_with_timeouts_or_policies_alone_links_to_no_page_that_it_lacks(a
     policy = dq.get_policy("testapp.order.remind")
     brake_rail.pause_by_brake(policy, Guards(brake=dq.Brake(50, timedelta(minutes=10))), 51, "default")
     listed = admin_client.get("/elsewhere/django_delayq/timeout/").content.decode()
-    assert "has paused it." in listed and ">Resume" not in listed
+    assert "has paused it." in listed and ">Resume<" not in listed
     policies = admin_client.get("/policies/django_delayq/policycontrol/").content.decode()
     assert "has paused it." in policies and "/policycontrol/testapp.order.remind/resume/" in policies
     assert "<dd>1</dd>" in policies, "the number of pending timeouts is not a link"

@@ -11,20 +11,22 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
+from django.db import connection
 from django.test import Client
-from django.urls import reverse
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import actions, changelist
-from django_delayq.admin.pages import chart
+from django_delayq.admin.reports import chart
 from django_delayq.ledger import controls
 from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from django_delayq.times.lengths import length_label
-from tests.integration.admin.conftest import stored
+from tests.integration.admin.conftest import policy_shown, stored
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -96,17 +98,17 @@ def test_each_policy_is_told(admin_client: Client, order: Order) -> None:
         "tests.testapp.timeouts.cancel_unpaid",
     ):
         assert words in text, words
-    (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
-    assert {count["name"]: str(count["count"]) for count in shown["counts"]}["pending"] == "1"
+    shown = policy_shown(admin_client, LABEL)
+    assert {count["name"]: str(count["count"]) for count in shown["numbers"]}["pending"] == "1"
     assert shown["chart"]["total"] == "1"
     assert "Due in the next 24 hours" in text and "<desc" in text and "<caption" in text
 
 
 def test_the_numbers_lead_to_the_rows(admin_client: Client, order: Order) -> None:
-    (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
-    names = ["pending", "held", "due", "failing", "dead", "fired", "skipped"]
-    assert [counted["name"] for counted in shown["counts"]] == names
-    for counted in shown["counts"]:
+    shown = policy_shown(admin_client, LABEL)["numbers"] + admin_client.get(reverse(LIST)).context["shown"]["numbers"]
+    names = ["due", "failing", "dead", "pending", "held"]
+    assert [counted["name"] for counted in shown] == [*names, "fired", "skipped", *names]
+    for counted in shown:
         listed = admin_client.get(counted["address"]).context["cl"]
         assert listed.result_count == counted["count"].value, counted["name"]
 
@@ -335,8 +337,65 @@ def test_delays_in_words_say_all_of_it(delay: timedelta, words: str) -> None:
 
 
 def test_the_chart_shows_small_numbers_beside_large_ones_and_says_when_there_are_more() -> None:
-    drawn = chart([Count(1), Count(10_000, True), Count(0), *[Count(5)] * 21], timezone.now())
-    assert [bar["height"] for bar in drawn["bars"][:4]] == ["1", "64", "0", "1"]
-    assert (drawn["highest"], drawn["total"], drawn["is_empty"]) == ("10000+", "10106+", False)
+    counts = [Count(1), Count(10_000, True), Count(0), *[Count(5)] * 21]
+    drawn = chart([str(hour) for hour in range(24)], {"due": ("due", counts), "none": ("none", [Count()] * 24)})
+    assert [bar["parts"][0]["height"] for bar in drawn["bars"][:4]] == ["1.0", "96.0", "0.0", "1.0"]
+    assert (drawn["highest"], drawn["total"]) == ("10000+", "10106+")
+    assert [(kind["kind"], kind["total"]) for kind in drawn["kinds"]] == [("due", "10106+"), ("none", "0")]
     assert sum(bar["is_labelled"] for bar in drawn["bars"]) == 4
-    assert chart([Count(0)] * 24, timezone.now())["is_empty"]
+
+
+PAGES = {"first page": reverse_lazy("admin:app_list", args=["django_delayq"]), "policies": reverse_lazy(LIST)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_needs_few_queries_however_many_policies_and_timeouts_there_are(
+    admin_client: Client, declare: Any, name: str
+) -> None:
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as made:
+            assert admin_client.get(PAGES[name]).status_code == 200
+        return len(made)
+
+    dq.schedule_timeout(Order.objects.create(), "remind", minutes=0)
+    queries()
+    few = queries()
+    for number in range(5):
+        dq.schedule_timeout(Order.objects.create(), declare(Order, name=f"more_{number}"), minutes=number)
+    assert few <= queries() <= min(30, few + 2), "a query more for each three policies"
+
+
+def test_the_first_page_shows_burning_policies_first_to_those_who_may_see_them(staff: Staff, order: Order) -> None:
+    first, later = "testapp.order.remind", timezone.now() - timedelta(hours=1)
+    dq.schedule_timeout(order, "remind", minutes=5)
+    Timeout.objects.filter(policy=first).update(due_at=later, run_at=later, created_at=later)
+    for permissions, is_shown in (((), False), (("view_timeout",), True), (("view_policycontrol",), True)):
+        answer = staff("view_policychange", *permissions).get(PAGES["first page"])
+        assert ("data-delayq-refresh" in answer.content.decode()) is is_shown
+        if is_shown:
+            top = answer.context["shown"]["policies"][0]
+            assert (top["status"].label, top["status"].urgency, top["waited_seconds"]) == (first, "overdue", "1 h")
+            assert bool(top["numbers"][0]["address"]) is ("view_timeout" in permissions)
+
+
+def test_the_plot_shows_what_has_ended_in_each_of_the_last_24_hours(admin_client: Client) -> None:
+    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
+    for ago, state, cause, late in (
+        (0, "fired", "due", 0),
+        (1, "fired", "due", 90),
+        (1, "dead", "retries", 0),
+        (30, "fired", "due", 0),
+    ):
+        row = dq.schedule_timeout(Order.objects.create(), "remind", minutes=5)
+        at = hour - timedelta(hours=ago)
+        due_at = at - timedelta(seconds=late)
+        values = {"due_at": due_at, "run_at": due_at, "created_at": due_at, "settled_at": at, "slot_taken": None}
+        Timeout.objects.filter(pk=row.pk).update(state=state, cause=cause, **values)
+    plot = admin_client.get(PAGES["first page"]).context["shown"]["plot"]
+    assert [(kind["kind"], kind["total"]) for kind in plot["kinds"]] == [
+        ("in_time", "0"), ("fired", "1"), ("late", "1"), ("dead", "1"),
+    ]  # fmt: skip
+    assert [[part["n"] for part in bar["parts"]] for bar in plot["bars"][-2:]] == [
+        ["0", "0", "1", "1"],
+        ["0", "1", "0", "0"],
+    ]

@@ -14,8 +14,11 @@ from django.utils import timezone
 
 from django_delayq.admin import changelist, filters, mixins
 from django_delayq.ledger import search
+from django_delayq.ledger.locking import with_keys
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order, Voucher
+
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
 
 ROWS = 6000
 # One policy is rare: what is asked of one that has a third of all rows, PostgreSQL reads as cheaply from another index,
@@ -97,6 +100,7 @@ YEAR = {"due_at__gte": f"{TODAY.year}-01-01", "due_at__lt": f"{TODAY.year + 1}-0
         (filtered("hour"), "delayq_policy"),
         (filtered("overdue"), "delayq_policy"),
         (filtered("waiting"), "delayq_policy"),
+        (lambda: filters.urgent(Timeout.objects.using("default")), "delayq_unsettled"),
         (lambda: search.labels_in(Timeout.objects.using("default")), "delayq_policy"),
         (
             lambda: search.distinct(Timeout.objects.using("default"), "content_type_id", "object_id", limit=9),
@@ -109,6 +113,7 @@ def test_a_read_of_the_list_goes_through_its_index(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], index: str
 ) -> None:
     monkeypatch.setattr(changelist, "WINDOW", 8)
+    monkeypatch.setattr(filters, "CHUNK", 8)
     monkeypatch.setattr(mixins, "MAX_OBJECTS", 8)
     with CaptureQueriesContext(connection) as captured:
         call()
@@ -131,6 +136,15 @@ def test_failing_rows_are_read_policy_by_policy_through_their_own_index(db: None
     assert found.is_whole and len(found.ids) == Timeout.objects.failing().count() > 5
     for query in captured:
         assert "delayq_failing" in (plan := _plan(query["sql"])) and SORTING[connection.vendor] not in plan, plan
+
+
+def test_errors_are_read_of_the_rows_of_the_window_alone(db: None) -> None:
+    window = changelist.read_window(filters.scans({"due": "dead"}, Timeout.objects.using("default"))[-1])
+    rows = with_keys(Timeout.objects.using("default"), window.ids[:9]).filter(filters.condition("error", "ValueError"))
+    with CaptureQueriesContext(connection) as captured:
+        assert not rows.exists()
+    key = {"sqlite": "INTEGER PRIMARY KEY", "mysql": "PRIMARY", "postgresql": "django_delayq_timeout_pkey"}
+    assert key[connection.vendor] in (plan := _plan(captured[0]["sql"])) and "SCAN django_delayq" not in plan, plan
 
 
 def _plan(sql: str) -> str:

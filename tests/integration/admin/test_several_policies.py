@@ -45,7 +45,7 @@ def test_the_selected_policies_stop_until_a_time_and_are_resumed(
     until = timezone.localtime() + timedelta(hours=1)
     shown = admin_client.get(address(operation, f"?policy={REMIND}&policy={LINGER}"))
     text = shown.content.decode()
-    assert REMIND in text and LINGER in text and UNPAID not in text and "these policies?" in text
+    assert REMIND in text and LINGER in text and UNPAID not in text and "2 policies" in text
     assert not stops()
     fields = {**CONFIRMED, "policy": [REMIND, LINGER], "until": until.strftime("%Y-%m-%dT%H:%M")}
     answer = admin_client.post(address(operation), fields)

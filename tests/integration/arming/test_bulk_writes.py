@@ -22,7 +22,7 @@ from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
 from tests.testapp.models import Customer, Effect, ExpressOrder, ManagedNotHidden, Order, Parcel, Voucher
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 Declare = Callable[..., TimeoutPolicy[Any]]
 HALF_AN_HOUR = timedelta(minutes=30)
 

@@ -270,6 +270,7 @@ def test_an_object_for_which_a_function_raises_system_exit_is_counted(declare: A
     assert PolicySync.objects.get(policy=policy.label).failed_total == 1
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("kind", ["columns", "since", "after"])
 @pytest.mark.skipif(connection.vendor == "mysql", reason="MariaDB stores no value that its driver cannot read")
 def test_an_object_that_cannot_be_read_is_counted_and_the_others_are_armed(declare: Any, kind: str) -> None:
@@ -340,6 +341,7 @@ def test_the_story_of_an_object_says_that_its_callable_raises(policy: dq.Timeout
     assert story.outlook == "Nothing is pending: its deadline cannot be computed. ValueError: no number: oops"
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which returns what its column has")
 def test_a_column_without_time_zone_is_named_as_the_reason() -> None:
     with connection.cursor() as cursor:

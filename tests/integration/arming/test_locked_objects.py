@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks no rows"),
 ]

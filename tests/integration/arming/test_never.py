@@ -87,6 +87,7 @@ def test_the_database_leaves_such_rows_out_of_each_sync(declare: Declare) -> Non
     assert sync_policy(policy, "default", backfill=True) == Synced(armed=1)
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL has such a datetime")
 def test_infinity_counts_as_never_although_no_driver_can_read_it(declare: Declare) -> None:
     policy = declare(Order, name="never", after=HOUR, since="paid_at", when=Q(status="unpaid"))

@@ -216,6 +216,7 @@ def test_a_save_by_the_handler_of_another_policy_is_a_save(declare: Declare) -> 
     assert pending(other, order) is None, "the handler has ended"
 
 
+@pytest.mark.dialect
 def test_rounds_that_were_moved_are_found_by_the_index_of_their_policy(declare: Declare) -> None:
     """Not by reading all rows that the policy ever had, of which most are settled and old."""
     policy = declare(Order, name="pays", since="created_at", after=30 * MINUTE, when=Q(status="pays"))

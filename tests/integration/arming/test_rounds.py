@@ -207,6 +207,7 @@ def test_what_a_save_of_the_parent_changes_for_a_policy_of_the_child_is_found_by
     assert get_deadline(child, policy) is None
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("how", ["save", "save in a transaction", "sync"])
 def test_a_condition_on_a_day_means_that_of_the_project_whatever_zone_a_request_has(declare: Any, how: str) -> None:
     """Otherwise that of the customer whose save was the first in this process would count for all."""

@@ -24,7 +24,7 @@ from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
 from tests.testapp.models import Item, Order, Task
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 EXEMPT = "exempt"

@@ -28,7 +28,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from django_delayq import TimeoutPolicy
 
-pytestmark = [pytest.mark.django_db, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.timeout(240)]
 MINUTE, AFTER, CATCH_UP = timedelta(minutes=1), timedelta(minutes=30), timedelta(hours=2)
 BEGIN = timezone.now().replace(microsecond=0)
 SHORT = st.sampled_from([1, 5, 20, 29, 31])
@@ -137,7 +137,7 @@ def test_an_update_that_the_sync_finds_ends_as_a_save(declare: Any, settings: An
     after: Any = AFTER if kind == "columns" else lambda order: AFTER
     policy = declare(Order, end, name="twins", since=since, after=after, when=Q(status="twin"))
 
-    @examples(50)
+    @examples(12)
     @example([("wait", 20), ("ends", 0), ("sync", 0), ("wait", 31), ("fire", 0), ("holds", 0)])
     @given(st.lists(PLAIN if is_delayed else EVENTS, min_size=3, max_size=9))
     def follow(events: list[tuple[str, Any]]) -> None:

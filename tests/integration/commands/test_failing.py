@@ -36,17 +36,12 @@ def test_status_and_policies_count_the_failing_timeouts(do: Do) -> None:
     pending(Order.objects.create())
     dead(Order.objects.create())
     assert snapshot().failing == (2, False)
-    assert "failing   2\n" in (told := do("delayq_status").out)
-    assert f"failing   {REMIND}: 2 have failed, and are tried again\n" in told
+    assert "failing   2\n" in do("delayq_status").out
     assert json.loads(do("delayq_status", "--json").out)["failing"] == {"value": 2, "is_capped": False}
-    head, *lines = do("delayq_policies").out.splitlines()
-    (line,) = [line for line in lines if line.startswith(f"{REMIND} ")]
-    assert line[head.index("failing") :].split()[0] == "2"
-
-
-def test_a_policy_without_failing_timeouts_has_no_line_of_its_own(do: Do) -> None:
-    pending(Order.objects.create())
-    assert do("delayq_status").out.count("failing") == 1
+    for command in ("delayq_policies", "delayq_status"):
+        lines = do(command).out.splitlines()
+        (head,), (line,) = ([each for each in lines if each.startswith(name)] for name in ("policy ", f"{REMIND} "))
+        assert line[head.index("failing") :].split()[0] == "2"
 
 
 def failed(minutes_ago: float, attempts: int = 1, *, policy: str = "remind", **values: Any) -> Timeout:
@@ -68,6 +63,15 @@ def fired(minutes_ago: float, policy: str = "remind") -> None:
     as_if(pending(Order.objects.create(), policy), "fired", "due", due_at=at, run_at=at, settled_at=at)
 
 
+def test_the_list_shows_the_last_error_of_each_failing_timeout(do: Do) -> None:
+    failed(2, attempts=2)
+    pending(Order.objects.create())
+    head, *lines = do("delayq_list").out.splitlines()
+    assert [line[head.index("last error") :].strip() for line in lines] == ["SMTPError: 421", ""]
+    (row,) = json.loads(do("delayq_list", "--failing", "--json").out)
+    assert (row["failing"], row["last_error"]) == (True, "SMTPError: 421")
+
+
 def finding() -> CheckMessage | None:
     return next((each for each in examine(quick=True) if each.id == "failing"), None)
 
@@ -83,6 +87,15 @@ def test_the_doctor_warns_from_the_third_failure_of_a_timeout_on() -> None:
     words = f"2 of {REMIND} are failing. Timeout {worst.pk} has failed 3 times, last: SMTPError: 421."
     assert found.msg == words
     assert f"delayq_explain --id {worst.pk}" in str(found.hint)
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_doctor_names_an_error_without_a_message() -> None:
+    a_worker()
+    row = failed(2, attempts=3)
+    events = [{name: value for name, value in event.items() if name != "message"} for event in row.history]
+    Timeout.objects.filter(pk=row.pk).update(history=events)
+    assert (found := finding()) is not None and found.msg.endswith(" has failed 3 times, last: SMTPError.")
 
 
 @pytest.mark.usefixtures("without_redis")

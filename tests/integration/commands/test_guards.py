@@ -111,15 +111,13 @@ def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
     do("delayq_brake", REMIND, "off")
     operations.pause(UNPAID, by="brake", reason="501 fired in 10 minutes")
     status = do("delayq_status").out.splitlines()
-    assert f"guards    {REMIND}: late skip after 6 h by {CLI}, brake off by {CLI}" in status
-    assert "guards    testapp.order.watched: shadow 100 %" in status
     assert f"paused    {UNPAID} by brake: 501 fired in 10 minutes; 0 due" in status
-    listed = {line.split()[0]: line for line in do("delayq_policies").out.splitlines()}
-    assert listed[REMIND].endswith("late skip after 6 h*, brake off*")
-    assert listed["testapp.order.watched"].endswith(
-        "shadow 100 %, run 30 s, rate 20 in 1 s by status, snoozes 2, total 1 d"
-    )
-    assert not listed[UNPAID].endswith("%")
+    for lines in (status, do("delayq_policies").out.splitlines()):
+        listed = {line.split()[0]: line for line in lines}
+        assert listed[REMIND].endswith("late skip after 6 h*, brake off*")
+        limited = "shadow 100 %, run 30 s, rate 20 in 1 s by status, snoozes 2, total 1 d"
+        assert listed["testapp.order.watched"].endswith(limited)
+        assert not listed[UNPAID].endswith("%")
     found = {each["label"]: each["state"] for each in json.loads(do("delayq_policies", "--json").out)}
     assert found[REMIND]["late"] == {"after": 21600, "then": "skip"}
     assert found[REMIND]["guards"]["by"] == {"late": CLI, "brake": CLI}

@@ -232,6 +232,7 @@ def test_the_list_as_json_has_every_public_column(do: Do) -> None:
     expected = {name: getattr(row, name) for name in columns} | {
         "model": "testapp.order",
         "failing": False,
+        "last_error": "",
         "is_computed": False,
     }
     expected |= {"is_computed": False, "keeps_deadline": False, "erased_at": None}

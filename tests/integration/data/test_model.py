@@ -24,7 +24,7 @@ from tests.integration.data.conftest import MINUTE, at
 from tests.support.examples import examples
 from tests.testapp.market import Channel, Label, Merchant, Payment, Purchase, Remark
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Deadline = timedelta | None
 
 
@@ -232,7 +232,7 @@ def differences() -> dict[Any, Any]:
     return wrong | found
 
 
-@examples(30)
+@examples(8)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25))
 def test_after_a_sync_each_pending_row_is_what_the_tables_say(seed: int, steps: int) -> None:
     dice = Random(seed)
@@ -248,7 +248,7 @@ def test_after_a_sync_each_pending_row_is_what_the_tables_say(seed: int, steps: 
         transaction.set_rollback(True)
 
 
-@examples(30)
+@examples(8)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25))
 def test_what_is_written_so_that_the_library_learns_of_it_needs_no_sync(seed: int, steps: int) -> None:
     dice = Random(seed)

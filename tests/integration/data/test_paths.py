@@ -17,7 +17,7 @@ from django_delayq.testing import fire_due
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due, only_row
 from tests.testapp.market import Channel, Merchant, Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 ALWAYS = WorkingHours("UTC", {"mon-sun": "00:00-24:00"})
 
 

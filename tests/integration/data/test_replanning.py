@@ -16,7 +16,7 @@ from django_delayq.policy.policies import registry
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
 from tests.testapp.market import Channel, Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 BY = "admin:alice"
 
 

@@ -21,7 +21,7 @@ from django_delayq.policy.reads import related_paths
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, bought
 from tests.testapp.market import Channel, Merchant, Purchase
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
 LABEL = "testapp.purchase.pay"
 

@@ -20,7 +20,7 @@ from django_delayq.models import PolicySync, Timeout
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
 from tests.testapp.market import Channel, Label, Merchant, Offer, Payment, Purchase, Refund, Remark
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 NOT_PAID = ~Q(payments__status="captured")
 
 

@@ -16,7 +16,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import PENDING, Declare, due, fire, in_another_thread, logged, state, tried
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_an_async_handler_writes_in_the_transaction_of_its_firing(order: Order, declare: Declare) -> None:

@@ -32,7 +32,7 @@ from tests.integration.firing.conftest import (
 from tests.integration.firing.test_outside import raise_busy
 from tests.testapp.models import Order, Plain
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 

@@ -32,7 +32,7 @@ from tests.integration.firing.by_value import Calls, Policy, Shops, due_of, run_
 from tests.integration.firing.conftest import FIRED, WAIT, Declare, fire, state, work_of
 from tests.testapp.market import Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 # The declaration

@@ -33,7 +33,7 @@ from tests.integration.firing.conftest import (
 from tests.support.workers import needs_more_connections
 from tests.testapp.market import Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 CHECKPOINTS = ("begun", "locked", "checked", "marked", "handled", "committed", "reported")
 
 

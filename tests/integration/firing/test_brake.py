@@ -29,7 +29,12 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dialect,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("controls_are_read_again"),
+]
 BY = "test:operator"
 PER = timedelta(minutes=10)
 

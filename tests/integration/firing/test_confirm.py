@@ -40,7 +40,7 @@ from tests.integration.firing.test_crashes import killed_at
 from tests.integration.firing.test_outside import raise_busy
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 class Provider:
@@ -216,6 +216,7 @@ def test_a_process_that_is_killed_after_the_answer_asks_again(order: Order, aski
 
 
 @needs_row_locks
+@pytest.mark.dialect
 def test_an_answer_serves_again_while_another_transaction_locks_the_object(order: Order, asking_policy: Any) -> None:
     ask = Provider(None, dq.Skip("asked twice"))
     row = due(order, asking_policy(ask))

@@ -19,7 +19,7 @@ from django_delayq.redis_clients import forget_engine
 from tests.integration.firing.conftest import FIRED, PENDING, UNTRIED, due, fire, make_due, once_at, state, tried
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 INSIDE = [step for step in CHECKPOINTS if step not in {"asked", "noted", "settled", "undone", "recorded"}]
 OUTSIDE = [step for step in CHECKPOINTS if step not in {"asked", "noted", "undone", "recorded"}]
 

@@ -17,7 +17,7 @@ from tests.integration.firing.conftest import FIRED, UNMET, Declare, due, execut
 from tests.support.waiting import wait_until
 from tests.testapp.models import Customer, Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_one_that_raises_repeats_nothing_of_the_others(orders: list[Order], declare: Declare) -> None:

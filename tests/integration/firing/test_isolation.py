@@ -34,7 +34,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_row_locks]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_row_locks]
 LEVELS: dict[str, list[Any]] = {
     "postgresql": ["REPEATABLE_READ", "SERIALIZABLE"],
     "mysql": ["repeatable read", None],

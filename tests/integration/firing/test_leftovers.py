@@ -39,7 +39,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, needs_more_connections
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), needs_more_connections]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_more_connections]
 TENANT = contextvars.ContextVar("tenant", default="none")
 SETTINGS = {
     "postgresql": [

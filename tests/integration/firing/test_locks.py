@@ -33,7 +33,7 @@ from tests.integration.firing.conftest import (
 from tests.support.waiting import wait_until
 from tests.testapp.models import Customer, Effect, ExpressOrder, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 SOON = timedelta(seconds=1)
 
 

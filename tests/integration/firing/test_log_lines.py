@@ -36,7 +36,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Order, OrderProxy, Voucher
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 DAY = timedelta(days=1)
 
 

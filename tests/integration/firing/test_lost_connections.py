@@ -39,6 +39,8 @@ from tests.integration.firing.conftest import (
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose"),
 ]

@@ -35,7 +35,7 @@ from tests.integration.firing.conftest import (
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 GATE = 4_711_001
 
 

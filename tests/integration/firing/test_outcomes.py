@@ -40,7 +40,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Customer, Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_failure_undoes_the_work_and_keeps_its_error_for_the_next_attempt(order: Order, declare: Declare) -> None:
@@ -156,6 +156,7 @@ def test_a_failure_loses_against_whoever_changed_the_row_meanwhile(
 
 
 @needs_row_locks
+@pytest.mark.dialect
 def test_a_row_that_is_held_while_its_failure_is_recorded_comes_again(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, raising(ValueError()), name="held", retry=dq.Retry([0])))
     with contextlib.ExitStack() as held:

@@ -47,7 +47,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 LEASE = timedelta(seconds=60)
 OUTSIDE: dict[str, Any] = {"name": "outside", "atomic": False}
 

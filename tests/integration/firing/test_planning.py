@@ -20,7 +20,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import Declare, due, work_of
 from tests.testapp.models import Order, Parcel
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declare: Declare) -> None:

@@ -35,7 +35,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def die_in_handler(*rows: Timeout, deliveries: int) -> None:

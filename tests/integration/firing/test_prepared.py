@@ -17,6 +17,7 @@ from tests.integration.firing.conftest import due, execute, fire, generic_plans,
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
+    pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL"),
 ]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 ON_SQLITE = pytest.mark.skipif(connection.vendor != "sqlite", reason="it is the same on each database")
 TESTS = """

@@ -18,7 +18,7 @@ from django_delayq.policy.policies import registry
 from tests.integration.worker.test_query_plans import check, many_rows, plans_of
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db, pytest.mark.timeout(600)]
 OWNERS = 4_999
 """Each has some twenty due rows, and as many others. The last one has a hundredth of all rows."""
 

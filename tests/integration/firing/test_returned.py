@@ -36,7 +36,7 @@ from tests.integration.firing.conftest import (
 from tests.integration.firing.test_crashes import killed_at
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 OUTCOMES: dict[str, tuple[Any, tuple[str, str], str]] = {
     "skip": (dq.Skip("found paid"), ("skipped", "handler"), "timeout_skipped"),
     "give up": (dq.GiveUp("no such payment"), ("dead", "handler"), "timeout_dead"),

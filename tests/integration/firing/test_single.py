@@ -45,7 +45,7 @@ from tests.integration.firing.conftest import (
 )
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 on_sqlite = pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
 
 

@@ -42,7 +42,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
@@ -133,6 +133,7 @@ def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
     assert firing_state.stuck_threads == 3
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB, where another connection cuts one")
 @pytest.mark.usefixtures("one_connection")
 def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
@@ -149,6 +150,7 @@ def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
 
 
 @needs_row_locks
+@pytest.mark.dialect
 def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], declare: Declare) -> None:
     def handler(order: Order, timeout: Timeout) -> None:
         order.save()

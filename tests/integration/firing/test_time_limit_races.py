@@ -25,7 +25,7 @@ from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overru
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def values_of(row: Timeout) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     import redis
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 IN_ONE_TRANSACTION = pytest.mark.parametrize("option", ["batch", "together"])
 checks_at_commit = pytest.mark.skipif(connection.vendor == "mysql", reason="InnoDB checks foreign keys at once")
 

@@ -23,7 +23,7 @@ from django_delayq.policy.policies import registry
 from tests.support.examples import examples
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 STEP = timedelta(minutes=15)
 T0 = datetime(2030, 1, 7, 9, tzinfo=UTC)  # a Monday, at the opening
 OFFICE = dq.WorkingHours("UTC", {"mon-fri": ("09:00-12:00", "13:00-17:00")})
@@ -40,6 +40,7 @@ class Accountant:
 
     counts: Callable[[datetime], bool]
     left: timedelta = BUDGET
+    used: timedelta = timedelta(0)
     reasons: set[str] = field(default_factory=set)
     """Why its clock is stopped: "talks", "hand", "until", or "policy"."""
     is_there: bool = True
@@ -49,7 +50,7 @@ class Accountant:
     def pass_step(self, now: datetime) -> None:
         is_running = not self.reasons if self.is_there else not self.kept and "policy" not in self.reasons
         if is_running and self.counts(now):
-            self.left -= STEP
+            self.left, self.used = self.left - STEP, self.used + STEP
 
     def deadline(self, now: datetime) -> datetime:
         """Return when nothing is left if its clock runs from now on: the end of the last open step."""
@@ -59,6 +60,18 @@ class Accountant:
                 left -= STEP
             at += STEP
         return at
+
+
+def check_progress(order: Order, policy: Any, book: Accountant, history: list[str]) -> None:
+    """Compare what has been used with the account, and whether the clock runs."""
+    seen = dq.get_progress(order, policy)
+    if not book.is_there:
+        assert seen is None
+        return
+    assert seen is not None
+    found = (seen.used, seen.left, seen.total, seen.share, seen.running)
+    total = book.used + book.left
+    assert found == (book.used, book.left, total, book.used / total, not book.reasons), history
 
 
 def play(order: Order, policy: Any, book: Accountant, what: str, now: datetime) -> None:
@@ -122,7 +135,7 @@ THINGS = [
 
 
 @pytest.mark.parametrize("span", SPANS)
-@examples(40)
+@examples(10)
 @given(history=st.lists(st.sampled_from(THINGS), max_size=22))
 def test_the_deadline_is_that_of_an_accountant(span: str, history: list[str]) -> None:
     after, counts = SPANS[span]
@@ -141,6 +154,7 @@ def test_the_deadline_is_that_of_an_accountant(span: str, history: list[str]) ->
                     ends = now + 2 * STEP
                 elif what in {"hold", "resume", "leave"}:
                     ends = None
+                check_progress(order, policy, book, history)
                 if book.left <= timedelta(0) and not book.reasons:
                     break  # it would fire
             book.pass_step(now)

@@ -19,7 +19,7 @@ from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
 from tests.testapp.models import Customer, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Change = Callable[..., None]
 TALKS = Q(note="talks")
 

@@ -21,7 +21,7 @@ from django_delayq.sql import statements
 from tests.integration.spans.conftest import HOUR, at
 from tests.testapp.desk import Team, Ticket
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 BY: Any = {"by": "anna"}
 IN_HOURS = Working(hours=1, calendar="team__calendar")

@@ -18,13 +18,18 @@ import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.sql.now import database_now
 from tests.integration.held.times import HOUR, Declare
-from tests.sampling import drawn
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, needs_more_connections
 from tests.testapp.models import Effect, Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300), needs_more_connections]
-PAIRS, ROUNDS = 125, drawn(4, 2)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dialect,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+    needs_more_connections,
+]
+PAIRS, ROUNDS = 125, 2
 JITTER = 0.015
 """Seconds around its deadline within which a clock is stopped."""
 

@@ -12,7 +12,7 @@ from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 LEASE = timedelta(minutes=1)
 

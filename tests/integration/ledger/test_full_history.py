@@ -26,7 +26,11 @@ from tests.integration.firing.conftest import due, fire, state
 from tests.integration.operations.conftest import BY, pending
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+pytestmark = [
+    pytest.mark.dialect,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("controls_are_read_again"),
+]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 

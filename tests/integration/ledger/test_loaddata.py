@@ -14,7 +14,7 @@ from django_delayq.models import Timeout
 from django_delayq.sql.key_types import NO_KIND
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_kinds")]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db, pytest.mark.usefixtures("own_kinds")]
 
 
 def move_to_a_database_with_other_content_types(file: Path) -> None:

@@ -10,7 +10,7 @@ from django.db import connections
 from django_delayq.ledger.claiming import meter
 from django_delayq.models import PolicyMeter
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 LABEL = "testapp.order.remind"
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
+pytestmark = pytest.mark.dialect
+
 FAR = 4_000_000_000_000
 
 LABEL = "testapp.order.remind"

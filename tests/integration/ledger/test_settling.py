@@ -17,7 +17,7 @@ from django_delayq.models import Timeout, slot_of
 from django_delayq.rounds.columns import waiting
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 State, Cause = Timeout.State, Timeout.Cause
 MINUTE = timedelta(minutes=1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django_delayq import TimeoutPolicy
     from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 Declare = Callable[..., "TimeoutPolicy[Any]"]
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

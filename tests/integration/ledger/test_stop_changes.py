@@ -15,7 +15,7 @@ from django_delayq.models import PolicyControl, Timeout
 from django_delayq.sql.now import database_now
 from tests.support.workers import due_orders
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 SECOND = timedelta(seconds=1)
 
 

@@ -39,7 +39,7 @@ from tests.testapp.models import (
     Task,
 )
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HOUR = timedelta(hours=1)
 FIRED, UNMET, HIDDEN = ("fired", "due"), ("skipped", "condition"), ("pending", "")
 Declare = Callable[..., dq.TimeoutPolicy[Any]]

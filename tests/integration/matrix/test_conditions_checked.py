@@ -36,6 +36,7 @@ ONLY_POSTGRESQL = pytest.mark.skipif(
 )
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("option", ["when", "hold_when"])
 @pytest.mark.parametrize(
     ("model", "refused"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django_delayq import TimeoutPolicy
 
 Declare = Callable[..., "TimeoutPolicy[Any]"]
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 DAY = timedelta(days=1)
 
 

@@ -18,7 +18,7 @@ from tests.integration.matrix.keys import CASES, World, make_world
 from tests.testapp import keys
 from tests.testapp.models import Voucher
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db]
 PENDING, CANCELLED = ["pending"], ["cancelled"]
 
 

@@ -19,7 +19,7 @@ from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.integration.matrix.keys import CASES, World, make_world
 from tests.testapp import keys
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 FIRED = ("fired", "due")
 Declare = Callable[..., TimeoutPolicy[Any]]
 

@@ -39,7 +39,7 @@ for model in {case.model for case in CASES}:
     site.register(model, KeyedAdmin)
 urlpatterns = [path("admin/", site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db, pytest.mark.urls(__name__)]
 LIST = "/admin/django_delayq/timeout/"
 
 

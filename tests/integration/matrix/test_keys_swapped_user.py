@@ -10,10 +10,14 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite",
-    reason="the user's model is the same on each database, and each runs the matrix itself",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dialect,
+    pytest.mark.skipif(
+        os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite",
+        reason="the user's model is the same on each database, and each runs the matrix itself",
+    ),
+]
 SUITES = ("test_keys.py", "test_keys_fired.py")
 
 

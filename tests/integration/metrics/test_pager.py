@@ -44,6 +44,10 @@ def run_worker(until: Callable[[], bool], what: str) -> None:
         worker.stop()
 
 
+def _refuse(order: Any, timeout: Any) -> None:
+    raise RuntimeError("no answer")
+
+
 class Burning:
     """Make a thing burn, each in its own way."""
 
@@ -75,10 +79,7 @@ class Burning:
         a_worker()
 
     def handlers_fail(self) -> None:
-        def handle(order: Any, timeout: Any) -> None:
-            raise RuntimeError("no answer")
-
-        policy = self.declare(Order, handle, name="failing", retry=dq.Retry([0, 0, 3600]))
+        policy = self.declare(Order, _refuse, name="failing", retry=dq.Retry([0, 0, 3600]))
         due_orders(policy)
         run_worker(lambda: Timeout.objects.get().attempts == 3, "three attempts have failed")
         a_worker()
@@ -88,6 +89,11 @@ class Burning:
         Timeout.objects.update(
             due_at=timezone.now() - HOURS, run_at=timezone.now() - HOURS, created_at=timezone.now() - HOURS
         )
+        a_worker()
+
+    def timeouts_are_dead(self) -> None:
+        due_orders(self.declare(Order, _refuse, name="hopeless", retry=dq.Retry([])))
+        run_worker(lambda: Timeout.objects.get().state == "dead", "its only attempt has failed")
         a_worker()
 
     def no_worker_is_running(self) -> None:
@@ -110,8 +116,14 @@ def burning(declare: Any, settings: Settings, caplog: pytest.LogCaptureFixture, 
     forget_engine()
 
 
-def text_of(client: Client, name: str) -> str:
-    return html.unescape(strip_tags(client.get(reverse(f"admin:django_delayq_{name}_changelist")).content.decode()))
+def text_of(client: Client, name: str, *args: str) -> str:
+    return " ".join(html.unescape(strip_tags(client.get(reverse(name, args=args)).content.decode())).split())
+
+
+def test_nothing_burns_on_the_first_page_of_a_calm_installation(burning: Burning, admin_client: Client) -> None:
+    a_worker()
+    page = text_of(admin_client, "admin:app_list", "django_delayq")
+    assert [words for row in TABLE for words in code(row[3]) if words in page] == []
 
 
 def test_the_table_names_everything_that_a_pager_must_know() -> None:
@@ -131,9 +143,8 @@ def test_what_burns_is_shown_where_the_table_says_so(row: list[str], burning: Bu
     call_command("delayq_status", stdout=out)
     for words in code(status):
         assert words in out.getvalue()
-    pages = " ".join(" ".join(text_of(admin_client, name) for name in ("policycontrol", "timeout")).split())
     for words in code(admin):
-        assert words in pages
+        assert words in text_of(admin_client, "admin:app_list", "django_delayq"), "the first page"
     samples = {(sample.name, sample.value) for family in Gauges().collect() for sample in family.samples}
     for name in code(metrics):
         expected = {number for number in (0, 1) if f"{name}` is {number}" in metrics}

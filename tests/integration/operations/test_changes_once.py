@@ -27,7 +27,7 @@ from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, said
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 MINUTE = timedelta(minutes=1)
 UNPAID = "testapp.order.cancel_unpaid"

@@ -37,7 +37,7 @@ from tests.integration.commands.conftest import CLI
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
 
 REMIND, UNPAID = "testapp.order.remind", "testapp.order.cancel_unpaid"

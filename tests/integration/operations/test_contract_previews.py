@@ -48,7 +48,7 @@ from tests.integration.operations.test_contract import (
 )
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
 __all__ = ["ready"]
 

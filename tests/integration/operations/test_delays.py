@@ -28,7 +28,7 @@ from django_delayq.scheduling.bulk import schedule_timeouts
 from tests.integration.operations.conftest import BY, said
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 UNPAID = "testapp.order.cancel_unpaid"
 MINUTE = timedelta(minutes=1)

@@ -25,7 +25,7 @@ from tests.integration.operations.conftest import BY, dead, pending, said
 from tests.integration.operations.test_stops import HOUR, REMIND, held_for, state
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order) -> None:

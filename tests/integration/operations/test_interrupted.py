@@ -17,7 +17,7 @@ from django_delayq.operations import change_deadline, postpone, refire, runner
 from django_delayq.sql.now import database_now
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 BY = "script:test"
 HOUR = timedelta(hours=1)
 PAGE = 500

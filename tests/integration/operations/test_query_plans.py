@@ -13,7 +13,10 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from django_delayq.models import Timeout, slot_of
+from django_delayq.operations.selection import CONDITIONS
 from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
 
 ROWS = 4_000
 # The policy asked about is rare: were it a quarter of all rows, PostgreSQL could as cheaply read another index.
@@ -95,11 +98,11 @@ def test_what_is_asked_of_one_policy_is_answered_by_its_index(ledger: None, name
 @pytest.mark.parametrize("state", ["pending", "fired"])
 def test_a_rare_queue_is_read_by_its_index(ledger: None, state: str) -> None:
     """As `delayq_list --queue` reads it: at 1,000,000 rows, the index of all unsettled rows took a second."""
-    rows = Timeout.objects.of_queue("rare").filter(state=state).order_by("run_at", "id")
+    rows = Timeout.objects.filter(CONDITIONS["queue"]("rare"), state=state).order_by("run_at", "id")
     plan = rows.defer("history", "payload")[:51].explain()
     assert "delayq_queue" in plan, plan
     assert rows.count() == ROWS // 100
-    assert Timeout.objects.of_queue("default").count() == 2 * (ROWS - ROWS // 100)
+    assert Timeout.objects.filter(CONDITIONS["queue"]("default")).count() == 2 * (ROWS - ROWS // 100)
 
 
 @pytest.mark.django_db

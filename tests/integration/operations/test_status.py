@@ -13,6 +13,7 @@ from django.utils import timezone
 from django_delayq import Limits, Rate
 from django_delayq.ledger import controls, search
 from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.monitoring import reports
 from django_delayq.monitoring import snapshot as status
 from django_delayq.operations import pause
 from django_delayq.redis_clients import forget_engine, get_engine
@@ -74,8 +75,8 @@ def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired
     monkeypatch: pytest.MonkeyPatch, declare: Any, examined: int, cap: int, fired: str
 ) -> None:
     declare(Order, name="nudge", aliases=["remind_before"])
-    monkeypatch.setattr(status, "MAX_LATE", examined)
-    monkeypatch.setattr(status, "MAX_COUNT", cap)
+    monkeypatch.setattr(reports, "MAX_LATE", examined)
+    monkeypatch.setattr(reports, "MAX_COUNT", cap)
     now, two_days = timezone.now(), timedelta(days=2)
     for number, settled_at in enumerate([now - two_days, now - two_days, *[now - HOUR] * 3]):
         row = pending(Order.objects.create(), "nudge")

@@ -63,6 +63,7 @@ def waits(row: Timeout) -> bool:
     return (row.state, row.attempts, row.slot_taken, row.settled_at, row.history) == ("pending", 0, 1, None, [])
 
 
+@pytest.mark.dialect
 @needs_row_locks
 @pytest.mark.parametrize("name", ["remind", "remind_many", "send_outside"])
 @pytest.mark.parametrize(("step", "stop"), [("begun", pause), ("locked", hold)])
@@ -111,6 +112,7 @@ def test_a_suspect_that_is_stopped_is_charged_for_nothing() -> None:
     assert waits(row)
 
 
+@pytest.mark.dialect
 @needs_row_locks
 @pytest.mark.parametrize("option", ["batch", "together"])
 def test_what_is_undone_with_others_is_not_fired_one_by_one_after_a_pause(declare: Any, option: str) -> None:
@@ -129,6 +131,7 @@ def test_what_is_undone_with_others_is_not_fired_one_by_one_after_a_pause(declar
     assert all(waits(row) for row in rows)
 
 
+@pytest.mark.dialect
 @needs_row_locks
 def test_whoever_pauses_does_not_wait_for_a_firing_nor_a_firing_for_him() -> None:
     """A firing reads the control without locking it, so that the firings of a policy do not wait for each other."""

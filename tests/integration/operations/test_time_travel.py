@@ -31,7 +31,7 @@ from tests.integration.operations.conftest import BY, pending
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)

@@ -22,7 +22,7 @@ from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def fired(row: Timeout) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 REMIND = "testapp.order.remind"
 

@@ -19,7 +19,7 @@ from django_delayq.worker.sweep import prune
 from tests.integration.reports.rounds import settled_row, utc
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 NOW = utc(2026, 5, 10, 12)
 LABEL, ROWS, TURNS = "testapp.order.told", 600, 20
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)

@@ -16,6 +16,7 @@ from django_delayq.ledger.marking import Old, delete_settled
 from django_delayq.ledger.rollups import roll_up
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import policy_report
+from django_delayq.monitoring.snapshot import overview
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
 from tests.integration.reports.rounds import settled_row, utc
@@ -23,7 +24,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 LABEL = "testapp.order.told"
 NOON = utc(2026, 5, 10, 12)
@@ -57,6 +58,24 @@ def test_a_day_is_counted_while_it_passes_in_one_row(policy: TimeoutPolicy[Any])
             roll_up("default")
             assert rounds(policy) == 2 * hour + 2
     assert stored() == [(date(2026, 5, 10), 24, 0)]
+
+
+def prune_all() -> None:
+    delete_settled("default", Old(clock.now()), None)
+
+
+def test_the_hours_of_the_last_day_are_counted_whether_rows_are_counted_deleted_or_neither() -> None:
+    settle(NOON, NOON + HOUR, NOON + HOUR + MINUTE)
+    settle(NOON + HOUR, state="dead", cause="retries")
+    with clock.set_to(NOON + 2 * HOUR):
+        for step in (lambda: None, lambda: roll_up("default"), prune_all):
+            step()
+            seen: Any = overview()
+            assert [(hour.fired, hour.late, hour.dead) for hour in seen.hours[-3:]] == [(1, 0, 0), (2, 0, 1), (0, 0, 0)]
+            assert (seen.hours[-1].begins_at, len(seen.hours), seen.counted_until) == (NOON + 2 * HOUR, 24, None)
+    with clock.set_to(NOON + 26 * HOUR):
+        seen = overview()
+        assert not any(hour.fired for hour in seen.hours)
 
 
 def test_rows_of_the_last_minutes_are_read_from_the_ledger(policy: TimeoutPolicy[Any]) -> None:

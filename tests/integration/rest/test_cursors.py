@@ -7,7 +7,7 @@ from rest_framework.test import APIClient
 
 from tests.integration.rest.test_reading import LIST, Schedule, ids
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 
 def test_a_cursor_serves_only_its_own_order(viewer: APIClient, schedule: Schedule) -> None:

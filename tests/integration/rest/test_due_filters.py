@@ -12,7 +12,7 @@ from django_delayq.models import Timeout
 from tests.integration.rest.test_reading import LIST, Schedule, ids, moment, settle
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 
 @pytest.mark.parametrize("name", ["object", "key", "search"])

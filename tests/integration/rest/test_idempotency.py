@@ -26,7 +26,7 @@ from django_delayq.worker.sweep import prune
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 REMIND = "testapp.order.remind"
 LONG = "x" * 255
 

@@ -17,7 +17,7 @@ from django_delayq.models import Timeout
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 GERMAN = {"accept-language": "de"}
 
 

@@ -17,6 +17,8 @@ from django_delayq.ledger import search
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+
 ROWS = 4000
 
 

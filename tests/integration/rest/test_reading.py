@@ -20,6 +20,7 @@ import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.contrib.rest_framework import TimeoutViewSet, inputs
 from django_delayq.ledger import search
+from django_delayq.ledger.rollups import BY_HOUR
 from django_delayq.models import Timeout, WorkerSeen
 from tests.testapp.models import Order, Parcel, Voucher
 
@@ -95,7 +96,7 @@ def test_a_list_takes_the_same_few_queries_however_long_it_is(viewer: APIClient,
         assert not any("payload" in sql or "history" in sql for sql in statements)
         for _ in range(10):
             schedule()
-    assert counts == [2, 2], "the rows, and whether anything keeps them from firing"
+    assert counts == [3, 3], "the rows, whether anything keeps them from firing, and whether their clocks run"
     assert parcel.timeouts.count() == 1
 
 
@@ -337,6 +338,16 @@ def test_the_status_counts_what_waits_and_says_who_works(viewer: APIClient, many
     assert [(one["name"], one["queues"]) for one in shown["workers"]] == [("h:7", ["default"])]
     stops = {policy["label"]: policy["stop"] for policy in shown["policies"]}
     assert (stops["testapp.order.linger"], stops["testapp.order.remind"]) == ("paused", None)
+
+
+def test_the_overview_has_the_last_hours_and_the_most_urgent_policy_first(
+    viewer: APIClient, many: dict[str, Timeout]
+) -> None:
+    shown = viewer.get("/api/overview/").json()
+    assert len(shown["hours"]) == 24
+    assert set(shown["hours"][0]) == {"begins_at", *BY_HOUR}
+    assert shown["policies"][0]["urgency"] == "overdue"
+    assert shown.keys() == viewer.get(STATUS).json().keys()
 
 
 def test_the_status_names_policies_that_nobody_declares_any_more(viewer: APIClient, schedule: Schedule) -> None:

@@ -11,7 +11,7 @@ from drf_spectacular.management.commands.spectacular import Command
 
 from django_delayq.contrib.rest_framework import openapi
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 
 def test_the_schema_is_valid_and_nothing_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,7 @@ def test_key_payload_and_a_deadline_at_a_time_are_stored(service: APIClient, ord
     assert row.reason == f"rest:{User.objects.get().username}"
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize(("on_conflict", "status"), [("replace", 200), ("keep", 200), ("once", 200), ("error", 409)])
 def test_a_pending_timeout_is_replaced_kept_or_reported(
     service: APIClient, order: Order, on_conflict: str, status: int

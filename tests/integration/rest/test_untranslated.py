@@ -14,7 +14,7 @@ from django_delayq.models import Timeout
 from tests.pseudo import english_in, speak_it
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 POLICY = "/api/policies/testapp.order.remind/"
 LIST = "/api/timeouts/"
 EVERYTHING = (

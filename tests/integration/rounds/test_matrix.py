@@ -19,7 +19,11 @@ from tests.integration.rounds.stage import COLUMNS, NEXT, NOW, PENDING, STARTS, 
 from tests.integration.rounds.table import Verdicts, blocks, lines, merged, verdicts
 from tests.integration.rounds.ways import WAYS, Way
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("controls_are_read_again"),
+]
 FILE = Path(__file__).with_name("columns.txt")
 EVENTS = list(dict.fromkeys(way.of for way in WAYS))
 

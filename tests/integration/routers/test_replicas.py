@@ -20,7 +20,7 @@ from django_delayq.ledger import controls
 from django_delayq.models import PolicyControl, Timeout
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True, databases=["default", "replica"])]
 BY = "admin:alice"
 HOUR = timedelta(hours=1)
 

@@ -18,7 +18,7 @@ from django_delayq.ledger.routing import database_of, writer_of
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica", "archive"])
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True, databases=["default", "replica", "archive"])]
 
 
 @pytest.fixture(params=["no routers", "routers"])

@@ -25,7 +25,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     import redis
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True, databases=["default", "replica"])]
 
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LEDGERS = ("default", "replica")

@@ -17,46 +17,34 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import (
-    TimeoutPolicy,
-    before_deadline,
-    cancel_timeout,
-    cancel_timeouts,
-    extend_timeout,
-    extend_timeouts,
-    pending_timeouts,
-    reschedule_timeout,
-    reschedule_timeouts,
-    schedule_timeout,
-    schedule_timeouts,
-)
+import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 LEDGER = Timeout._meta.db_table
 
 
 def pay(order: Order) -> None:
-    with before_deadline(order, "remind"):
+    with dq.before_deadline(order, "remind"):
         pass
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda order: schedule_timeout(order, "remind", minutes=5),
-        lambda order: cancel_timeout(order, "remind"),
-        lambda order: reschedule_timeout(order, "remind", minutes=5),
-        lambda order: extend_timeout(order, "remind", minutes=5),
+        lambda order: dq.schedule_timeout(order, "remind", minutes=5),
+        lambda order: dq.cancel_timeout(order, "remind"),
+        lambda order: dq.reschedule_timeout(order, "remind", minutes=5),
+        lambda order: dq.extend_timeout(order, "remind", minutes=5),
         pay,
     ],
     ids=["schedule", "cancel", "reschedule", "extend", "before_deadline"],
 )
 def test_the_business_row_comes_before_the_ledger_row(verb: Callable[[Order], object]) -> None:
     order = Order.objects.create(status="new")
-    schedule_timeout(order, "remind", minutes=30)
+    dq.schedule_timeout(order, "remind", minutes=30)
     with CaptureQueriesContext(connection) as queries:
         verb(order)
     statements = " ".join(query["sql"] for query in queries if "id = -1" not in query["sql"])
@@ -67,30 +55,30 @@ def test_the_business_row_comes_before_the_ledger_row(verb: Callable[[Order], ob
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda rows: cancel_timeouts(rows),
-        lambda rows: reschedule_timeouts(rows, minutes=5),
-        lambda rows: extend_timeouts(rows, minutes=5),
+        lambda rows: dq.cancel_timeouts(rows),
+        lambda rows: dq.reschedule_timeouts(rows, minutes=5),
+        lambda rows: dq.extend_timeouts(rows, minutes=5),
     ],
     ids=["cancel", "reschedule", "extend"],
 )
 def test_rows_are_locked_in_the_order_of_their_slots(verb: Callable[..., object]) -> None:
     orders = [Order.objects.create(status="new") for _ in range(3)]
-    schedule_timeouts(orders, "remind", minutes=30)
+    dq.schedule_timeouts(orders, "remind", minutes=30)
     with CaptureQueriesContext(connection) as queries:
-        verb(pending_timeouts(Order, "remind").order_by("-pk"))
+        verb(dq.pending_timeouts(Order, "remind").order_by("-pk"))
     locking = [query["sql"] for query in queries if re.search(r"ORDER BY [`\"]\w+[`\"].[`\"]slot[`\"]", query["sql"])]
     assert locking, "no statement orders by slot"
 
 
 def test_rows_are_inserted_in_the_order_of_their_slots() -> None:
     orders = [Order.objects.create(status="new") for _ in range(20)]
-    schedule_timeouts(orders, "remind", minutes=30)
+    dq.schedule_timeouts(orders, "remind", minutes=30)
     slots = list(Timeout.objects.order_by("pk").values_list("slot", flat=True))
     assert slots == sorted(slots)
 
 
 def test_a_save_inserts_the_rows_of_several_policies_in_the_order_of_their_slots(
-    declare: Callable[..., TimeoutPolicy[Any]],
+    declare: Callable[..., dq.TimeoutPolicy[Any]],
 ) -> None:
     for number in range(8):
         declare(Order, name=f"automatic_{number}", after=timedelta(hours=1), since="created_at", when=Q(status="new"))
@@ -102,9 +90,9 @@ def test_a_save_inserts_the_rows_of_several_policies_in_the_order_of_their_slots
 
 def test_extending_many_leaves_a_retry_waiting() -> None:
     """As extending one does: the handler failed, and its next attempt must not come early."""
-    row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=1)
+    row = dq.schedule_timeout(Order.objects.create(status="new"), "remind", minutes=1)
     retry_at = row.due_at + timedelta(hours=5)
     Timeout.objects.update(run_at=retry_at, attempts=1)
-    assert extend_timeouts(pending_timeouts(Order, "remind"), minutes=1) == 1
+    assert dq.extend_timeouts(dq.pending_timeouts(Order, "remind"), minutes=1) == 1
     row.refresh_from_db()
     assert (row.run_at, row.due_at) == (retry_at, retry_at - timedelta(hours=4, minutes=59))

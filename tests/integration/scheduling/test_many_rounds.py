@@ -25,6 +25,8 @@ from django_delayq.models import Timeout, slot_of
 from django_delayq.scheduling import story
 from tests.testapp.models import Order
 
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+
 ROUNDS = 3000
 MINUTE = timedelta(minutes=1)
 TABLE = Timeout._meta.db_table

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -19,7 +18,7 @@ from django_delayq.ledger.paging import update_each
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 DIFFERENT = {"id", "idempotency_key"}
 ODD_KEYS = ["a", "Ünï", 'quote"d', "com,ma", "back\\slash", "percent%s", "{brace}", "new\nline"]
@@ -180,21 +179,3 @@ def test_an_error_in_the_last_page_writes_nothing_and_leaves_the_transaction_usa
             dq.schedule_timeouts(orders, policy, hours=1)
         assert not Timeout.objects.exists()
         assert dq.schedule_timeouts(Order.objects.all(), policy) == 1199
-
-
-def test_a_pending_row_under_a_former_name_is_kept_or_adopted(declare: Any) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    former = declare(Order, name="former")
-    kept = dq.schedule_timeout(orders[0], former, hours=1)
-    from django_delayq.policy.policies import registry
-
-    registry.remove(former)
-    renamed = declare(Order, name="renamed", aliases=("former",))
-    assert dq.schedule_timeouts(orders, renamed, hours=2, on_conflict="keep") == 2
-    with pytest.raises(dq.TimeoutConflict, match="3 of 3"):
-        dq.schedule_timeouts(orders, renamed, hours=2, on_conflict="error")
-    assert dq.schedule_timeouts(orders, renamed, hours=3) == 3
-    kept.refresh_from_db()
-    assert (kept.policy, kept.state) == (renamed.label, "pending")
-    assert Timeout.objects.filter(Q(policy=former.label) | ~Q(state="pending")).count() == 0
-    assert len(set(Timeout.objects.values_list("due_at", flat=True))) == 1

@@ -14,6 +14,7 @@ from django_delayq import clock, operations
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
+from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,10 +40,6 @@ def once(order: Order, at: datetime | None, how: str = "one", policy: Any = "rem
 def fired(at: datetime) -> None:
     with clock.set_to(at + timedelta(seconds=1)):
         assert fire_due("testapp.order.remind") == 1
-
-
-def states() -> list[str]:
-    return list(Timeout.objects.order_by("id").values_list("state", flat=True))
 
 
 HOWS = pytest.mark.parametrize("how", ["one", "many", "async"])
@@ -163,17 +160,6 @@ def test_the_round_of_a_since_value_has_fired_whatever_the_delay_of_the_policy_i
         assert once(order, policy=policy, at=None, how=how) is None
     assert states() == ["fired"]
     assert once(order, policy=policy, at=at + 3 * HOUR, how=how), "by hand: another due time"
-
-
-def test_a_row_under_a_former_name_counts(order: Order, at: datetime, declare: Any) -> None:
-    old = declare(Order, name="old_name")
-    dq.schedule_timeout(order, old, at=at)
-    with clock.set_to(at):
-        assert fire_due() == 1
-    registry.remove(old)
-    new = declare(Order, name="new_name", aliases=["old_name"])
-    assert dq.schedule_timeouts([order], new, at=at, on_conflict="once") == 0
-    assert dq.schedule_timeout(order, new, at=at, on_conflict="once").state == State.FIRED
 
 
 def test_many_are_scheduled_but_those_that_have_fired(at: datetime) -> None:

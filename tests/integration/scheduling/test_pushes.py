@@ -7,36 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db.models import F, Q
 from django.utils import timezone
+from pytest_django import Settings
 
-from django_delayq import (
-    TimeoutPolicy,
-    before_deadline,
-    cancel_timeout,
-    cancel_timeouts,
-    clock,
-    extend_timeout,
-    extend_timeouts,
-    operations,
-    pending_timeouts,
-    reschedule_timeout,
-    reschedule_timeouts,
-    schedule_timeout,
-    schedule_timeouts,
-    sync_timeouts,
-)
+import django_delayq as dq
+from django_delayq import clock, operations
 from django_delayq.engine.records import Change
 from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.redis_clients import forget_engine
+from tests.support.workers import queue_in_redis
 from tests.testapp.models import Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 
@@ -67,9 +52,7 @@ def unpaid() -> Order:
 
 def in_redis() -> dict[int, int]:
     """Return the milliseconds at which Redis has each row due."""
-    engine = get_engine("default")
-    assert engine is not None
-    return dict(engine.queue("default", 0).peek())
+    return dict(queue_in_redis().peek())
 
 
 def in_ledger() -> dict[int, int]:
@@ -93,8 +76,8 @@ def hold_and_resume(order: Order) -> None:
 
 
 def retry(order: Order) -> None:
-    row = schedule_timeout(order, "remind", minutes=5)
-    cancel_timeout(row)
+    row = dq.schedule_timeout(order, "remind", minutes=5)
+    dq.cancel_timeout(row)
     Timeout.objects.filter(pk=row.pk).update(state="dead", cause="retries", attempts=3)
     assert operations.retry(row, by=BY).changed == 1
 
@@ -103,7 +86,7 @@ def by_hand(verb: Callable[[Order], object]) -> Callable[[Order], object]:
     """After a timeout was scheduled, to be moved or replaced by `verb`."""
 
     def do(order: Order) -> None:
-        schedule_timeout(order, "remind", minutes=5)
+        dq.schedule_timeout(order, "remind", minutes=5)
         before = in_redis()
         verb(order)
         assert in_redis() != before
@@ -114,18 +97,18 @@ def by_hand(verb: Callable[[Order], object]) -> Callable[[Order], object]:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda order: schedule_timeout(order, "remind", minutes=5),
-        by_hand(lambda order: schedule_timeout(order, "remind", minutes=9)),
-        by_hand(lambda order: schedule_timeout(order, "remind", minutes=2)),
-        by_hand(lambda order: reschedule_timeout(order, "remind", minutes=9)),
-        by_hand(lambda order: reschedule_timeout(order, "remind", minutes=2)),
-        by_hand(lambda order: extend_timeout(order, "remind", minutes=9)),
-        lambda order: schedule_timeouts([order], "remind", minutes=5),
-        by_hand(lambda order: schedule_timeouts([order], "remind", minutes=9)),
-        by_hand(lambda order: reschedule_timeouts(pending_timeouts(order), minutes=9)),
-        by_hand(lambda order: extend_timeouts(pending_timeouts(order), minutes=9)),
-        by_hand(lambda order: operations.postpone(pending_timeouts(order), minutes=9, by=BY)),
-        by_hand(lambda order: operations.fire_now(pending_timeouts(order), by=BY)),
+        lambda order: dq.schedule_timeout(order, "remind", minutes=5),
+        by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=9)),
+        by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=2)),
+        by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=9)),
+        by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=2)),
+        by_hand(lambda order: dq.extend_timeout(order, "remind", minutes=9)),
+        lambda order: dq.schedule_timeouts([order], "remind", minutes=5),
+        by_hand(lambda order: dq.schedule_timeouts([order], "remind", minutes=9)),
+        by_hand(lambda order: dq.reschedule_timeouts(dq.pending_timeouts(order), minutes=9)),
+        by_hand(lambda order: dq.extend_timeouts(dq.pending_timeouts(order), minutes=9)),
+        by_hand(lambda order: operations.postpone(dq.pending_timeouts(order), minutes=9, by=BY)),
+        by_hand(lambda order: operations.fire_now(dq.pending_timeouts(order), by=BY)),
         retry,
     ],
     ids=[
@@ -147,9 +130,9 @@ def test_what_is_scheduled_by_hand_is_in_redis_after_the_commit(order: Order, ac
         lambda order: change(order, created_at=F("created_at") - 9 * MINUTE),
         lambda order: [
             Order.objects.update(created_at=F("created_at") + 9 * MINUTE),
-            sync_timeouts(Order.objects.all()),
+            dq.sync_timeouts(Order.objects.all()),
         ],
-        lambda order: schedule_timeout(order, "cancel_unpaid", minutes=9),
+        lambda order: dq.schedule_timeout(order, "cancel_unpaid", minutes=9),
         replan,
         hold_and_resume,
     ],
@@ -162,35 +145,34 @@ def test_what_a_policy_arms_is_in_redis_after_the_commit(unpaid: Order, act: Cal
     assert len(in_ledger()) == 1
 
 
-def test_what_a_sync_arms_is_in_redis_after_the_commit() -> None:
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
-    assert sync_timeouts(Order.objects.all()) == 1
-    assert in_redis() == in_ledger()
-    assert len(in_ledger()) == 1
-
-
-def test_what_a_save_arms_for_two_policies_is_in_redis_after_the_commit(
-    declare: Callable[..., TimeoutPolicy[Any]],
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_what_is_armed_for_two_policies_is_in_redis_after_the_commit(
+    how: str,
+    declare: Callable[..., dq.TimeoutPolicy[Any]],
 ) -> None:
     declare(Order, name="second", after=5 * MINUTE, since="created_at", when=Q(status="unpaid"))
-    Order.objects.create(status="unpaid", created_at=timezone.now())
+    if how == "save":
+        Order.objects.create(status="unpaid", created_at=timezone.now())
+    else:
+        Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+        assert dq.sync_timeouts(Order.objects.all()) == 2
     assert in_redis() == in_ledger()
     assert len(in_ledger()) == 2
 
 
 def pay_inside(order: Order) -> None:
-    with before_deadline(order, "cancel_unpaid"):
+    with dq.before_deadline(order, "cancel_unpaid"):
         pass
 
 
 @pytest.mark.parametrize(
     "act",
     [
-        lambda order: cancel_timeout(order, "cancel_unpaid"),
-        lambda order: cancel_timeouts(pending_timeouts(order)),
-        lambda order: operations.cancel(pending_timeouts(order), by=BY),
+        lambda order: dq.cancel_timeout(order, "cancel_unpaid"),
+        lambda order: dq.cancel_timeouts(dq.pending_timeouts(order)),
+        lambda order: operations.cancel(dq.pending_timeouts(order), by=BY),
         lambda order: change(order, status="paid"),
-        lambda order: [Order.objects.update(status="paid"), sync_timeouts(order)],
+        lambda order: [Order.objects.update(status="paid"), dq.sync_timeouts(order)],
         lambda order: order.delete(),
         pay_inside,
     ],
@@ -204,11 +186,11 @@ def test_what_is_cancelled_is_gone_from_redis_after_the_commit(unpaid: Order, ac
 
 def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone(order: Order, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(minutes=3)}
-    schedule_timeout(order, "remind", minutes=4)
+    dq.schedule_timeout(order, "remind", minutes=4)
     assert in_redis() == {}
-    reschedule_timeout(order, "remind", minutes=2)
+    dq.reschedule_timeout(order, "remind", minutes=2)
     assert in_redis() == in_ledger()
-    extend_timeout(order, "remind", minutes=9)
+    dq.extend_timeout(order, "remind", minutes=9)
     assert in_redis() == {}
 
 
@@ -218,18 +200,21 @@ def test_cancelling_what_lies_beyond_the_horizon_does_not_call_redis(
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(minutes=3)}
     sent: list[Change] = []
     monkeypatch.setattr(outbox, "push", lambda using, changes: sent.extend(changes))
-    for cancel in (cancel_timeout, lambda order, policy: operations.cancel(pending_timeouts(order, policy), by=BY)):
-        schedule_timeout(order, "remind", minutes=4)
+    for cancel in (
+        dq.cancel_timeout,
+        lambda order, policy: operations.cancel(dq.pending_timeouts(order, policy), by=BY),
+    ):
+        dq.schedule_timeout(order, "remind", minutes=4)
         cancel(order, "remind")
     assert sent == []
-    row = schedule_timeout(order, "remind", minutes=2)
-    cancel_timeout(order, "remind")
+    row = dq.schedule_timeout(order, "remind", minutes=2)
+    dq.cancel_timeout(order, "remind")
     assert [(change.id, change.due_ms is None) for change in sent] == [(row.pk, False), (row.pk, True)]
 
 
 def test_what_is_due_before_the_sweep_adds_it_is_pushed_whatever_the_horizon(order: Order, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(0), "SWEEP_INTERVAL": 5 * MINUTE}
-    schedule_timeout(order, "remind", minutes=9)
+    dq.schedule_timeout(order, "remind", minutes=9)
     assert in_redis() == in_ledger() != {}
-    extend_timeout(order, "remind", minutes=9)
+    dq.extend_timeout(order, "remind", minutes=9)
     assert in_redis() == {}

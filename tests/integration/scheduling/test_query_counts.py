@@ -5,31 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from django.contrib.contenttypes.models import ContentType
 from django.db import connection, connections, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import (
-    InvalidDelay,
-    TimeoutConflict,
-    before_deadline,
-    cancel_timeout,
-    operations,
-    schedule_timeout,
-)
-from django_delayq.models import Timeout, slot_of
+import django_delayq as dq
+from django_delayq.models import Timeout
 from django_delayq.sql.dialects import dialect_of
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 
-if TYPE_CHECKING:
-    from django_delayq import TimeoutPolicy
+pytestmark = pytest.mark.dialect
 
-Declare = Callable[..., "TimeoutPolicy[Any]"]
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
 HALF_HOUR = timedelta(minutes=30)
 at_once = dialect_of(connection).locks_and_writes_at_once
 
@@ -57,7 +48,7 @@ def transactions(call: Callable[[], object]) -> int:
 
 def test_scheduling_is_one_statement_without_a_transaction_of_its_own(order: Order) -> None:
     def schedule() -> None:
-        schedule_timeout(order, "remind", minutes=5)
+        dq.schedule_timeout(order, "remind", minutes=5)
 
     assert statements(schedule) == (["WITH"] if at_once else ["SELECT", "INSERT"])
     Timeout.objects.all().delete()
@@ -68,24 +59,24 @@ def test_scheduling_is_one_statement_without_a_transaction_of_its_own(order: Ord
 
 
 def test_replacing_is_a_second_statement_and_keeps_one_row(order: Order) -> None:
-    first = schedule_timeout(order, "remind", minutes=5, reason="first")
-    again = statements(lambda: schedule_timeout(order, "remind", minutes=9, reason="again"))
+    first = dq.schedule_timeout(order, "remind", minutes=5, reason="first")
+    again = statements(lambda: dq.schedule_timeout(order, "remind", minutes=9, reason="again"))
     assert again == ["WITH", "WITH"] if at_once else "UPDATE" in again
     row = Timeout.objects.get()
     assert (row.pk, row.reason, row.first_due_at) == (first.pk, "again", first.first_due_at)
     assert row.due_at == row.run_at > first.due_at
-    moved = schedule_timeout(order, "remind", minutes=9, payload={"n": 1})
+    moved = dq.schedule_timeout(order, "remind", minutes=9, payload={"n": 1})
     row = Timeout.objects.get()
     assert {**vars(moved), "_state": None} == {**vars(row), "_state": None}
-    schedule_timeout(order, "remind", minutes=9, reason="again")
-    assert schedule_timeout(order, "remind", minutes=1, on_conflict="keep").reason == "again"
-    with pytest.raises(TimeoutConflict):
-        schedule_timeout(order, "remind", minutes=1, on_conflict="error")
+    dq.schedule_timeout(order, "remind", minutes=9, reason="again")
+    assert dq.schedule_timeout(order, "remind", minutes=1, on_conflict="keep").reason == "again"
+    with pytest.raises(dq.TimeoutConflict):
+        dq.schedule_timeout(order, "remind", minutes=1, on_conflict="error")
 
 
 def test_cancelling_is_one_statement(order: Order) -> None:
-    schedule_timeout(order, "remind", minutes=5)
-    sent = statements(lambda: cancel_timeout(order, "remind", reason="paid"))
+    dq.schedule_timeout(order, "remind", minutes=5)
+    sent = statements(lambda: dq.cancel_timeout(order, "remind", reason="paid"))
     assert sent == (["WITH"] if at_once else ["SELECT", "SELECT", "SELECT", "UPDATE"])
     row = Timeout.objects.get()
     assert (row.state, row.cause, row.reason, row.slot_taken) == ("cancelled", "hand", "paid", None)
@@ -94,7 +85,7 @@ def test_cancelling_is_one_statement(order: Order) -> None:
 def test_cancelling_the_round_of_a_column_is_one_statement(order: Order) -> None:
     order.status = "unpaid"
     order.save()
-    sent = statements(lambda: cancel_timeout(order, "cancel_unpaid"))
+    sent = statements(lambda: dq.cancel_timeout(order, "cancel_unpaid"))
     assert sent == (["WITH"] if at_once else ["SELECT", "SELECT", "SELECT", "UPDATE", "SELECT"])
     assert Timeout.objects.get().state == "cancelled"
 
@@ -102,27 +93,20 @@ def test_cancelling_the_round_of_a_column_is_one_statement(order: Order) -> None
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order, strict: bool) -> None:
     """Where one statement cannot cancel and compare, the strict guard reads the clock, if the database has one."""
-    schedule_timeout(order, "remind", minutes=5)
+    dq.schedule_timeout(order, "remind", minutes=5)
 
     def pay() -> None:
-        with before_deadline(order, "remind", strict=strict) as timeout:
+        with dq.before_deadline(order, "remind", strict=strict) as timeout:
             assert timeout is not None and timeout.state == "cancelled"
 
     in_steps = ["SELECT"] * (4 if strict and dialect_of(connection).server_time else 3)
     assert statements(pay) == (["SELECT", "UPDATE"] if at_once else [*in_steps, "UPDATE"])
 
 
-def test_an_object_that_is_gone_is_refused_and_nothing_is_written(order: Order) -> None:
-    Order.objects.filter(pk=order.pk).delete()
-    with pytest.raises(ValueError, match="not in the database"):
-        schedule_timeout(order, "remind", minutes=5)
-    assert not Timeout.objects.exists()
-
-
 def test_the_row_keeps_since_as_the_database_has_it(order: Order, declare: Declare) -> None:
     policy = declare(Order, name="counted", since="created_at", after=HALF_HOUR)
     since_at, order.created_at = order.created_at, None
-    row = schedule_timeout(order, policy, minutes=5)
+    row = dq.schedule_timeout(order, policy, minutes=5)
     stored = Timeout.objects.get()
     assert row.since_at == stored.since_at == since_at
     fields = [field.attname for field in Timeout._meta.concrete_fields]
@@ -130,43 +114,12 @@ def test_the_row_keeps_since_as_the_database_has_it(order: Order, declare: Decla
     assert (row._state.adding, row._state.db) == (False, "default")
 
 
-def test_the_policys_own_delay_and_that_of_an_operator_count(order: Order, declare: Declare) -> None:
-    counted, called = (
-        declare(Order, name="counted", since="created_at", after=HALF_HOUR),
-        declare(Order, name="called", since=lambda order: order.created_at, after=lambda order: HALF_HOUR),
-    )
-    plain = declare(Order, name="plain", after=HALF_HOUR)
-    assert order.created_at is not None
-    for policy in (counted, called):
-        assert schedule_timeout(order, policy).due_at == order.created_at + HALF_HOUR
-    row = schedule_timeout(order, plain)
-    assert abs(row.due_at - row.created_at - HALF_HOUR) < timedelta(seconds=1)
-    operations.change_delay(plain, timedelta(minutes=2), by="an operator")
-    row = schedule_timeout(order, plain, key="another")
-    assert abs(row.due_at - row.created_at - timedelta(minutes=2)) < timedelta(seconds=1)
-    with pytest.raises(InvalidDelay):
-        schedule_timeout(order, declare(Order, name="none"))
-
-
-def test_a_pending_row_under_a_former_label_is_found(order: Order, declare: Declare) -> None:
-    schedule_timeout(order, declare(Order, name="former", after=HALF_HOUR))
-    renamed = declare(Order, name="present", after=HALF_HOUR, aliases=["testapp.order.was_former"])
-    Timeout.objects.update(policy="testapp.order.was_former", slot=schedule_slot(order, "testapp.order.was_former"))
-    schedule_timeout(order, renamed)
-    assert Timeout.objects.get(slot_taken=1).policy == "testapp.order.present"
-    assert cancel_timeout(order, renamed) is True
-
-
-def schedule_slot(order: Order, label: str) -> str:
-    return slot_of(label, ContentType.objects.get_for_model(Order).pk, str(order.pk), "")
-
-
 @pytest.mark.parametrize("model", [OrderProxy, ExpressOrder])
 def test_proxies_and_children_share_the_round_of_their_parent(model: type[Order], order: Order) -> None:
     obj = OrderProxy.objects.get() if model is OrderProxy else ExpressOrder.objects.create(status="new")
-    row = schedule_timeout(obj, "remind", minutes=5)
-    assert schedule_timeout(Order.objects.get(pk=obj.pk), "remind", minutes=5).pk == row.pk
-    assert cancel_timeout(obj, "remind") is True
+    row = dq.schedule_timeout(obj, "remind", minutes=5)
+    assert dq.schedule_timeout(Order.objects.get(pk=obj.pk), "remind", minutes=5).pk == row.pk
+    assert dq.cancel_timeout(obj, "remind") is True
 
 
 def test_a_save_that_changes_nothing_is_one_statement_more(order: Order, declare: Declare) -> None:
@@ -188,17 +141,17 @@ def test_a_save_that_changes_nothing_is_one_statement_more(order: Order, declare
 def test_a_verb_that_waits_for_the_object_has_not_locked_its_row(verb: str, order: Order) -> None:
     """The order of locks inside one statement is the planner's; here the row must stay free."""
     if verb != "schedule":
-        schedule_timeout(order, "remind", minutes=5)
+        dq.schedule_timeout(order, "remind", minutes=5)
 
     def act() -> None:
         try:
             if verb == "guard":
-                with before_deadline(Order.objects.get(pk=order.pk), "remind"):
+                with dq.before_deadline(Order.objects.get(pk=order.pk), "remind"):
                     pass
             elif verb == "cancel":
-                assert cancel_timeout(order, "remind")
+                assert dq.cancel_timeout(order, "remind")
             else:
-                schedule_timeout(order, "remind", minutes=9)
+                dq.schedule_timeout(order, "remind", minutes=9)
         finally:
             connections.close_all()
 

@@ -20,6 +20,8 @@ from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
+pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+
 ROWS = 3000
 
 

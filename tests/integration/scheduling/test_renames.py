@@ -18,6 +18,7 @@ from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
+from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,10 +51,6 @@ def release(declare: Callable[..., Any], fired: list[str]) -> Release:
         return declare(Order, lambda *_: fired.append(name), when=Q(status="new"), **options)
 
     return do
-
-
-def states() -> list[str]:
-    return list(Timeout.objects.order_by("id").values_list("state", flat=True))
 
 
 def arm_in_every_way(order: Order, policy: Any) -> None:

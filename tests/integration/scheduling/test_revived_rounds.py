@@ -16,6 +16,7 @@ import django_delayq as dq
 from django_delayq import operations, timeout_cancelled
 from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
+from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,10 +57,6 @@ def revived(order: Order, newer: str = "cancelled") -> Timeout:
     assert operations.retry(old, by="ada").changed == 1
     old.refresh_from_db()
     return old
-
-
-def states() -> list[str]:
-    return list(Timeout.objects.order_by("id").values_list("state", flat=True))
 
 
 @pytest.mark.parametrize("newer", ["cancelled", "skipped", "dead", "fired"])

@@ -16,7 +16,6 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,18 +125,6 @@ def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare
     row = rows.get()
     assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
     assert dq.extend_timeout(order, policy, hours=1)
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_a_row_under_a_former_name_keeps_its_first_deadline(
-    order: Order, declare: Declare, now: datetime, many: bool
-) -> None:
-    old = declare(Order, name="old_name")
-    dq.schedule_timeout(order, old, at=now + HOUR)
-    registry.remove(old)
-    new = declare(Order, name="new_name", aliases=["old_name"], limits=dq.Limits(total=HOUR))
-    with pytest.raises(dq.ExtensionLimit):
-        VERBS["schedule many" if many else "schedule"](order, new, now + 3 * HOUR)
 
 
 def test_a_policy_without_total_needs_no_more_statements(order: Order, declare: Declare) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
 import django_delayq as dq
-from django_delayq import clock, operations
-from django_delayq.ledger import controls
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.templatetags.delayq import deadline
@@ -67,13 +64,6 @@ def test_one_timeout_fires_by_the_name_of_its_policy(order: Order) -> None:
     assert (Timeout.objects.get(pk=row.pk).state, other.state) == ("fired", "pending")
 
 
-@pytest.mark.parametrize("policy", ["remind", "testapp.order.remind", None])
-def test_no_objects_have_no_timeouts(order: Order, policy: str | None) -> None:
-    dq.schedule_timeout(order, "remind", hours=1)
-    none: list[Order] = []
-    assert dq.pending_timeouts(none, policy).count() == dq.cancel_timeouts(dq.pending_timeouts(none, policy)) == 0
-
-
 def test_the_guard_takes_a_timeout_and_locks_and_cancels_its_round_alone(order: Order) -> None:
     row, other = (dq.schedule_timeout(order, "remind", key=key, hours=1) for key in ("", "other"))
     with dq.before_deadline(row) as yielded:
@@ -109,46 +99,6 @@ def test_a_timeout_is_refused_beside_a_policy_or_a_key_that_is_not_its_own(order
         verb(row, **named, **delay)
 
 
-untyped: Any = dq
-operate: Any = operations
-seam: Any = clock
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda order, row: untyped.schedule_timeout(order, None, minutes=1), "Which policy of Order\\? Name one"),
-        (lambda order, row: untyped.schedule_timeout(row, None, minutes=1), "not a Timeout.*use reschedule"),
-        (
-            lambda order, row: untyped.schedule_timeout(row, "remind", minutes=1),
-            "not a Timeout.*use reschedule",
-        ),
-        (
-            lambda order, row: untyped.schedule_timeouts([row], "remind", minutes=1),
-            "not a Timeout.*use reschedule",
-        ),
-        (lambda order, row: untyped.schedule_timeouts(Order, "remind", minutes=1), "Pass Order.objects.all()"),
-        (lambda order, row: untyped.cancel_timeouts(Order), "Expected timeouts.*not Order"),
-        (lambda order, row: untyped.cancel_timeouts(Order.objects.all()), "Expected timeouts.*not Order queryset"),
-        (lambda order, row: untyped.cancel_timeouts([order]), "Expected timeouts.*not Order"),
-        (lambda order, row: untyped.extend_timeouts(None, hours=1), "Expected timeouts.*not NoneType"),
-        (lambda order, row: operate.cancel(order, by="x"), "Expected timeouts.*not Order"),
-        (lambda order, row: operate.cancel(Timeout, by="x"), "Expected timeouts.*not Timeout"),
-        (lambda order, row: untyped.cancel_timeout(Order, "remind"), "not the class Order"),
-        (lambda order, row: untyped.sync_timeouts(Order), "Pass Order.objects.all()"),
-        (lambda order, row: untyped.sync_timeouts([7]), "not 7"),
-        (lambda order, row: untyped.sync_timeouts(7), "not 7"),
-        (lambda order, row: untyped.pending_timeouts(7), "not 7"),
-        (lambda order, row: untyped.pending_timeouts("order"), "not 'order'"),
-        (lambda order, row: seam.set_to(timedelta(1)).__enter__(), "The clock is set to a datetime"),
-    ],
-)
-def test_what_a_verb_cannot_take_is_named_with_what_it_takes(order: Order, call: Any, words: str) -> None:
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    with pytest.raises(TypeError, match=words):
-        call(order, row)
-
-
 def test_a_single_timeout_is_enough_for_a_bulk_verb(order: Order) -> None:
     row = dq.schedule_timeout(order, "remind", hours=1)
     assert dq.extend_timeouts(row, hours=1) == dq.cancel_timeouts(row) == 1
@@ -173,9 +123,3 @@ def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_requ
     prefetch_related_objects([user], "timeouts")
     assert len(user.timeouts.all()) == 2
     assert dq.cancel_timeout(lazy(), "cancel_unpaid") is True
-
-
-def test_policy_state_takes_a_label() -> None:
-    assert controls.policy_state("testapp.order.remind", "default").label == "testapp.order.remind"
-    with pytest.raises(dq.UnknownPolicy, match="Did you mean"):
-        controls.policy_state("testapp.order.remnd", "default")

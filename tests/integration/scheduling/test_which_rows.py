@@ -20,7 +20,7 @@ from django_delayq.ledger import subjects
 from django_delayq.models import Timeout
 from tests.testapp.models import Customer, ExpressOrder, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HOUR = timedelta(hours=1)
 TABLES = (Order._meta.db_table, Timeout._meta.db_table)
 needs_distinct_on = pytest.mark.skipif(

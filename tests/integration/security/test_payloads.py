@@ -92,6 +92,7 @@ def test_bulk_verbs_and_replacing_store_the_deepest_payload_too() -> None:
     assert [row.payload for row in Timeout.objects.all()] == [deepest, deepest]
 
 
+@pytest.mark.dialect
 def test_a_payload_that_somebody_spoilt_in_the_database_stops_nobody() -> None:
     """Only where a database stores JSON as a string that it does not parse."""
     row = schedule_timeout(Order.objects.create(), "remind", seconds=0, payload={"a": 1})

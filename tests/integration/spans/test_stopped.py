@@ -17,7 +17,11 @@ from django_delayq.testing import fire_due
 from tests.integration.spans.conftest import HOUR, Declare, at, only_row, opened
 from tests.testapp.desk import Team, Ticket
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("controls_are_read_again"),
+]
 OFFICE = dq.WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"})
 WAITING: dict[str, Any] = {"when": ~Q(status="closed"), "hold_when": Q(status="waiting"), "since": "opened_at"}
 BY = "test:operator"

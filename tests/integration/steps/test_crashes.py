@@ -17,7 +17,7 @@ from tests.integration.firing.test_crashes import exit_code_of, kill, killed_whi
 from tests.integration.steps.days import Declare, at, dunning, planned, ran, row_of, sent
 from tests.testapp.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 INSIDE = [each for each in CHECKPOINTS if each not in {"planned", "asked", "noted", "settled", "undone", "recorded"}]
 OUTSIDE = [each for each in CHECKPOINTS if each not in {"planned", "asked", "noted", "undone", "recorded"}]
 NAMES = {11: "friendly", 14: "firm:1", 15: "firm:2", 16: "firm:3", 17: "handler"}

@@ -23,7 +23,7 @@ from django_delayq.worker.sweep import prune
 from tests.integration.webhooks.conftest import EndpointServer
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("use", "controls_are_read_again")]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db, pytest.mark.usefixtures("use", "controls_are_read_again")]
 Declare = Callable[..., TimeoutPolicy[Any]]
 DELIVER = "delayq_webhooks.delivery.deliver"
 

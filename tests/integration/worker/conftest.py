@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
+from pytest_django import Settings
 
+from django_delayq.engine.engine import Engine
 from django_delayq.redis_clients import forget_engine
 from tests.engine.redis_process import RedisProcess
-from tests.support.workers import RunningWorker, StartWorker
-
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
+from tests.support.workers import RunningWorker, StartWorker, worker_engine
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +44,12 @@ def with_redis(redis_client: redis.Redis) -> Iterator[redis.Redis]:
     """The test runs with Redis, and its client is at hand."""
     yield redis_client
     forget_engine()
+
+
+@pytest.fixture
+def engine(with_redis: redis.Redis) -> Iterator[Engine]:
+    with worker_engine() as made:
+        yield made
 
 
 @pytest.fixture

@@ -5,22 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.utils import timezone
+from pytest_django import Settings
 
-from django_delayq import operations, schedule_timeout
+from django_delayq import schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.redis_clients import get_engine
-from tests.engine.redis_process import RedisProcess
-from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, states
+from tests.support.workers import StartWorker, all_are, due_orders, queue_in_redis, states
 from tests.testapp.models import Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,9 +29,7 @@ def often(settings: Settings) -> None:
 
 def entries() -> dict[int, int]:
     """Return what Redis has, by id: when it is due, or when its lease expires."""
-    engine = get_engine("default")
-    assert engine is not None
-    return dict(engine.queue("default", 0).peek())
+    return dict(queue_in_redis().peek())
 
 
 @pytest.mark.usefixtures("source")
@@ -82,26 +75,6 @@ def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: Star
     start_worker()
     Timeout.objects.exclude(pk=broken.pk).update(run_at=timezone.now())
     wait_until(lambda: states() == {"firing": 1, "fired": 3})
-
-
-def test_a_redis_that_comes_back_empty_is_filled_again(start_worker: StartWorker, own_redis: RedisProcess) -> None:
-    start_worker()
-    rows = due_orders("remind", 3, seconds=40)
-    wait_until(lambda: set(entries()) == {row.pk for row in rows})
-    Timeout.objects.update(run_at=timezone.now(), due_at=timezone.now())
-    own_redis.kill()
-    own_redis.start()
-    wait_until(all_are("fired"))
-
-
-def test_a_sweep_restores_what_is_due_soon(start_worker: StartWorker, with_redis: Any, settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(seconds=20)}
-    rows = due_orders("remind", 3, seconds=30)
-    engine = get_engine("default")
-    assert engine is not None
-    remove_ids(engine.queue("default", 0), [row.pk for row in rows])
-    start_worker()
-    wait_until(lambda: set(entries()) == {row.pk for row in rows})
 
 
 def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> None:
@@ -160,25 +133,6 @@ def test_a_claim_lasts_as_long_as_the_setting(
     row.refresh_from_db()
     assert row.claimed_until is not None
     assert row.claimed_until - timezone.now() < timedelta(seconds=3.5)
-
-
-@pytest.mark.usefixtures("source")
-@pytest.mark.parametrize("by", ["operator", "worker"])
-def test_what_is_resumed_is_fired_at_once(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, settings: Settings, by: str
-) -> None:
-    """A worker notices by itself if the operator's process has died and sent no message."""
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
-    start_worker()
-    operations.pause("testapp.order.remind", by="script:test")
-    rows = due_orders("remind", 2)
-    [other] = due_orders("linger")
-    wait_until(lambda: Timeout.objects.filter(pk=other.pk, state="fired").exists())
-    if by == "worker":
-        monkeypatch.setattr("django_delayq.operations.policies.wake_for", lambda *_: None)
-    operations.resume("testapp.order.remind", by="script:test")
-    wait_until(lambda: states() == {"fired": 3})
-    assert {row.pk for row in rows} <= set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
 
 
 def test_an_idle_worker_is_woken_by_what_is_scheduled(

@@ -189,23 +189,6 @@ def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(
     assert quick._backoff.retry_at == seconds.now + Backoff.first
 
 
-def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(
-    breaker: Breaker, server: Server, seconds: Seconds
-) -> None:
-    fail(breaker, server)
-    pauses = []
-    for _ in range(5):
-        began, asked = seconds.now, server.asked
-        while server.asked == asked:
-            seconds.now += 0.5
-            if seconds.now < breaker._backoff.retry_at:
-                assert refused(breaker, server)
-            else:
-                probe(breaker, server)
-        pauses.append(seconds.now - began)
-    assert pauses == [0.5, 1, 2, 4, Backoff.longest]
-
-
 def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
     breaker: Breaker, server: Server, seconds: Seconds
 ) -> None:

@@ -28,24 +28,18 @@ def look(clocks: ClockSkew, *, redis_ahead_ms: int, times: int = MIN_SAMPLES, de
         clocks.note_redis(NOON_MS + redis_ahead_ms)
 
 
-def test_a_redis_that_is_ahead_is_told_moments_by_its_own_clock(clocks: ClockSkew) -> None:
-    look(clocks, redis_ahead_ms=120_000)
-    assert clocks.redis_ms(NOON) == NOON_MS + 120_000
-
-
-def test_a_redis_that_is_behind_too(clocks: ClockSkew) -> None:
-    look(clocks, redis_ahead_ms=-3000)
-    assert clocks.redis_ms(NOON) == NOON_MS - 3000
-
-
-def test_small_differences_count_for_nothing(clocks: ClockSkew) -> None:
-    look(clocks, redis_ahead_ms=int(TOLERATED_MS))
-    assert clocks.redis_ms(NOON) == NOON_MS
-
-
-def test_a_single_answer_counts_for_nothing(clocks: ClockSkew) -> None:
-    look(clocks, redis_ahead_ms=120_000, times=MIN_SAMPLES - 1)
-    assert clocks.redis_ms(NOON) == NOON_MS
+@pytest.mark.parametrize(
+    ("ahead_ms", "times", "believed_ms"),
+    [
+        pytest.param(120_000, MIN_SAMPLES, 120_000, id="it is ahead"),
+        pytest.param(-3000, MIN_SAMPLES, -3000, id="it is behind"),
+        pytest.param(int(TOLERATED_MS), MIN_SAMPLES, 0, id="a small difference counts for nothing"),
+        pytest.param(120_000, MIN_SAMPLES - 1, 0, id="few answers count for nothing"),
+    ],
+)
+def test_redis_is_told_moments_by_its_own_clock(clocks: ClockSkew, ahead_ms: int, times: int, believed_ms: int) -> None:
+    look(clocks, redis_ahead_ms=ahead_ms, times=times)
+    assert clocks.redis_ms(NOON) == NOON_MS + believed_ms
 
 
 def test_of_many_answers_the_quickest_counts(clocks: ClockSkew) -> None:

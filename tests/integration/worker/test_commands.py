@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models import Q
-from django.utils import timezone
+from pytest_django import Settings
 
 from django_delayq import Wall, Working, WorkingHours
 from django_delayq.ledger.db_connections import pool_limit
-from django_delayq.models import Timeout
 from tests.engine.redis_process import RedisProcess
 from tests.support.workers import due_orders, states
 from tests.testapp.models import Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -145,32 +141,10 @@ def test_wrong_settings_are_an_error_of_the_command(settings: Settings) -> None:
     assert "secret" not in str(refused.value)
 
 
-def orders_without_rounds(**ago: Any) -> None:
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(**ago))])
-
-
-def test_sync_arms_what_no_signal_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    orders_without_rounds(minutes=10)
-    call_command("delayq_sync", "--dry-run")
-    assert "testapp.order.cancel_unpaid: 1 armed, 0 moved, 0 cancelled (dry run" in capsys.readouterr().out
-    assert not Timeout.objects.exists()
-    call_command("delayq_sync")
-    assert states() == {"pending": 1}
-    assert "testapp.parcel.chase: 0 armed" in capsys.readouterr().out
-
-
-def test_backfill_is_asked_for_one_policy_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    orders_without_rounds(days=300)
-    call_command("delayq_sync", "--policy", "testapp.order.cancel_unpaid")
-    assert not Timeout.objects.exists()
-    with pytest.raises(CommandError, match="needs --policy"):
-        call_command("delayq_sync", "--backfill")
-    call_command("delayq_sync", "--policy", "testapp.order.cancel_unpaid", "--backfill")
-    assert states() == {"pending": 1}
-
-
-def test_sync_offers_near_names_and_refuses_policies_by_hand() -> None:
-    with pytest.raises(CommandError, match="cancel_unpaid"):
-        call_command("delayq_sync", "--policy", "testapp.order.cancel_unpayd")
-    with pytest.raises(CommandError, match="not automatic"):
-        call_command("delayq_sync", "--policy", "testapp.order.remind")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--policy", "testapp.order.cancel_unpayd"], "cancel_unpaid"), (["--backfill"], "needs --policy")],
+)
+def test_a_sync_of_a_misspelled_policy_or_a_backfill_of_all_is_refused(arguments: list[str], words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        call_command("delayq_sync", *arguments)

@@ -7,11 +7,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+from pytest_django import Settings
 from redis.sentinel import Sentinel
 
 from django_delayq.conf import ConfigError
@@ -21,11 +22,9 @@ from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.redis_clients.breaker import GuardedCaller
 from tests.engine.redis_process import RedisProcess
-from tests.integration.worker.redis_setups import cluster_of, sentinel_of
+from tests.engine.topologies import SERVICE, SentinelProcess, clustered
 from tests.support.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
+from tests.support.workers import worker_engine
 
 NEVER = 4_000_000_000_000
 MADE: list[redis.Redis] = []
@@ -112,10 +111,8 @@ def test_a_cache_alias_leads_to_the_caches_server(
 def test_of_a_cache_with_replicas_the_writable_server_is_taken(configure: Callable[..., None], redis_url: str) -> None:
     configure("shared", {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": [redis_url, "redis://replica/0"]})
     for _ in range(20):
-        engine = get_worker_engine("default")
-        assert engine is not None
-        engine.ping()
-        engine.close()
+        with worker_engine() as engine:
+            engine.ping()
 
 
 def test_a_cache_spread_over_several_servers_is_refused(configure: Callable[..., None], redis_url: str) -> None:
@@ -154,12 +151,6 @@ def test_a_callable_that_gives_no_client_is_refused(configure: Callable[..., Non
         holds(get_worker_engine("default"), redis.Redis())
 
 
-def test_without_redis_there_is_no_engine(configure: Callable[..., None]) -> None:
-    configure(None)
-    assert get_engine("default") is None
-    assert get_worker_engine("default") is None
-
-
 def test_producers_of_a_process_share_one_engine_until_settings_change(
     configure: Callable[..., None], redis_url: str
 ) -> None:
@@ -178,12 +169,10 @@ def test_every_worker_has_an_engine_of_its_own(configure: Callable[..., None], r
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_closed_engine_leaves_no_connection_open(configure: Callable[..., None], redis_url: str) -> None:
     configure(redis_url)
-    engine = get_worker_engine("default")
-    assert engine is not None
-    number = engine.client.client_id()
     with redis.Redis.from_url(redis_url) as observer:
-        assert observer.client_list(client_id=[str(number)])
-        engine.close()
+        with worker_engine() as engine:
+            number = engine.client.client_id()
+            assert observer.client_list(client_id=[str(number)])
         wait_until(lambda: not observer.client_list(client_id=[str(number)]), "the server has noticed")
 
 
@@ -227,39 +216,36 @@ def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(
     assert len(accepted) == 1
 
 
-def test_sentinels_lead_to_the_present_master(configure: Callable[..., None]) -> None:
-    with RedisProcess() as server, sentinel_of(server) as port:
-        configure(f"redis+sentinel://127.0.0.1:{port}/shop/1")
-        with server.client(db=1) as client:
-            assert holds(get_engine("default"), client)
+@pytest.mark.parametrize("way", ["url", "callable"])
+def test_sentinels_lead_to_the_present_master(configure: Callable[..., None], way: str) -> None:
+    with RedisProcess() as server, SentinelProcess(server, 1) as sentinel, server.client(db=1) as client:
+        made = lambda: Sentinel([("127.0.0.1", sentinel.port)]).master_for(SERVICE, db=1)  # noqa: E731
+        configure(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/1" if way == "url" else made)
+        for get in (get_engine, get_worker_engine):
+            assert holds(get("default"), client)
             assert client.flushdb()
-            assert holds(get_worker_engine("default"), client)
-
-
-def test_a_sentinel_client_of_a_callable_is_copied_with_its_sentinels(configure: Callable[..., None]) -> None:
-    with RedisProcess() as server, sentinel_of(server) as port:
-        configure(lambda: Sentinel([("127.0.0.1", port)]).master_for("shop", db=1))
-        with server.client(db=1) as client:
-            assert holds(get_engine("default"), client)
 
 
 def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_again(
     configure: Callable[..., None],
 ) -> None:
-    with cluster_of() as nodes:
-        hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-        configure(f"redis+cluster://{hosts}")
-        for node in nodes:
+    with clustered(replicas=False) as found:
+        configure(found.url)
+        for node in found.masters:
             node.pause()
-        engine = get_worker_engine("default")
         producer = get_engine("default")
-        assert engine is not None
         assert producer is not None
-        with pytest.raises(EngineUnavailable):
-            producer.apply([Change("default", "line", 1, NEVER)])
-        for node in nodes:
-            node.resume()
-        engine.ping()
+        with worker_engine() as engine:
+            with pytest.raises(EngineUnavailable):
+                producer.apply([Change("default", "line", 1, NEVER)])
+            for node in found.masters:
+                node.resume()
+            wait_until(lambda: is_applied(engine), "its nodes have found each other again")
+            assert engine.queue("default", 0).stats().total == 1
+
+
+def is_applied(engine: Engine) -> bool:
+    with contextlib.suppress(EngineUnavailable):
         engine.apply([Change("default", "line", 1, NEVER)])
-        assert engine.queue("default", 0).stats().total == 1
-        engine.close()
+        return True
+    return False

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection
+from pytest_django import Settings
 
 from django_delayq import Snooze, schedule_timeout
 from django_delayq.conf import ConfigError
@@ -21,9 +22,6 @@ from django_delayq.models import Timeout
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, states
 from tests.testapp.models import Effect, Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+import redis
 from django.utils import timezone
+from pytest_django import Settings
 
 from django_delayq.engine.engine import DUE_UNIT
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import get_engine
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders
-
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
+from tests.support.workers import StartWorker, all_are, due_orders, queue_in_redis
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FAR = timedelta(hours=20)
@@ -30,12 +26,9 @@ def short_lease(settings: Settings) -> None:
 
 def test_in_redis(start_worker: StartWorker, with_redis: redis.Redis) -> None:
     [row] = due_orders("remind")
-    engine = get_engine("default")
-    assert engine is not None
-    [queue] = engine.queues(["default"])
     seconds, _ = with_redis.time()
     far_ms = (seconds + int(FAR.total_seconds())) * 1000
-    with_redis.zadd(queue.keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
+    with_redis.zadd(queue_in_redis().keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
     start_worker()
     wait_until(all_are("fired"), "its lease ended")
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from math import inf
 from typing import Any, cast
 
 import pytest
+import redis
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -27,11 +27,10 @@ from django_delayq.worker.background import Background
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.sweep import Sweep
 from tests.integration.worker.test_shares import Threads
-from tests.support.workers import due_orders
+from tests.support.workers import Declare, due_orders, queue_in_redis
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., TimeoutPolicy[Any]]
 MANY = 5_000
 
 
@@ -143,18 +142,16 @@ def test_many_policies_whose_timeouts_are_due_later(source: str, declare: Declar
     assert Idle().cost_of_a_minute() == cost
 
 
-@pytest.mark.parametrize("source", ["redis"], indirect=True)
-def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(
+    with_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [row] = due_orders("remind")
     operations.pause("testapp.order.remind", by="script:test")
     idle = Idle()
     idle.pass_after_a_second()
-    engine = get_worker_engine("default")
-    assert engine is not None
-    channel = engine.queue("default", 0).keys.wake
-    client: Any = engine.client
+    client: Any = with_redis
     with client.pubsub() as listener:
-        listener.subscribe(channel)
+        listener.subscribe(queue_in_redis().keys.wake)
         assert listener.get_message(timeout=5)["type"] == "subscribe"
         with monkeypatch.context() as in_another_process:
             in_another_process.setattr(stop_cache, "forget", lambda: None)
@@ -165,7 +162,6 @@ def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(source: str, m
     idle.worker.sources.check_now()
     idle.worker._pass(idle.dispatch)
     assert list(idle.executor.waiting) == [row.policy]
-    engine.close()
 
 
 @pytest.mark.parametrize("source", ["redis"], indirect=True)

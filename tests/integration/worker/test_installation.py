@@ -6,14 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
+from pytest_django import Settings
 
 from django_delayq import redis_clients
 from django_delayq.contrib.remote import fire
@@ -26,11 +28,7 @@ from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, states
 
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 Call = Callable[[str | None], None]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core import checks
 from django.db import connection
+from pytest_django import Settings
 
 from django_delayq.conf import ConfigError
 from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
@@ -17,9 +18,6 @@ from django_delayq.monitoring import doctor
 from django_delayq.worker import Worker
 from django_delayq.worker.supervisor import default_count
 from tests.settings import POOL
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql" or bool(POOL), reason="of PostgreSQL, no pool")
@@ -61,6 +59,7 @@ def test_a_limit_without_room_for_one_handler_is_refused(size: int, is_pool: boo
         Limit(size, "it", is_pool).threads(4)
 
 
+@pytest.mark.dialect
 @on_postgresql
 @pytest.mark.parametrize(
     ("value", "size"),
@@ -72,6 +71,7 @@ def test_the_size_of_a_pool_is_read_from_the_settings(value: Any, size: int | No
     assert (limit and limit.size) == size
 
 
+@pytest.mark.dialect
 @on_postgresql
 def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     settings: Settings, caplog: pytest.LogCaptureFixture
@@ -88,6 +88,7 @@ def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     assert not [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
 
 
+@pytest.mark.dialect
 @on_postgresql
 def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
     of_server = server_limit("default")
@@ -103,6 +104,7 @@ def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
         cursor.execute("RESET SESSION AUTHORIZATION")
 
 
+@pytest.mark.dialect
 @on_postgresql
 @pytest.mark.parametrize(("limit", "count"), [(100, 4), (56, 4), (55, 3), (28, 2), (20, 1), (5, 1)])
 def test_by_default_processes_open_half_of_the_allowed_connections_at_most(
@@ -130,6 +132,7 @@ def test_the_processes_of_one_supervisor_share_the_connections_that_the_server_a
     assert "it, for each of 2 processes, allows 5 connections, but a worker with 4" in caplog.text
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "postgresql", reason="not of PostgreSQL")
 def test_other_servers_have_no_pool_and_by_default_no_limit() -> None:
     assert pool_limit("default") is None

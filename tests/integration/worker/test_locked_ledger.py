@@ -16,6 +16,8 @@ from django_delayq.monitoring import doctor
 from django_delayq.monitoring.snapshot import snapshot
 
 pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("without_redis"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks no tables"),

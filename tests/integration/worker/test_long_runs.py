@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection
+from pytest_django import Settings
 
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
@@ -20,10 +21,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections
 from tests.testapp.models import Order
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 LEASE = timedelta(milliseconds=400)
 
 
@@ -114,33 +112,22 @@ def test_a_slow_handler_is_logged_after_a_second_with_its_place(
 
 @needs_more_connections
 @pytest.mark.usefixtures("with_redis")
-def test_several_slow_handlers_of_a_policy_are_one_line(
-    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "case",
+    [((2, 1), 5, logging.INFO), ((1, 1), 2, logging.WARNING)],
+    ids=["several of one policy", "all threads are busy"],
+)
+def test_each_policy_with_slow_handlers_is_one_line_and_a_warning_when_all_threads_are_busy(
+    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture, case: tuple[tuple[int, int], int, int]
 ) -> None:
+    counts, threads, level = case
     caplog.set_level(logging.INFO, logger="django_delayq.firing")
-    first, second = hangs("first"), hangs("second")
-    due_orders(first, 2)
-    due_orders(second, 1)
-    start_worker(concurrency=5)
+    policies = [hangs("first"), hangs("second")]
+    for policy, count in zip(policies, counts, strict=True):
+        due_orders(policy, count)
+    start_worker(concurrency=threads)
     wait_until(lambda: len(slow(caplog)) == 2)
-    assert {record.policy for record in slow(caplog)} == {first.label, second.label}
-
-
-@needs_more_connections
-@pytest.mark.usefixtures("with_redis")
-def test_when_all_threads_are_busy_it_is_a_warning(
-    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="django_delayq.firing")
-    first, second = hangs("first"), hangs("second")
-    due_orders(first)
-    due_orders(second)
-    start_worker(concurrency=2)
-    wait_until(lambda: len(slow(caplog)) == 2)
-    assert {(record.levelno, record.policy) for record in slow(caplog)} == {
-        (logging.WARNING, first.label),
-        (logging.WARNING, second.label),
-    }
+    assert {(each.levelno, each.policy) for each in slow(caplog)} == {(level, policy.label) for policy in policies}
 
 
 @pytest.mark.usefixtures("with_redis")
@@ -170,6 +157,7 @@ def test_a_coroutine_that_waits_is_logged_with_its_place(
     assert "in deep_inside" in slow(caplog)[0].getMessage()
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
 @pytest.mark.usefixtures("with_redis")
 def test_a_statement_that_takes_long_is_named_without_its_values(

@@ -25,9 +25,9 @@ from django_delayq.worker.background import leases_job
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
-from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, made_sources, overdue
+from tests.integration.worker.test_rates import RATE, Begins, claim, made_sources, overdue
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, due_orders, states
+from tests.support.workers import Declare, StartWorker, due_orders, states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,7 +20,7 @@ from django_delayq.policy.policies import registry
 from django_delayq.worker import Worker
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 HOUR = timedelta(hours=1)
 Deploy = Callable[..., Any]
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection, transaction
+from pytest_django import Settings
 
-from django_delayq import clock, schedule_timeout, schedule_timeouts
+from django_delayq import schedule_timeout
 from django_delayq.engine.records import turn_key
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.firing import plan
-from django_delayq.ledger import installation, outbox
+from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.sql.now import database_now
@@ -23,13 +24,18 @@ from django_delayq.worker import Worker, sweep
 from django_delayq.worker.sources.redis import Sources
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
+from tests.support.workers import (
+    StartWorker,
+    all_are,
+    cut_all_other_connections,
+    due_orders,
+    events,
+    queue_in_redis,
+    states,
+)
 from tests.testapp.models import Effect, Order
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 def test_what_redis_lost_is_there_again_after_a_sweep(start_worker: StartWorker, own_redis: RedisProcess) -> None:
@@ -71,41 +77,9 @@ def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(mon
     assert min(waits) > 0
 
 
-def test_an_emptied_redis_is_one_line_in_the_log_of_all_workers(
-    start_worker: StartWorker, own_redis: RedisProcess, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(2):
-        start_worker(concurrency=1)
-    began = clock.now()
-    for seconds in (3, 4.5):  # the entries of the second half are restored by later sweeps
-        due_orders("remind", 30, at=began + timedelta(seconds=seconds))
-    lost_at = clock.now() + timedelta(seconds=1)
-    wait_until(lambda: clock.now() > lost_at)  # longer than two sweeps
-    with own_redis.client() as client:
-        client.flushall()
-    wait_until(all_are("fired"))
-    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "redis_healed"]
-    assert vars(line)["restored"] in {30, 60}, "all of them, if the first sweep was late"
-
-
-def test_a_thousand_new_timeouts_are_not_a_loss(
-    start_worker: StartWorker, own_redis: RedisProcess, caplog: pytest.LogCaptureFixture, settings: Settings
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(seconds=1)}
-    start_worker()
-    for seconds in (0.3, 0.6, 1.0, 1.5, 2.0):
-        Order.objects.bulk_create(Order() for _ in range(200))
-        schedule_timeouts(Order.objects.filter(timeouts=None), "remind", seconds=seconds)
-    wait_until(all_are("fired"))
-    assert Timeout.objects.count() == 1000
-    assert events(caplog) == []
-
-
 def test_what_was_never_pushed_is_found(start_worker: StartWorker, own_redis: RedisProcess) -> None:
     rows = due_orders("remind", 20, hours=2)  # beyond the horizon
-    engine = get_engine("default")
-    assert engine is not None
-    assert engine.queue("default", 0).stats().total == 0
+    assert queue_in_redis().stats().total == 0
     Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at + timedelta(seconds=1))
     start_worker()
     wait_until(all_are("fired"))
@@ -168,24 +142,6 @@ def test_a_worker_that_starts_without_redis_goes_over_to_it(
     wait_until(lambda: events(caplog) == ["redis_away", "redis_back"])
 
 
-def test_what_is_running_when_redis_goes_away_is_fired_once(start_worker: StartWorker, own_redis: RedisProcess) -> None:
-    due_orders("remind", 200)
-    start_worker(concurrency=2)
-    wait_until(lambda: Effect.objects.count() > 20)
-    own_redis.kill()
-    wait_until(all_are("fired"))
-    assert Effect.objects.count() == 200
-
-
-def test_a_redis_without_its_scripts_goes_on(start_worker: StartWorker, own_redis: RedisProcess) -> None:
-    start_worker()
-    due_orders("remind", 10, seconds=0.5)
-    with own_redis.client() as client:
-        client.script_flush()
-    due_orders("remind", 10)
-    wait_until(all_are("fired"))
-
-
 class Failing:
     """Wraps a function and raises the database's error a few times."""
 
@@ -239,34 +195,6 @@ def can_read() -> bool:
         return False
 
 
-def test_an_error_that_nobody_thought_of_does_not_end_the_worker(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, with_redis: Any
-) -> None:
-    left = [1]
-
-    def surprise(*arguments: Any) -> Any:
-        if left.pop() if left else 0:
-            raise ZeroDivisionError
-        return plan(*arguments)
-
-    monkeypatch.setattr("django_delayq.worker.dispatch.plan", surprise)
-    due_orders("remind", 5)
-    start_worker()
-    wait_until(all_are("fired"))
-    assert any(record.exc_info for record in caplog.records)
-
-
-def test_what_is_committed_after_its_own_deadline_fires_at_once(
-    start_worker: StartWorker, own_redis: RedisProcess
-) -> None:
-    start_worker()
-    order = Order.objects.create(status="new")
-    with transaction.atomic():
-        row = schedule_timeout(order, "remind", seconds=0.2)
-        wait_until(lambda: database_now("default") > row.due_at)
-    wait_until(all_are("fired"))
-
-
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="one transaction that writes stops every other there")
 def test_what_is_committed_minutes_after_its_own_deadline_and_is_never_pushed_is_found_by_the_full_sweep(
     start_worker: StartWorker, own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
@@ -284,25 +212,16 @@ def test_what_is_committed_minutes_after_its_own_deadline_and_is_never_pushed_is
 
 
 @pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("away", ["worker.servers.DatabaseHealth.check", "ledger.installation.ledger_name"])
 def test_a_burst_gives_up_while_the_database_is_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    away: str, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    """Otherwise the processes that cron starts pile up."""
-    monkeypatch.setattr("django_delayq.worker.loop.BURST_AWAY_SECONDS", 0.5)
-    monkeypatch.setattr("django_delayq.worker.servers.DatabaseHealth.check", Failing(plan, 10**6))
-    due_orders("remind", 5)
-    with pytest.raises(SystemExit) as ended:
-        call_command("delayq_worker", "--burst", verbosity=0)
-    assert ended.value.code == 1
-    assert "burst_gave_up" in events(caplog)
-    assert set(Timeout.objects.values_list("state", flat=True)) == {"pending"}
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_a_burst_that_cannot_begin_gives_up_too(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """Also one that cannot begin: otherwise the processes that cron starts pile up."""
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
+    due_orders("remind", 5)
     monkeypatch.setattr("django_delayq.worker.loop.BURST_AWAY_SECONDS", 0.5)
-    monkeypatch.setattr(installation, "ledger_name", Failing(installation.ledger_name, 10**6))
+    monkeypatch.setattr(f"django_delayq.{away}", Failing(plan, 10**6))
     with pytest.raises(SystemExit) as ended:
         call_command("delayq_worker", "--burst", verbosity=0)
     assert ended.value.code == 1
+    assert states() == {"pending": 5}

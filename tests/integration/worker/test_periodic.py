@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connection, connections
+from pytest_django import Settings
 
 from django_delayq.arming import scan
 from django_delayq.arming import sync as sync_module
@@ -27,10 +28,7 @@ from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
 
 

@@ -24,7 +24,7 @@ from tests.support.workers import due_orders
 from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 DAY = timedelta(days=1)
 
@@ -181,24 +181,6 @@ def test_a_policy_keeps_its_rows_for_longer_or_shorter_than_the_others(declare: 
         assert kept() == left
 
 
-def test_rows_of_an_undeclared_policy_are_kept_for_the_setting(declare: Callable[..., Any]) -> None:
-    declare(Order, name="audited", after=DAY, retention=730 * DAY)
-    settle_of(gone=31, audited=31)
-    assert prune("default") == 1
-    assert kept() == {"audited"}
-
-
-def test_many_rows_of_several_retentions_go_page_by_page(
-    declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(marking, "CHUNK", 3)
-    declare(Order, name="audited", after=DAY, retention=100 * DAY)
-    for days in range(95, 105):
-        settle_of(audited=days + 0.5, remind=days)
-    assert prune("default") == 5 + 10
-    assert prune("default") == 0
-
-
 def test_the_command_prunes_each_policy_by_its_retention(
     declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,24 +201,16 @@ def test_the_command_prunes_each_policy_by_its_retention(
     )
 
 
+@pytest.mark.parametrize(("kept_days", "ages"), [(4, (2, 4)), (0, (0, 2))], ids=["some days", "nothing"])
 def test_the_sync_arms_no_round_whose_row_may_have_been_pruned_by_its_policy(
-    declare: Callable[..., Any], settings: Any
+    declare: Callable[..., Any], settings: Any, kept_days: int, ages: tuple[int, int]
 ) -> None:
+    """It may have fired, and would fire again."""
     settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY, "CATCH_UP": DAY / 2}
-    policy = declare(Order, name="short", after=DAY, since="created_at", when=Q(status="waiting"), retention=4 * DAY)
-    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in (2, 4))
-    assert sync_policy(policy, "default").armed == 1
-    assert sync_policy(policy, "default").armed == 0
-
-
-def test_of_a_policy_that_keeps_nothing_the_sync_arms_no_round_that_is_overdue(
-    declare: Callable[..., Any], settings: Any
-) -> None:
-    """The round may have fired, and its row be deleted already: it would fire again."""
-    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY}
-    policy = declare(Order, name="none", after=DAY, since="created_at", when=Q(status="waiting"), retention=0 * DAY)
-    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in (0, 2))
-    assert sync_policy(policy, "default").armed == 1
+    options: Any = {"since": "created_at", "when": Q(status="waiting"), "retention": kept_days * DAY}
+    policy = declare(Order, name="short", after=DAY, **options)
+    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in ages)
+    assert [sync_policy(policy, "default").armed for _ in range(2)] == [1, 0]
 
 
 @pytest.mark.parametrize("kept_days", [14, 15])

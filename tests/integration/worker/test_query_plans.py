@@ -28,7 +28,7 @@ from django_delayq.worker.background import forgotten
 from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
 
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
-pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db, pytest.mark.timeout(600)]
 
 # A quarter is settled, a quarter due in the far future, a fiftieth at one and the same time; the rest is spread
 # over the last hour.
@@ -214,7 +214,7 @@ def test_a_page_of_the_pruning_of_policies_with_a_retention_of_their_own() -> No
 def test_the_count_of_settled_rows_for_reports() -> None:
     now = clock.now()
     begin, end = now - timedelta(days=91), now - timedelta(days=89)
-    pages = rollups.rows_between("default", begin, end)
+    pages = rollups.read_settled(Timeout.objects.using("default"), begin, end)
     for _ in range(3):
         check(plans_of(lambda: next(pages)), "delayq_settled")
     check(plans_of(lambda: list(rollups.uncounted("default", begin, end, {}))), "delayq_settled")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -14,12 +13,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
+from django_delayq.engine.engine import Engine
 from django_delayq.firing import Work, plan, run, running
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import Slot
 from django_delayq.models import RateShare, Timeout
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew, RedisHealth
@@ -27,11 +26,18 @@ from django_delayq.worker.sources.ledger import SlotQueue
 from django_delayq.worker.sources.redis import Sources
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections, states
+from tests.support.workers import (
+    Declare,
+    StartWorker,
+    all_are,
+    due_orders,
+    needs_more_connections,
+    queue_in_redis,
+    states,
+)
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 RATE = Rate(20, per=timedelta(seconds=2))
 FAST = Rate(60, per=timedelta(seconds=2))
 PERIOD, MOST = 2.0, 60
@@ -40,12 +46,18 @@ STEADY = Rate(60, per=timedelta(seconds=3))
 WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
 """A timeout with a rate is claimed from the ledger, with Redis and without."""
 SLOW = Rate(1, per=timedelta(hours=1))
+Rated = TimeoutPolicy[Any]
 
 
 @pytest.fixture(autouse=True)
 def without_experience() -> None:
     """No test inherits that a batch of the policy has failed in another one."""
     firing_state.forget()
+
+
+@pytest.fixture
+def rated(declare: Declare) -> Rated:
+    return declare(Order, name="rated", limits=Limits(rate=RATE))
 
 
 class Begins:
@@ -90,37 +102,34 @@ def made_sources() -> Sources:
     return Sources(RedisHealth(None), [], None, "default", ClockSkew("default"))
 
 
-def test_slots_are_assigned_in_due_order_for_the_next_second_only(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    ids = overdue(policy, 30)
-    granted = claim(policy)
+def test_slots_are_assigned_in_due_order_for_the_next_second_only(rated: Rated) -> None:
+    ids = overdue(rated, 30)
+    granted = claim(rated)
     assert list(granted.claimed.claims) == ids[:10]
     begins = [granted.slots[id].begin_at for id in ids[:10]]
     assert [later - first for first, later in pairwise(begins)] == [pytest.approx(2.125 / 20)] * 9
     assert 0.5 < granted.wait_seconds < 0.6
     with CaptureQueriesContext(connection) as queries:
-        nothing = claim(policy)
+        nothing = claim(rated)
     assert (nothing.claimed.claims, nothing.slots) == ({}, {})
     assert "run_at" not in str(queries.captured_queries), "without any slot no row is read"
     assert Timeout.objects.filter(claimed_until__isnull=False).count() == 10
 
 
-def test_the_next_slots_follow_the_last_ones(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    ids = overdue(policy, 10)
-    granted = [*(claim(policy, 1) for _ in ids[:4]), claim(policy, 50)]
+def test_the_next_slots_follow_the_last_ones(rated: Rated) -> None:
+    ids = overdue(rated, 10)
+    granted = [*(claim(rated, 1) for _ in ids[:4]), claim(rated, 50)]
     assert list(granted[-1].claimed.claims) == ids[4:]
     begins = [each.slots[timeout_id].begin_at for each, timeout_id in zip(granted, ids, strict=False)]
     gaps = sorted(later - earlier for earlier, later in pairwise(begins))  # a pause of this process changes two of them
     assert gaps[1] == pytest.approx(2.125 / 20, abs=0.05), "an interval, read by the clock of the database"
 
 
-def test_a_slot_is_used_up_only_by_a_timeout(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+def test_a_slot_is_used_up_only_by_a_timeout(rated: Rated) -> None:
     for _ in range(3):
-        assert claim(policy).claimed.claims == {}
-    [row] = due_orders(policy)
-    assert claim(policy).slots[row.pk].begin_at <= time.monotonic()
+        assert claim(rated).claimed.claims == {}
+    [row] = due_orders(rated)
+    assert claim(rated).slots[row.pk].begin_at <= time.monotonic()
 
 
 def test_a_batch_shares_a_slot_and_counts_each_object(declare: Declare) -> None:
@@ -143,18 +152,17 @@ def test_rows_under_a_former_name_are_claimed_in_their_turn(declare: Declare) ->
 
 @needs_row_locks
 @needs_more_connections
-def test_two_workers_never_claim_at_the_same_time(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 3)
-    assert len(claim(policy, 1).slots) == 1
+@pytest.mark.dialect
+def test_two_workers_never_claim_at_the_same_time(rated: Rated) -> None:
+    overdue(rated, 3)
+    assert len(claim(rated, 1).slots) == 1
     with another_session(lambda: list(RateShare.objects.select_for_update())):
         minute = timedelta(minutes=1)
-        assert claiming.claim_in_slots(policy, "default", None, limit=5, seconds=minute, preparation=0.0) is None
+        assert claiming.claim_in_slots(rated, "default", None, limit=5, seconds=minute, preparation=0.0) is None
 
 
-def test_an_entry_without_a_slot_comes_again_in_a_second_or_when_it_is_due(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    now, soon = due_orders(policy)[0], due_orders(policy, after=timedelta(seconds=30))[0]
+def test_an_entry_without_a_slot_comes_again_in_a_second_or_when_it_is_due(rated: Rated) -> None:
+    now, soon = due_orders(rated)[0], due_orders(rated, after=timedelta(seconds=30))[0]
     other = due_orders("remind")[0]
     works, report = plan({row.pk: 1 for row in (now, soon, other)}, "default", timedelta(minutes=1), {})
     assert [work.ids for work in works] == [(other.pk,)]
@@ -162,9 +170,8 @@ def test_an_entry_without_a_slot_comes_again_in_a_second_or_when_it_is_due(decla
     assert report.again == {now.pk: report.now + timedelta(seconds=1), soon.pk: soon.run_at}
 
 
-def test_a_suspect_and_a_slot_go_together(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    [row] = due_orders(policy)
+def test_a_suspect_and_a_slot_go_together(rated: Rated) -> None:
+    [row] = due_orders(rated)
     [work], _ = plan({row.pk: 2}, "default", slots={row.pk: Slot(1.0, 2.0)})
     assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0)
 
@@ -234,14 +241,11 @@ def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
     assert not queries
 
 
-@WITH_REDIS
-def test_until_its_next_slot_entries_of_a_policy_stay_in_redis(source: str, declare: Declare) -> None:
+def test_until_its_next_slot_entries_of_a_policy_stay_in_redis(engine: Engine, declare: Declare) -> None:
     """They are not outdated: their rows wait."""
     policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
     ids = overdue(policy, 10)
     worker, lines = Worker(concurrency=1), Lines("default", 4, 0.5)
-    engine = get_worker_engine("default")
-    assert engine is not None
     engine.queue("default", 0).ensure(policy.label, [(id, 0) for id in ids])
     worker._connect(engine)
     worker.redis.probe_at_start(worker.queues)
@@ -254,6 +258,7 @@ def test_until_its_next_slot_entries_of_a_policy_stay_in_redis(source: str, decl
 
 @needs_row_locks
 @needs_more_connections
+@pytest.mark.dialect
 @pytest.mark.parametrize("by", [None, "status"])
 def test_rows_that_others_have_locked_hide_no_later_ones(by: str | None, declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=Rate(20, per=timedelta(seconds=2), by=by)))
@@ -262,52 +267,37 @@ def test_rows_that_others_have_locked_hide_no_later_ones(by: str | None, declare
         assert list(claim(policy, 2).slots) == ids[6:8]
 
 
-def test_a_worker_that_has_enough_leaves_slots_to_others(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 20)
+def test_a_worker_that_has_enough_leaves_slots_to_others(rated: Rated) -> None:
+    overdue(rated, 20)
     busy, full = (Lines("default", 4, 0.5) for _ in range(2))
-    busy.in_flight[policy.label] = 1
+    busy.in_flight[rated.label] = 1
     assert len(made_sources().take(busy, 100).deliveries) == 3
     assert len(made_sources().take(Lines("default", 4, 0.5), 2).deliveries) == 2
-    full.in_flight[policy.label] = 4
+    full.in_flight[rated.label] = 4
     assert made_sources().take(full, 100).deliveries == {}
-    assert policy.label not in full.declared(), "it is asked again a little later"
+    assert rated.label not in full.declared(), "it is asked again a little later"
 
 
-def test_what_waits_for_slots_takes_no_room_from_others(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+def test_what_waits_for_slots_takes_no_room_from_others(rated: Rated) -> None:
     due_orders("remind", 4)
     lines = Lines("default", 4, 0.5)
-    lines.in_flight[policy.label] = 30
+    lines.in_flight[rated.label] = 30
     assert len(made_sources().take(lines, 100).deliveries) == 4
 
 
-def test_a_stopped_policy_uses_no_slots(declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 4)
-    operations.pause(policy, by="script:test")
+def test_a_stopped_policy_uses_no_slots(rated: Rated) -> None:
+    overdue(rated, 4)
+    operations.pause(rated, by="script:test")
     assert made_sources().take(Lines("default", 4, 0.5), 100).deliveries == {}
     assert not RateShare.objects.exists()
-    operations.resume(policy, by="script:test")
+    operations.resume(rated, by="script:test")
     assert len(made_sources().take(Lines("default", 4, 0.5), 100).deliveries) == 4
 
 
-def test_rows_under_a_former_label_and_others_are_claimed_together(declare: Declare) -> None:
-    rated = overdue(declare(Order, name="rated", aliases=("former",), limits=Limits(rate=RATE)), 40)
-    Timeout.objects.filter(pk=rated[0]).update(policy="testapp.order.former")
-    [row] = due_orders("remind")
-    taken = made_sources().take(Lines("default", 4, 0.5), 100)
-    assert taken.deliveries == dict.fromkeys([*rated[:4], row.pk], 1)
-    assert taken.slots.keys() == set(rated[:4])
-
-
 def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_the_end(
-    with_redis: Any, declare: Declare, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, rated: Rated
 ) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    ids = overdue(policy, 3)
-    engine = get_worker_engine("default")
-    assert engine is not None
+    ids = overdue(rated, 3)
     queue = engine.queue("default", 0)
     health = RedisHealth(engine)
     sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
@@ -319,13 +309,12 @@ def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_
     assert queue.stats().total == 0
     # As if a worker had died between the commit and the acknowledgement:
     Timeout.objects.filter(pk__in=ids).update(state="fired", cause="due", settled_at=clock.now(), slot_taken=None)
-    queue.ensure(policy.label, [(id, 0) for id in ids])
-    lines.refuse(policy, 0.0)
+    queue.ensure(rated.label, [(id, 0) for id in ids])
+    lines.refuse(rated, 0.0)
     sources.check_now()
     taken = sources.take(lines, 100)
     assert (set(taken.deliveries), dict(taken.slots)) == (set(ids), {})
     assert plan(taken.deliveries, "default", slots=taken.slots)[1].done == tuple(ids)
-    engine.close()
 
 
 def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
@@ -343,11 +332,7 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     wait_until(all_are("fired"), "all have fired")
     assert begins.most_within(3.0) <= 60
     if source == "redis":
-        engine = get_worker_engine("default")
-        assert engine is not None
-        queue = engine.queue("default", 0)
-        wait_until(lambda: queue.stats().total == 0, "Redis has no entry any more")
-        engine.close()
+        wait_until(lambda: queue_in_redis().stats().total == 0, "Redis has no entry any more")
     assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
 
 
@@ -363,25 +348,18 @@ def test_a_failed_attempt_counts_as_well(source: str, declare: Declare, start_wo
 
 
 @WITH_REDIS
-def test_a_batch_keeps_the_rate(source: str, declare: Declare, start_worker: StartWorker) -> None:
-    begins = Begins()
-    policy = declare(Order, begins, name="rated", batch=8, limits=Limits(rate=FAST))
-    overdue(policy, 80)
-    start_worker(concurrency=2)
-    wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(PERIOD) <= MOST
-    assert len(set(begins.at)) <= 20, "in batches"
-
-
-@WITH_REDIS
-def test_a_handler_outside_a_transaction_keeps_the_rate(
-    source: str, declare: Declare, start_worker: StartWorker
+@pytest.mark.parametrize(
+    ("options", "most_calls"), [({"batch": 8}, 20), ({"atomic": False}, 75)], ids=["in batches", "outside"]
+)
+def test_other_ways_to_fire_keep_the_rate_too(
+    source: str, declare: Declare, start_worker: StartWorker, options: dict[str, Any], most_calls: int
 ) -> None:
     begins = Begins()
-    overdue(declare(Order, begins, name="rated", atomic=False, limits=Limits(rate=FAST)), 75)
+    overdue(declare(Order, begins, name="rated", limits=Limits(rate=FAST), **options), 75)
     start_worker(concurrency=2)
     wait_until(all_are("fired"), "all have fired")
     assert begins.most_within(PERIOD) <= MOST
+    assert len(set(begins.at)) <= most_calls
 
 
 @needs_more_connections

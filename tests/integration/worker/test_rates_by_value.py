@@ -15,23 +15,14 @@ from django.db import connection
 from django.db.models import Value
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import (
-    Limits,
-    PolicyError,
-    Rate,
-    TimeoutPolicy,
-    clock,
-    operations,
-    reschedule_timeout,
-    schedule_timeout,
-    schedule_timeouts,
-)
+import django_delayq as dq
+from django_delayq import clock, operations
+from django_delayq.engine.engine import Engine
 from django_delayq.firing import Report, plan
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.models import RateShare, Timeout
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
@@ -43,12 +34,13 @@ from tests.integration.data.conftest import UNPAID, Declare, bought, only_row
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.integration.worker.test_rates import Begins, claim, made_sources
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, needs_more_connections
+from tests.support.workers import StartWorker, all_are, needs_more_connections, queue_in_redis
 from tests.testapp.market import Channel, Label, Merchant, Purchase
 
-pytestmark = pytest.mark.django_db(transaction=True)
-RATE = Rate(20, per=timedelta(seconds=2), by="channel_id")
-SLOW = Rate(1, per=timedelta(hours=1), by="channel_id")
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+RATE = dq.Rate(20, per=timedelta(seconds=2), by="channel_id")
+SLOW = dq.Rate(1, per=timedelta(hours=1), by="channel_id")
+Policy = dq.TimeoutPolicy[Any]
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +54,22 @@ def shops() -> list[Channel]:
     return Channel.objects.bulk_create(Channel(merchant=Merchant.objects.create(name=name)) for name in "ABC")
 
 
-def due(policy: TimeoutPolicy[Any], shop: Channel | None, count: int = 1, minutes: float = 10) -> list[int]:
+@pytest.fixture
+def by_shop(declare: Declare) -> Policy:
+    return declare(Purchase, name="by", limits=dq.Limits(rate=RATE))
+
+
+@pytest.fixture
+def slow(declare: Declare) -> Policy:
+    return declare(Purchase, name="by", limits=dq.Limits(rate=SLOW))
+
+
+def due(policy: dq.TimeoutPolicy[Any], shop: Channel | None, count: int = 1, minutes: float = 10) -> list[int]:
     """So many due timeouts of a shop, the first `minutes` ago; their ids in due order."""
     purchases = Purchase.objects.bulk_create(Purchase(channel=shop) for _ in range(count))
     begin = clock.now() - timedelta(minutes=minutes)
     with clock.set_to(begin):
-        schedule_timeouts(purchases, policy, seconds=0)
+        dq.schedule_timeouts(purchases, policy, seconds=0)
     objects = [str(purchase.pk) for purchase in purchases]
     return list(Timeout.objects.filter(object_id__in=objects).order_by("run_at", "id").values_list("pk", flat=True))
 
@@ -80,25 +82,23 @@ def shares() -> list[str]:
 # The value
 
 
-def test_a_round_has_the_value_as_text(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
-    schedule_timeout(bought(channel=shops[0]), policy, minutes=1)
-    schedule_timeouts([bought(channel=shops[1]), bought(channel=None)], policy, minutes=1)
-    schedule_timeouts([bought(channel=shops[2])], policy, at=clock.now() + timedelta(hours=1))
+def test_a_round_has_the_value_as_text(by_shop: Policy, shops: list[Channel]) -> None:
+    dq.schedule_timeout(bought(channel=shops[0]), by_shop, minutes=1)
+    dq.schedule_timeouts([bought(channel=shops[1]), bought(channel=None)], by_shop, minutes=1)
+    dq.schedule_timeouts([bought(channel=shops[2])], by_shop, at=clock.now() + timedelta(hours=1))
     assert shares() == [str(shops[0].pk), str(shops[1].pk), "", str(shops[2].pk)]
 
 
-def test_a_round_that_begins_again_has_the_value_of_then(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
+def test_a_round_that_begins_again_has_the_value_of_then(by_shop: Policy, shops: list[Channel]) -> None:
     purchase = bought(channel=shops[0])
-    row = schedule_timeout(purchase, policy, minutes=1)
+    row = dq.schedule_timeout(purchase, by_shop, minutes=1)
     Purchase.objects.update(channel=shops[1])
-    reschedule_timeout(purchase, policy, minutes=2)
+    dq.reschedule_timeout(purchase, by_shop, minutes=2)
     assert shares() == [str(shops[0].pk)], "the value when it was scheduled"
-    schedule_timeout(purchase, policy, minutes=1)
+    dq.schedule_timeout(purchase, by_shop, minutes=1)
     assert shares() == [str(shops[1].pk)]
     Purchase.objects.update(channel=shops[2])
-    schedule_timeouts([purchase], policy, minutes=1)
+    dq.schedule_timeouts([purchase], by_shop, minutes=1)
     assert shares() == [str(shops[2].pk)]
     operations.cancel(row, by="script:test")
     Purchase.objects.update(channel=shops[0])
@@ -107,7 +107,7 @@ def test_a_round_that_begins_again_has_the_value_of_then(declare: Declare, shops
 
 
 def test_an_automatic_round_has_the_value_of_its_armed_object(declare: Declare, shops: list[Channel]) -> None:
-    declare(Purchase, name="by", after=timedelta(minutes=30), limits=Limits(rate=RATE), **UNPAID)
+    declare(Purchase, name="by", after=timedelta(minutes=30), limits=dq.Limits(rate=RATE), **UNPAID)
     purchase = bought(channel=shops[0], created_at=clock.now())
     assert only_row().share == str(shops[0].pk)
     purchase.channel, purchase.created_at = shops[1], clock.now()
@@ -120,27 +120,29 @@ def test_an_automatic_round_has_the_value_of_its_armed_object(declare: Declare, 
 
 @pytest.mark.parametrize("path", ["channel__merchant_id", "channel__merchant", "channel__merchant__name"])
 def test_the_value_may_lie_beyond_relations(path: str, declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=Rate(1, by=path)))
-    schedule_timeouts([bought(channel=shops[0]), bought(channel=None)], policy, minutes=1)
+    policy = declare(Purchase, name="by", limits=dq.Limits(rate=dq.Rate(1, by=path)))
+    dq.schedule_timeouts([bought(channel=shops[0]), bought(channel=None)], policy, minutes=1)
     merchant: Any = shops[0].merchant
     assert shares() == [merchant.name if path.endswith("name") else str(merchant.pk), ""]
 
 
 def test_long_values_are_told_apart_and_case_matters(declare: Declare) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=Rate(1, per=timedelta(hours=1), by="status")))
-    schedule_timeouts([bought(status=status) for status in ("a", "A", "a ", "b" * 20)], policy, seconds=0)
+    policy = declare(Purchase, name="by", limits=dq.Limits(rate=dq.Rate(1, per=timedelta(hours=1), by="status")))
+    dq.schedule_timeouts([bought(status=status) for status in ("a", "A", "a ", "b" * 20)], policy, seconds=0)
     assert len(claim(policy).slots) == 4
-    merchant = Rate(1, per=timedelta(hours=1), by="channel__merchant__zone")
-    policy = declare(Purchase, name="long", limits=Limits(rate=merchant))
+    merchant = dq.Rate(1, per=timedelta(hours=1), by="channel__merchant__zone")
+    policy = declare(Purchase, name="long", limits=dq.Limits(rate=merchant))
     monkeyed = [Channel.objects.create(merchant=Merchant.objects.create(zone="z" * 40 + end)) for end in "xyy"]
-    schedule_timeouts([bought(channel=channel) for channel in monkeyed], policy, seconds=0)
+    dq.schedule_timeouts([bought(channel=channel) for channel in monkeyed], policy, seconds=0)
     assert len(claim(policy).slots) == 2
 
 
 def test_a_value_that_is_longer_than_the_column_is_a_digest(monkeypatch: pytest.MonkeyPatch, declare: Declare) -> None:
-    policy = declare(Label, name="by", limits=Limits(rate=Rate(1, by="name")))
+    policy = declare(Label, name="by", limits=dq.Limits(rate=dq.Rate(1, by="name")))
     monkeypatch.setattr("django_delayq.ledger.shares.MAX_SHARE", 16)
-    schedule_timeouts([Label.objects.create(name=name) for name in ("n" * 16, "n" * 17, "n" * 18)], policy, minutes=1)
+    dq.schedule_timeouts(
+        [Label.objects.create(name=name) for name in ("n" * 16, "n" * 17, "n" * 18)], policy, minutes=1
+    )
     first, *digests = shares()
     assert first == "n" * 16
     assert [len(digest) for digest in digests] == [16, 16]
@@ -149,14 +151,14 @@ def test_a_value_that_is_longer_than_the_column_is_a_digest(monkeypatch: pytest.
 
 def test_a_policy_without_it_reads_no_value(declare: Declare, shops: list[Channel]) -> None:
     policies = [
-        declare(Purchase, name=name, limits=Limits(rate=Rate(1, by=by)))
+        declare(Purchase, name=name, limits=dq.Limits(rate=dq.Rate(1, by=by)))
         for name, by in (("all", None), ("by", "channel_id"))
     ]
     counts = []
     for policy in [policies[0], *policies]:  # the first one may read what the process keeps, such as a content type
         purchases = [bought(channel=shops[0]) for _ in range(3)]
         with CaptureQueriesContext(connection) as queries:
-            schedule_timeouts(purchases, policy, minutes=1)
+            dq.schedule_timeouts(purchases, policy, minutes=1)
         counts.append(len(queries))
     assert counts[2] - counts[1] == 1
     assert set(Timeout.objects.filter(policy=policies[0].label).values_list("share", flat=True)) == {""}
@@ -173,115 +175,109 @@ def test_a_policy_without_it_reads_no_value(declare: Declare, shops: list[Channe
     ],
 )
 def test_a_path_that_leads_to_no_column_is_refused(by: str, words: str, declare: Declare) -> None:
-    with pytest.raises(PolicyError, match="is not a column, or a path over foreign keys to one, of Purchase") as raised:
-        declare(Purchase, name="by", limits=Limits(rate=Rate(1, by=by)))
+    with pytest.raises(
+        dq.PolicyError, match="is not a column, or a path over foreign keys to one, of Purchase"
+    ) as raised:
+        declare(Purchase, name="by", limits=dq.Limits(rate=dq.Rate(1, by=by)))
     assert words in str(raised.value)
 
 
 @pytest.mark.parametrize("option", ["batch", "together"])
 def test_works_of_several_timeouts_are_refused(option: str, declare: Declare) -> None:
-    given: dict[str, Any] = {option: 5, "limits": Limits(rate=RATE)}
-    with pytest.raises(PolicyError, match="give neither batch nor together"):
+    given: dict[str, Any] = {option: 5, "limits": dq.Limits(rate=RATE)}
+    with pytest.raises(dq.PolicyError, match="give neither batch nor together"):
         declare(Purchase, name="by", **given)
 
 
 def test_a_value_of_another_type_is_refused() -> None:
     wrong: Any = ["merchant_id"]
     with pytest.raises(TypeError, match="by must be the name of a column"):
-        Rate(1, by=wrong)
+        dq.Rate(1, by=wrong)
 
 
 # The claims
 
 
-def test_each_value_has_slots_of_its_own(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
-    ids = {shop.pk: due(policy, shop, 30) for shop in shops}
-    granted = claim(policy)
+def test_each_value_has_slots_of_its_own(by_shop: Policy, shops: list[Channel]) -> None:
+    ids = {shop.pk: due(by_shop, shop, 30) for shop in shops}
+    granted = claim(by_shop)
     assert list(granted.claimed.claims.values()) == [1] * 30
     for shop in shops:
         own = [granted.slots[id].begin_at for id in ids[shop.pk][:10]]
         assert [later - first for first, later in pairwise(own)] == [pytest.approx(2.125 / 20)] * 9
         assert {granted.slots[id].share for id in ids[shop.pk][:10]} == {str(shop.pk)}
     assert 0.5 < granted.wait_seconds < 0.6
-    assert (claim(policy).slots, claim(policy).has_more) == ({}, True)
+    assert (claim(by_shop).slots, claim(by_shop).has_more) == ({}, True)
 
 
-def test_a_flood_of_one_value_leaves_the_first_claim_to_others_too(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
-    flood = due(policy, shops[0], 5_000, minutes=60)
-    [other], [third] = due(policy, shops[1], minutes=2), due(policy, shops[2], minutes=1)
-    granted = claim(policy, 4)
+def test_a_flood_of_one_value_leaves_the_first_claim_to_others_too(by_shop: Policy, shops: list[Channel]) -> None:
+    flood = due(by_shop, shops[0], 5_000, minutes=60)
+    [other], [third] = due(by_shop, shops[1], minutes=2), due(by_shop, shops[2], minutes=1)
+    granted = claim(by_shop, 4)
     assert list(granted.claimed.claims) == [flood[0], other, third, flood[1]]
-    [later] = due(policy, shops[2], minutes=0)
-    assert later in claim(policy, 4).slots, "however often the first value had its turn"
+    [later] = due(by_shop, shops[2], minutes=0)
+    assert later in claim(by_shop, 4).slots, "however often the first value had its turn"
     assert granted.wait_seconds == 0, "more may be claimed when there is room"
 
 
-def test_floods_of_all_values_share_the_room(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
+def test_floods_of_all_values_share_the_room(by_shop: Policy, shops: list[Channel]) -> None:
     for number, shop in enumerate(shops):
-        due(policy, shop, 300, minutes=60 - number)
-    counts = Counter(slot.share for slot in claim(policy, 9).slots.values())
+        due(by_shop, shop, 300, minutes=60 - number)
+    counts = Counter(slot.share for slot in claim(by_shop, 9).slots.values())
     assert set(counts.values()) == {3}
 
 
-def test_of_one_value_the_first_deadlines_come_first(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
+def test_of_one_value_the_first_deadlines_come_first(by_shop: Policy, shops: list[Channel]) -> None:
     last, first, second = (
-        due(policy, shops[0], minutes=1),
-        due(policy, shops[0], minutes=9),
-        due(policy, shops[0], minutes=5),
+        due(by_shop, shops[0], minutes=1),
+        due(by_shop, shops[0], minutes=9),
+        due(by_shop, shops[0], minutes=5),
     )
-    assert list(claim(policy, 1).slots) == first
-    assert list(claim(policy).slots) == [*second, *last]
+    assert list(claim(by_shop, 1).slots) == first
+    assert list(claim(by_shop).slots) == [*second, *last]
 
 
 def test_a_value_that_has_used_its_slots_is_asked_for_when_the_next_one_is_free(
-    declare: Declare, shops: list[Channel]
+    slow: Policy, shops: list[Channel]
 ) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
-    due(policy, shops[0], 60)
-    assert len(claim(policy).slots) == 1
-    soonest = due(policy, shops[1], 60)
-    assert list(claim(policy).slots) == soonest[:1]
+    due(slow, shops[0], 60)
+    assert len(claim(slow).slots) == 1
+    soonest = due(slow, shops[1], 60)
+    assert list(claim(slow).slots) == soonest[:1]
     RateShare.objects.filter(share=str(shops[1].pk)).update(free_at=clock.now() + timedelta(seconds=1))
     spacing = Spacing.of(SLOW)
-    nothing = claim(policy, 4)
+    nothing = claim(slow, 4)
     assert nothing.slots == {}
     assert 0.3 < nothing.wait_seconds < 1.0 - TURN_SECONDS + 0.01, "found although the first page has none of it"
     RateShare.objects.filter(share=str(shops[1].pk)).update(free_at=clock.now() + timedelta(seconds=TURN_SECONDS / 2))
-    assert list(claim(policy, 4).slots) == soonest[1:2]
-    assert claim(policy, 4).wait_seconds == pytest.approx(spacing.interval - TURN_SECONDS, abs=30)
+    assert list(claim(slow, 4).slots) == soonest[1:2]
+    assert claim(slow, 4).wait_seconds == pytest.approx(spacing.interval - TURN_SECONDS, abs=30)
 
 
-def test_values_that_wait_for_their_slots_hide_no_other(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
+def test_values_that_wait_for_their_slots_hide_no_other(slow: Policy, shops: list[Channel]) -> None:
     for number, shop in enumerate(shops[:2]):
-        due(policy, shop, 10, minutes=60 - number)
-    assert len(claim(policy, 2).slots) == 2
-    last = due(policy, shops[2], minutes=1)
-    assert list(claim(policy, 1).slots) == last
+        due(slow, shop, 10, minutes=60 - number)
+    assert len(claim(slow, 2).slots) == 2
+    last = due(slow, shops[2], minutes=1)
+    assert list(claim(slow, 1).slots) == last
 
 
-def test_a_deadline_that_comes_soon_ends_the_wait(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
-    due(policy, shops[0], 3)
-    schedule_timeout(bought(channel=shops[1]), policy, seconds=20)
-    assert 15 < claim(policy).wait_seconds <= 20
+def test_a_deadline_that_comes_soon_ends_the_wait(slow: Policy, shops: list[Channel]) -> None:
+    due(slow, shops[0], 3)
+    dq.schedule_timeout(bought(channel=shops[1]), slow, seconds=20)
+    assert 15 < claim(slow).wait_seconds <= 20
 
 
-def test_a_worker_looks_for_other_values_each_second(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
-    due(policy, shops[0], 3)
+def test_a_worker_looks_for_other_values_each_second(slow: Policy, shops: list[Channel]) -> None:
+    due(slow, shops[0], 3)
     sources, lines = made_sources(), Lines("default", 4, 0.5)
     assert len(sources.take(lines, 100).deliveries) == 1
-    assert policy.label not in lines.declared()
+    assert slow.label not in lines.declared()
     assert 0.9 < lines.seconds_left <= 1.0, "and not its next slot in an hour"
 
 
 def test_a_poll_notices_a_policy_whose_wait_ends_before_the_next_poll(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="all", limits=Limits(rate=Rate(1, per=timedelta(hours=1))))
+    policy = declare(Purchase, name="all", limits=dq.Limits(rate=dq.Rate(1, per=timedelta(hours=1))))
     due(policy, shops[0], 2)
     sources, lines = made_sources(), Lines("default", 4, 0.5)
     lines.refuse(policy, 0.9)
@@ -291,12 +287,9 @@ def test_a_poll_notices_a_policy_whose_wait_ends_before_the_next_poll(declare: D
 
 
 def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
-    with_redis: Any, prefix: str, declare: Declare, shops: list[Channel]
+    engine: Engine, with_redis: Any, prefix: str, slow: Policy, shops: list[Channel]
 ) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
-    first, second = due(policy, shops[0], 2)
-    engine = get_worker_engine("default")
-    assert engine is not None
+    first, second = due(slow, shops[0], 2)
     health = RedisHealth(engine)
     sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
     health.probe_at_start(["default"])
@@ -304,15 +297,13 @@ def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
     with_redis.delete(*with_redis.keys(f"{prefix}*"))  # other tests run beside it
     sources.check_now()
     RateShare.objects.all().delete()
-    lines.refuse(policy, 0.0)
+    lines.refuse(slow, 0.0)
     assert list(sources.take(lines, 100).slots) == [second]
-    engine.close()
 
 
-def test_two_workers_share_the_slots_of_each_value(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
+def test_two_workers_share_the_slots_of_each_value(slow: Policy, shops: list[Channel]) -> None:
     for shop in shops:
-        due(policy, shop, 5)
+        due(slow, shop, 5)
     taken = [made_sources().take(Lines("default", 2, 0.5), 100) for _ in range(3)]
     assert [len(batch.deliveries) for batch in taken] == [2, 1, 0]
     assert len({slot.share for batch in taken for slot in batch.slots.values()}) == 3
@@ -320,16 +311,16 @@ def test_two_workers_share_the_slots_of_each_value(declare: Declare, shops: list
 
 @needs_row_locks
 @needs_more_connections
-def test_a_locked_row_blocks_neither_its_value_nor_others(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
-    locked, free = due(policy, shops[0], 2)
-    [other] = due(policy, shops[1])
+@pytest.mark.dialect
+def test_a_locked_row_blocks_neither_its_value_nor_others(slow: Policy, shops: list[Channel]) -> None:
+    locked, free = due(slow, shops[0], 2)
+    [other] = due(slow, shops[1])
     with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk=locked))):
-        assert set(claim(policy).slots) == {free, other}
+        assert set(claim(slow).slots) == {free, other}
 
 
 def test_rows_under_a_former_name_are_counted_with_theirs(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="now", aliases=("then",), limits=Limits(rate=SLOW))
+    policy = declare(Purchase, name="now", aliases=("then",), limits=dq.Limits(rate=SLOW))
     ids = due(policy, shops[0], 100)
     [other] = due(policy, shops[1], minutes=1)
     Timeout.objects.filter(pk__in=[ids[0], other]).update(policy="testapp.purchase.then")
@@ -337,28 +328,26 @@ def test_rows_under_a_former_name_are_counted_with_theirs(declare: Declare, shop
     assert claim(policy, 4).slots == {}
 
 
-def test_slots_that_are_free_are_forgotten(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
+def test_slots_that_are_free_are_forgotten(slow: Policy, shops: list[Channel]) -> None:
     for shop in shops[:2]:
-        due(policy, shop)
-    assert len(claim(policy).slots) == 2
+        due(slow, shop)
+    assert len(claim(slow).slots) == 2
     RateShare.objects.filter(share=str(shops[0].pk)).update(free_at=clock.now() - timedelta(seconds=1))
     prune("default")
     assert [row.share for row in RateShare.objects.all()] == [str(shops[1].pk)]
 
 
-def test_a_standing_clock_frees_each_slot(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=SLOW))
-    due(policy, shops[0], 20)
+def test_a_standing_clock_frees_each_slot(slow: Policy, shops: list[Channel]) -> None:
+    due(slow, shops[0], 20)
     with clock.set_to(clock.now()):
-        assert [len(claim(policy, 4).slots) for _ in range(3)] == [1] * 3
+        assert [len(claim(slow, 4).slots) for _ in range(3)] == [1] * 3
 
 
 def test_no_value_exceeds_its_rate_whatever_is_due(declare: Declare, shops: list[Channel], monkeypatch: Any) -> None:
     """Random floods and claims of random sizes; the clock advances by the wait that a claim returns, or more."""
     chance = random.Random(7)
-    rate = Rate(3, per=timedelta(seconds=1), by="channel_id")
-    policy = declare(Purchase, name="by", limits=Limits(rate=rate))
+    rate = dq.Rate(3, per=timedelta(seconds=1), by="channel_id")
+    policy = declare(Purchase, name="by", limits=dq.Limits(rate=rate))
     begins, moment = defaultdict[str, list[float]](list), 0.0
     start = clock.now()
     monkeypatch.setattr(claiming, "database_now", lambda _: start + timedelta(seconds=moment))
@@ -380,11 +369,10 @@ def test_no_value_exceeds_its_rate_whatever_is_due(declare: Declare, shops: list
 # The works
 
 
-def test_a_work_begins_only_in_a_slot_of_its_own_value(declare: Declare, shops: list[Channel]) -> None:
+def test_a_work_begins_only_in_a_slot_of_its_own_value(by_shop: Policy, shops: list[Channel]) -> None:
     """A slot of A that is over delays the works of A, and none of B begins in it."""
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
-    first, second = due(policy, shops[0], 2)
-    [other] = due(policy, shops[1])
+    first, second = due(by_shop, shops[0], 2)
+    [other] = due(by_shop, shops[1])
     submitted: list[Any] = []
 
     class Silent:
@@ -408,9 +396,8 @@ def test_a_work_begins_only_in_a_slot_of_its_own_value(declare: Declare, shops: 
     assert dispatch.in_flight == 1
 
 
-def test_works_of_several_values_are_planned_apart(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=Limits(rate=RATE))
-    [first], [other] = due(policy, shops[0]), due(policy, shops[1])
+def test_works_of_several_values_are_planned_apart(by_shop: Policy, shops: list[Channel]) -> None:
+    [first], [other] = due(by_shop, shops[0]), due(by_shop, shops[1])
     works, _ = plan({first: 1, other: 1}, "default", slots={first: Slot(1.0, 2.0, "A"), other: Slot(1.0, 2.0, "B")})
     assert {(work.ids, work.share) for work in works} == {((first,), "A"), ((other,), "B")}
     assert "share" not in works[0].as_dict()
@@ -425,8 +412,8 @@ def test_workers_keep_the_rate_of_each_value(
     source: str, declare: Declare, shops: list[Channel], start_worker: StartWorker
 ) -> None:
     begins = Begins()
-    rate = Rate(40, per=timedelta(seconds=3), by="channel_id")
-    policy = declare(Purchase, begins, name="by", limits=Limits(rate=rate))
+    rate = dq.Rate(40, per=timedelta(seconds=3), by="channel_id")
+    policy = declare(Purchase, begins, name="by", limits=dq.Limits(rate=rate))
     due(policy, shops[0], 60, minutes=50)
     for shop in shops[1:]:
         due(policy, shop, 6, minutes=5)
@@ -440,8 +427,4 @@ def test_workers_keep_the_rate_of_each_value(
         own.at = [at for at, share in fired_shares(begins) if share == str(shop.pk)]
         assert own.most_within(3.0) <= 40
     if source == "redis":
-        engine = get_worker_engine("default")
-        assert engine is not None
-        queue = engine.queue("default", 0)
-        wait_until(lambda: queue.stats().total == 0, "Redis has no entry any more")
-        engine.close()
+        wait_until(lambda: queue_in_redis().stats().total == 0, "Redis has no entry any more")

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
 from django.core.checks import run_checks
+from pytest_django import Settings
 
 from django_delayq.backoff import Backoff
 from django_delayq.checks import check_redis
@@ -25,13 +25,10 @@ from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import Steady, wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events
+from tests.support.workers import StartWorker, all_are, due_orders, events, worker_engine
 from tests.testapp.models import Effect
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledger(
@@ -40,11 +37,9 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
     """Entries of the library might keep Redis full indefinitely if they were not drained."""
     caplog.set_level(logging.INFO, "django_delayq")
     due_orders("remind", 30, seconds=1)
-    engine = get_worker_engine("default")
-    assert engine is not None
-    queue = engine.queue("default", 0)
-    assert queue.stats().total == 30
-    with own_redis.client() as client:
+    with own_redis.client() as client, worker_engine() as engine:
+        queue = engine.queue("default", 0)
+        assert queue.stats().total == 30
         client.config_set("maxmemory", "1")
         start_worker()
         due_orders("remind", 10, seconds=1)
@@ -53,11 +48,11 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
         wait_until(lambda: queue.stats().total == 0)
         assert events(caplog) == ["redis_full"]
         client.config_set("maxmemory", "0")
-    engine.close()
     assert Effect.objects.count() == 50
 
 
 @once
+@pytest.mark.dialect
 @pytest.mark.parametrize("name", ["refused", "silent", "read_only", "cannot_save"])
 def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_says_much(
     start_worker: StartWorker, settings: Settings, caplog: pytest.LogCaptureFixture, name: str
@@ -80,6 +75,7 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
 
 
 @once
+@pytest.mark.dialect
 def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
 ) -> None:
@@ -110,6 +106,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
 
 
 @once
+@pytest.mark.dialect
 def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +128,7 @@ def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
 
 
 @once
+@pytest.mark.dialect
 def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longest_wait(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
 ) -> None:
@@ -152,24 +150,8 @@ def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longe
 
 @pytest.fixture
 def health(steady: Steady, own_redis: RedisProcess) -> Iterator[RedisHealth]:
-    engine = get_worker_engine("default")
-    assert engine is not None
-    yield RedisHealth(engine, monotonic=steady)
-    engine.close()
-
-
-def test_outages_that_follow_soon_on_each_other_double_the_delay(health: RedisHealth, steady: Steady) -> None:
-    pauses = []
-    for _ in range(5):
-        health.lost(EngineUnavailable("away"))
-        pauses.append(health.probe_seconds)
-        health.probe(["default"])
-        health.recovered()
-        steady.seconds += 1
-    assert pauses == [0.5, 1, 2, 4, 5]
-    steady.seconds += 60
-    health.lost(EngineUnavailable("away"))
-    assert health.probe_seconds == 0.5
+    with worker_engine() as engine:
+        yield RedisHealth(engine, monotonic=steady)
 
 
 def test_a_probe_asks_what_a_worker_needs_of_every_queue(health: RedisHealth, own_redis: RedisProcess) -> None:
@@ -192,20 +174,11 @@ def test_a_redis_at_its_limit_is_full_until_it_has_refused_nothing_for_a_while(
         steady.seconds += 10
         health.accepted()
     assert health.is_full
-    steady.seconds += 30
+    steady.seconds += 300
+    assert health.is_full, "until the next sweep, however rarely the worker sweeps"
     health.accepted()
     assert not health.is_full
     assert events(caplog) == ["redis_full", "redis_has_room"]
-
-
-def test_a_full_redis_stays_full_until_the_next_sweep_however_rarely_the_worker_sweeps(
-    health: RedisHealth, steady: Steady
-) -> None:
-    health.failed(EngineFull("OOM"))
-    steady.seconds += 300
-    assert health.is_full
-    health.accepted()
-    assert not health.is_full
 
 
 @pytest.mark.parametrize(

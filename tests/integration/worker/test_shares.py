@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Limits, Rate, TimeoutPolicy, operations
+from django_delayq import Limits, Rate, operations
 from django_delayq.firing import Report, Work, run
 from django_delayq.firing.executors import Executor
 from django_delayq.models import Timeout
@@ -18,12 +18,12 @@ from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, lines
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import MAX_TAKEN, Lines
-from tests.support.workers import due_orders, needs_more_connections
+from tests.support.workers import Declare, due_orders, needs_more_connections
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
+EACH = {REMIND: 100, LINGER: 100, UNPAID: 100}
 BY = "script:test"
 
 
@@ -45,23 +45,48 @@ def limits(of: Lines, *due: str, left: int = 10_000, taken: Mapping[str, int] | 
     return of.limits(due, of.declared(), taken or {}, left)
 
 
-def completes(of: Lines, policy: str, count: int) -> None:
-    """So many timeouts of the policy, which are not in flight any more."""
-    of.completed(policy, count)
+SHARES: dict[str, tuple[dict[str, int], dict[str, int], list[str], dict[str, int]]] = {
+    "what its threads can begin, of a worker that has done nothing yet": ({}, {}, [REMIND], {REMIND: 4}),
+    "slow ones are left to others although other policies are quick": (
+        {REMIND: 500, LINGER: 1}, {}, [REMIND, LINGER], {REMIND: 250, LINGER: 4},
+    ),
+    "running timeouts take room": ({}, {REMIND: 3}, [REMIND], {REMIND: 1}),
+    "running timeouts may take all of it": ({}, {REMIND: 4}, [REMIND], {}),
+    "little room in a large backlog is not worth asking": ({REMIND: 400}, {REMIND: 301}, [REMIND], {}),
+    "a quarter of it is": ({REMIND: 400}, {REMIND: 300}, [REMIND], {REMIND: 100}),
+    "each the same number": (EACH, {}, [*EACH], EACH),
+    "one that has more than the others gets nothing": (EACH, {REMIND: 150}, [*EACH], {LINGER: 50, UNPAID: 50}),
+    "what one does not use is for the others": ({REMIND: 400}, {}, [REMIND, LINGER], {REMIND: 200, LINGER: 4}),
+    "one of which it has none is asked although there is no room": (
+        {REMIND: 300}, {REMIND: 300}, [REMIND, LINGER], {LINGER: 1},
+    ),
+    "and is not asked when it has one": ({REMIND: 300}, {REMIND: 300, LINGER: 1}, [REMIND, LINGER], {}),
+}  # fmt: skip
+"""What it has completed and has in flight, which policies have due timeouts, and for how many of each it asks."""
 
 
-def test_a_worker_that_has_done_nothing_yet_asks_for_what_its_threads_can_begin(worker: Lines) -> None:
-    assert limits(worker, REMIND) == {REMIND: 4}
+@pytest.mark.parametrize("case", SHARES)
+def test_how_many_of_each_policy_a_worker_of_four_threads_asks_for(worker: Lines, case: str) -> None:
+    completed, in_flight, due, expected = SHARES[case]
+    for policy, count in completed.items():
+        worker.completed(policy, count)
+    worker.in_flight.update(in_flight)
+    assert limits(worker, *due) == expected
+
+
+def test_what_was_taken_in_this_pass_counts(worker: Lines) -> None:
+    worker.completed(REMIND, 400)
+    assert limits(worker, REMIND, taken={REMIND: 200, LINGER: 1}) == {REMIND: 199}
 
 
 def test_it_asks_for_as_much_as_it_has_done_in_half_a_second(worker: Lines, clock: list[float]) -> None:
-    completes(worker, REMIND, 300)
+    worker.completed(REMIND, 300)
     assert limits(worker, REMIND) == {REMIND: 300}
     clock[0] += 0.6
     assert limits(worker, REMIND) == {REMIND: 300}, "within the half second before"
     clock[0] += 0.6
     assert limits(worker, REMIND) == {REMIND: 4}
-    completes(worker, REMIND, 50_000)
+    worker.completed(REMIND, 50_000)
     assert limits(worker, REMIND) == {REMIND: MAX_TAKEN}
 
 
@@ -71,17 +96,11 @@ def test_what_is_left_to_others_is_not_asked_for_until_a_timeout_completes_or_th
     worker.leave(REMIND, 20)
     assert limits(worker, REMIND, LINGER) == {LINGER: 4}
     assert worker.seconds_left == 20
-    completes(worker, LINGER, 1)
+    worker.completed(LINGER, 1)
     assert limits(worker, REMIND) == {REMIND: 4}
     worker.leave(REMIND, 20)
     clock[0] += 20.1
     assert limits(worker, REMIND) == {REMIND: 4}
-
-
-def test_slow_timeouts_are_left_to_other_workers_although_others_are_quick(worker: Lines) -> None:
-    completes(worker, REMIND, 500)
-    completes(worker, LINGER, 1)
-    assert limits(worker, REMIND, LINGER) == {REMIND: 250, LINGER: 4}
 
 
 def test_a_batch_counts_as_what_one_thread_can_begin(worker: Lines, declare: Declare) -> None:
@@ -89,45 +108,8 @@ def test_a_batch_counts_as_what_one_thread_can_begin(worker: Lines, declare: Dec
     assert limits(worker, policy.label) == {policy.label: 200}
 
 
-def test_what_is_in_flight_takes_room(worker: Lines) -> None:
-    worker.in_flight[REMIND] = 3
-    assert limits(worker, REMIND) == {REMIND: 1}
-    worker.in_flight[REMIND] = 4
-    assert limits(worker, REMIND) == {}
-
-
-def test_little_room_in_a_large_backlog_is_not_worth_asking(worker: Lines) -> None:
-    completes(worker, REMIND, 400)
-    worker.in_flight[REMIND] = 301
-    assert limits(worker, REMIND) == {}
-    worker.in_flight[REMIND] = 300
-    assert limits(worker, REMIND) == {REMIND: 100}
-
-
-def test_each_policy_gets_an_equal_share(worker: Lines) -> None:
-    for policy in (REMIND, LINGER, UNPAID):
-        completes(worker, policy, 100)
-    assert sorted(limits(worker, REMIND, LINGER, UNPAID).values()) == [100, 100, 100]
-    worker.in_flight[REMIND] = 150
-    assert limits(worker, REMIND, LINGER, UNPAID) == {LINGER: 50, UNPAID: 50}
-
-
-def test_what_one_does_not_use_is_for_the_others(worker: Lines) -> None:
-    completes(worker, REMIND, 400)
-    assert limits(worker, REMIND, LINGER) == {REMIND: 200, LINGER: 4}
-    assert limits(worker, REMIND, taken={REMIND: 200, LINGER: 1}) == {REMIND: 199}
-
-
-def test_a_policy_of_which_it_has_none_is_asked_although_there_is_no_room(worker: Lines) -> None:
-    completes(worker, REMIND, 300)
-    worker.in_flight[REMIND] = 300
-    assert limits(worker, REMIND, LINGER) == {LINGER: 1}
-    worker.in_flight[LINGER] = 1
-    assert limits(worker, REMIND, LINGER) == {}
-
-
 def test_it_is_asked_although_what_the_worker_has_has_become_slow(worker: Lines, clock: list[float]) -> None:
-    completes(worker, REMIND, 300)
+    worker.completed(REMIND, 300)
     worker.in_flight[REMIND] = 300
     clock[0] += 60
     assert limits(worker, REMIND, LINGER) == {LINGER: 1}
@@ -155,8 +137,8 @@ def test_a_worker_that_may_take_three_more_takes_three(worker: Lines) -> None:
 
 def test_the_lines_of_a_policy_and_its_former_labels_share_one_part(worker: Lines, declare: Declare) -> None:
     policy = declare(Order, name="now", aliases=("testapp.order.then",))
-    completes(worker, policy.label, 100)
-    completes(worker, REMIND, 100)
+    worker.completed(policy.label, 100)
+    worker.completed(REMIND, 100)
     found = limits(worker, *policy.labels, REMIND)
     assert found == {"testapp.order.now": 50, "testapp.order.then": 50, REMIND: 100}
 

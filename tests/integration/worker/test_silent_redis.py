@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
 from django.core.checks import INFO, WARNING
+from pytest_django import Settings
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.backoff import LogInterval
@@ -16,18 +18,13 @@ from django_delayq.engine.engine import DUE_UNIT, DelayQueue
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events
+from tests.support.workers import StartWorker, all_are, due_orders, events, worker_engine
 from tests.testapp.models import Order
 
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 LEASE = timedelta(seconds=2)
 LEASED, IN_A_LEASE_MS = 2**52, 1500
 Attack = Callable[["redis.Redis", DelayQueue, Sequence[Timeout]], Any]
@@ -37,10 +34,8 @@ COUNT = 2_000
 @pytest.fixture
 def queue(with_redis: redis.Redis, settings: Settings) -> Iterator[DelayQueue]:
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
-    engine = get_worker_engine("default")
-    assert engine is not None
-    yield engine.queue("default", 0)
-    engine.close()
+    with worker_engine() as engine:
+        yield engine.queue("default", 0)
 
 
 def heads(client: redis.Redis, queue: DelayQueue, rows: Sequence[Timeout]) -> None:
@@ -163,15 +158,13 @@ def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(
     Timeout.objects.filter(pk=other.pk).update(policy="of.another.release")
     lines(with_redis, queue, [])
     junk_heads(with_redis, queue, [])
-    engine = get_worker_engine("default")
-    assert engine is not None
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    with worker_engine() as engine:
+        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     left = {queue.keys.line(row.policy), of_another_release}
     client: Any = with_redis
     assert {key.decode() for key in client.zrange(queue.keys.heads, 0, -1)} == {row.policy, "of.another.release"}
     assert {key.decode() for key in client.keys(queue.keys.line("") + "*")} == left
     assert events(caplog, "django_delayq.engine") == ["foreign_lines"]
-    engine.close()
 
 
 @pytest.mark.parametrize("attack", [heads, lines, leases])

@@ -19,16 +19,8 @@ from django_delayq.worker import dispatch as dispatching
 from tests.support.workers import due_orders, states
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
 NAMES = ("fired", "skipped_or_dead", "settled_before", "to_be_tried_again")
-
-
-@pytest.fixture(autouse=True, params=["redis", "ledger"])
-def source(request: pytest.FixtureRequest, settings: Any) -> None:
-    if request.param == "redis":
-        request.getfixturevalue("redis_client")
-    else:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import OperationalError
+from pytest_django import Settings
 
 from django_delayq import Limits, Rate, clock, operations
 from django_delayq.engine.engine import Engine
@@ -16,32 +17,20 @@ from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
 from django_delayq.sql.now import database_now
 from django_delayq.worker import sweep
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep, Swept, try_claim_turn
 from tests.integration.firing.conftest import another_session, needs_row_locks
+from tests.integration.operations.conftest import as_if
 from tests.support.lines import lines_of, lose_entries, remove_ids
 from tests.support.waiting import wait_until
-from tests.support.workers import due_orders
+from tests.support.workers import due_orders, worker_engine
 from tests.testapp.models import Order
 
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 REMIND = "testapp.order.remind"
-
-
-@pytest.fixture
-def engine(with_redis: redis.Redis) -> Iterator[Engine]:
-    made = get_worker_engine("default")
-    assert made is not None
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -54,6 +43,10 @@ def forgotten(engine: Engine) -> list[Timeout]:
         row.save(update_fields=["run_at"])
     assert in_redis(engine) == {}
     return rows
+
+
+def a_sweep(engine: Engine, clocks: ClockSkew | None = None) -> Sweep:
+    return Sweep(engine, "default", clocks or ClockSkew("default"))
 
 
 def in_redis(engine: Engine, queue: str = "default") -> dict[int, int]:
@@ -72,19 +65,20 @@ def test_a_sweep_adds_what_is_due_from_a_minute_ago_to_two_intervals_ahead(
     move(forgotten[0], now - timedelta(seconds=58))
     move(forgotten[1], now - timedelta(seconds=62))
     move(forgotten[9], now + timedelta(seconds=11))
+    as_if(forgotten[8], "cancelled", "hand")
     with clock.set_to(now):  # a second on a slow machine would let one of them in and another one out
-        swept = Sweep(engine, "default", ClockSkew("default")).run_once()
-    expected = [row for row in forgotten if row not in (forgotten[1], forgotten[9])]
-    assert set(in_redis(engine)) == {row.pk for row in expected}
-    assert (swept.checked, swept.changed) == (8, 8)
+        swept = a_sweep(engine).run_once()
+    assert set(in_redis(engine)) == {row.pk for row in [forgotten[0], *forgotten[2:8]]}
+    assert (swept.checked, swept.changed) == (7, 7)
     assert in_redis(engine)[forgotten[5].pk] == due_ms_of(forgotten[5].run_at)
 
 
 def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: list[Timeout]) -> None:
     move(forgotten[0], clock.now() - timedelta(days=400))
-    made = Sweep(engine, "default", ClockSkew("default"))
+    made = a_sweep(engine)
     made.run_once()
     assert forgotten[0].pk in in_redis(engine)
+    assert 0 < engine.client.pttl(turn_key(engine.prefix, "full-sweep")) <= 60_000
     remove_ids(engine.queue("default", 0), in_redis(engine))
     engine.client.delete(turn_key(engine.prefix, "sweep"))
     made.run_once()
@@ -94,20 +88,10 @@ def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: lis
 def test_of_several_workers_one_sweeps_at_a_time_and_everybody_may_if_he_must(
     engine: Engine, forgotten: list[Timeout]
 ) -> None:
-    first, second = (Sweep(engine, "default", ClockSkew("default")) for _ in range(2))
+    first, second = (a_sweep(engine) for _ in range(2))
     assert first.run_once().checked == 10
     assert second.run_once() == Swept()
     assert second.run_once(everything=True).checked == 10
-
-
-@pytest.mark.parametrize("seconds", [600, None], ids=["its clock was set back", "by hand"])
-def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int | None) -> None:
-    """Redis ends a turn by its own clock: set back by ten minutes, it would block every sweep for as long."""
-    key, interval = turn_key(engine.prefix, "sweep"), timedelta(seconds=5)
-    engine.client.set(key, 1, ex=seconds)
-    assert try_claim_turn(engine, "sweep", interval)
-    assert not try_claim_turn(engine, "sweep", interval)
-    assert 0 < engine.client.pttl(key) <= 5000
 
 
 def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
@@ -118,7 +102,7 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
     reserved = queue.reserve({REMIND: 1}, 60_000)
     assert [entry.id for entry in reserved.entries] == [leased.pk]
     expiry = in_redis(engine)[leased.pk]
-    swept = Sweep(engine, "default", ClockSkew("default")).run_once()
+    swept = a_sweep(engine).run_once()
     assert in_redis(engine)[early.pk] == due_ms_of(early.run_at) - 500
     assert in_redis(engine)[late.pk] == due_ms_of(late.run_at)
     assert in_redis(engine)[leased.pk] == expiry
@@ -127,7 +111,7 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
 
 def test_lost_heads_are_restored_although_no_entry_is_missing(engine: Engine, forgotten: list[Timeout]) -> None:
     queue = engine.queue("default", 0)
-    sweep = Sweep(engine, "default", ClockSkew("default"))
+    sweep = a_sweep(engine)
     sweep.run_once(everything=True)
     assert queue.stats().total == len(in_redis(engine)) > 0
     engine.client.delete(queue.keys.heads)
@@ -143,7 +127,7 @@ def test_a_line_that_has_ended_loses_its_head_in_a_full_sweep(engine: Engine, la
     queue.ensure(label, [(1, 0)])
     engine.client.delete(queue.keys.line(label))
     assert lines_of(queue) == [label]
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    a_sweep(engine).run_once(everything=True)
     assert lines_of(queue) == []
 
 
@@ -175,7 +159,7 @@ def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
 ) -> None:
     scheduled_earlier(12, timedelta(minutes=1), seconds=9)
-    workers = [Sweep(engine, "default", ClockSkew("default")) for _ in range(2)]
+    workers = [a_sweep(engine) for _ in range(2)]
     workers[0].run_once(everything=True)
     assert (restored(caplog), counted) == ([], [])
     for worker in workers:
@@ -204,7 +188,7 @@ def test_what_was_restored_is_reported_although_the_sweep_of_the_backlog_fails(
             raise OperationalError("the server is gone")
 
     with pytest.raises(OperationalError):
-        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True, between=fail_in_the_backlog)
+        a_sweep(engine).run_once(everything=True, between=fail_in_the_backlog)
     assert counted == [3]
 
 
@@ -216,7 +200,7 @@ def test_loading_what_comes_within_the_horizon_and_few_losses_are_not_logged(
     Timeout.objects.update(run_at=clock.now() + timedelta(seconds=9), created_at=clock.now() - timedelta(hours=3))
     near = scheduled_earlier(lost, timedelta(minutes=1), seconds=9)
     remove_ids(engine.queue("default", 0), [row.pk for row in near])
-    Sweep(engine, "default", ClockSkew("default")).run_once()
+    a_sweep(engine).run_once()
     assert len(in_redis(engine)) == 30 + lost
     assert restored(caplog) == []
     assert counted == ([lost] if lost else [])
@@ -227,7 +211,7 @@ def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
 ) -> None:
     rows = due_orders("remind", 30, seconds=9)
     remove_ids(engine.queue("default", 0), [row.pk for row in rows])
-    Sweep(engine, "default", ClockSkew("default")).run_once()
+    a_sweep(engine).run_once()
     assert len(in_redis(engine)) == 30
     assert (restored(caplog), counted) == ([], [])
 
@@ -242,31 +226,21 @@ def test_policies_make_no_difference_to_what_is_restored(engine: Engine, declare
     queue = engine.queue("default", 0)
     for line in (paced.label, "testapp.order.remind", "testapp.order.linger"):
         queue.remove(line, [row.pk for row in rows])
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    a_sweep(engine).run_once(everything=True)
     lines = [queue.stats_of(line).due for line in (paced.label, unknown, "testapp.order.linger")]
     assert lines == [2, 2, 2]
 
 
-def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) -> None:
-    Timeout.objects.filter(pk=forgotten[0].pk).update(
-        state="cancelled", cause="hand", settled_at=clock.now(), slot_taken=None
-    )
-    Sweep(engine, "default", ClockSkew("default")).run_once()
-    assert forgotten[0].pk not in in_redis(engine)
-
-
 def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_redis: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 3}
-    engine = get_worker_engine("default")
-    assert engine is not None
     rows = due_orders("remind", 6, hours=2)
     Timeout.objects.update(run_at=clock.now())
     Timeout.objects.filter(pk=rows[0].pk).update(queue="mail")
-    Sweep(engine, "default", ClockSkew("default")).run_once()
-    for row in rows:
-        queue = "mail" if row is rows[0] else "default"
-        assert row.pk in dict(engine.queue(queue, engine.shard_of(row.pk)).peek())
-    engine.close()
+    with worker_engine() as engine:
+        a_sweep(engine).run_once()
+        for row in rows:
+            queue = "mail" if row is rows[0] else "default"
+            assert row.pk in dict(engine.queue(queue, engine.shard_of(row.pk)).peek())
 
 
 def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
@@ -276,7 +250,7 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     monkeypatch.setattr(sweep, "PASS_ROWS", 10)
     due_orders("remind", 34, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
-    made = Sweep(engine, "default", ClockSkew("default"))
+    made = a_sweep(engine)
     swept = made.run_once(everything=True)
     assert (swept.checked, swept.changed) == (34, 34)
     assert made.run_once(everything=True).checked == 10, "Redis is as it should be: one pass is enough"
@@ -292,22 +266,8 @@ def test_redis_with_another_clock_is_told_the_moment_by_its_clock(
 ) -> None:
     clocks = ClockSkew("default")
     monkeypatch.setattr(clocks, "redis_ahead_ms", lambda: 120_000.0)
-    Sweep(engine, "default", clocks).run_once()
+    a_sweep(engine, clocks).run_once()
     assert in_redis(engine)[forgotten[3].pk] == due_ms_of(forgotten[3].run_at) + 120_000
-
-
-def test_firing_rows_whose_worker_died_are_settled(engine: Engine) -> None:
-    row = due_orders("send_outside")[0]
-    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(seconds=1))
-    assert sweep.settle_all_expired("default") == 1
-    row.refresh_from_db()
-    assert (row.state, row.attempts, row.suspected_at is None) == ("pending", 0, False)
-    assert Order.objects.exists()
-
-
-def test_the_turn_of_the_full_sweep_ends_within_a_minute(engine: Engine, forgotten: list[Timeout]) -> None:
-    Sweep(engine, "default", ClockSkew("default")).run_once()
-    assert 0 < engine.client.pttl(turn_key(engine.prefix, "full-sweep")) <= 60_000
 
 
 def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
@@ -318,7 +278,7 @@ def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
     def fail(*_: object) -> None:
         raise RuntimeError("the database went away")
 
-    own = Sweep(engine, "default", ClockSkew("default"))
+    own = a_sweep(engine)
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
         patched.setattr(sweep, "page_of", fail)
         own.run_once()
@@ -330,7 +290,8 @@ def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypa
     Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(minutes=1))
     monkeypatch.setattr(sweep, "PAGE_ROWS", 2)
     assert sweep.settle_all_expired("default") == 5
-    assert not Timeout.objects.filter(state="firing").exists()
+    assert set(Timeout.objects.values_list("state", "attempts")) == {("pending", 0)}
+    assert not Timeout.objects.filter(suspected_at=None).exists()
 
 
 def test_a_page_of_which_no_row_could_be_settled_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
 OPTIONS: dict[str, Any] = {"limits": dq.Limits(run=timedelta(milliseconds=200)), "retry": dq.Retry([0])}
 MODES: dict[str, Any] = {"atomic": {}, "outside": {"atomic": False}, "batch": {"batch": 5}}
 
@@ -72,6 +72,7 @@ def test_more_handlers_hang_than_there_are_connections_and_others_fire(
     wait_until(lambda: type(quick).objects.filter(pk=quick.pk, state="fired").exists(), "another one fires")
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_statement_that_runs_on_the_server_is_ended_there(

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import redis
+from pytest_django import Settings
 
 from django_delayq import clock
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import POLL_SECONDS
 from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, RedisSource
 from tests.engine.redis_process import RedisProcess
+from tests.support.workers import worker_engine
 from tests.testapp.models import Order
 
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
-
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def engine(with_redis: redis.Redis) -> Iterator[Engine]:
-    made = get_worker_engine("default")
-    assert made is not None
-    yield made
-    made.close()
 
 
 REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
@@ -54,10 +43,6 @@ class Transfer(RedisSource):
         return self.seconds_left(self.lines.declared(), ())
 
 
-def transfer(engine: Engine, *queues: str) -> Transfer:
-    return Transfer(engine, *queues)
-
-
 def fill(engine: Engine, queue: str, ids: range, due_ms: int = 0, line: str = REMIND) -> None:
     for id in ids:
         engine.queue(queue, engine.shard_of(id)).ensure(line, [(id, due_ms)])
@@ -71,7 +56,7 @@ def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
     fill(engine, "a", range(1, 500))
     fill(engine, "a", range(1000, 1005), line=LINGER)
     fill(engine, "b", range(2000, 2005), line=UNPAID)
-    one = transfer(engine, "a", "b")
+    one = Transfer(engine, "a", "b")
     assert sorted(one.due(one.lines)) == sorted([REMIND, LINGER, UNPAID])
     found = one.take({REMIND: 30, LINGER: 10, UNPAID: 2})
     assert {line: len(ids) for line, ids in found.items()} == {REMIND: 30, LINGER: 5, UNPAID: 2}
@@ -82,7 +67,7 @@ def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
 
 def test_lines_that_are_not_asked_are_not_touched_and_not_waited_for(engine: Engine) -> None:
     fill(engine, "a", range(1, 10), line="testapp.order.of_another_release")
-    one = transfer(engine, "a")
+    one = Transfer(engine, "a")
     assert list(one.due(one.lines)) == []
     assert POLL_SECONDS * 0.5 < one.wait <= POLL_SECONDS
     assert engine.queue("a", 0).stats().leased == 0
@@ -92,34 +77,32 @@ def test_queues_and_shards_take_turns_when_there_is_room_for_one_only(engine: En
     fill(engine, "a", range(1, 50))
     fill(engine, "b", range(100, 150))
     fill(engine, "c", range(200, 250))
-    one = transfer(engine, "a", "b", "c")
+    one = Transfer(engine, "a", "b", "c")
     taken = [next(iter(one.taken(1))) // 100 for _ in range(9)]
     assert sorted(taken) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_a_line_in_one_of_several_queues_gets_all_it_may(engine: Engine) -> None:
     fill(engine, "a", range(1, 50))
-    assert len(transfer(engine, "a", "b", "c").taken(40)) == 40
+    assert len(Transfer(engine, "a", "b", "c").taken(40)) == 40
 
 
 def test_every_shard_is_looked_at(settings: Settings, with_redis: redis.Redis) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 4}
-    engine = get_worker_engine("default")
-    assert engine is not None
-    fill(engine, "a", range(1, 60))
-    assert set(transfer(engine, "a").taken(100)) == set(range(1, 60))
-    engine.close()
+    with worker_engine() as engine:
+        fill(engine, "a", range(1, 60))
+        assert set(Transfer(engine, "a").taken(100)) == set(range(1, 60))
 
 
 def test_more_lines_than_one_call_may_ask_are_asked_in_several(engine: Engine, declare: Any) -> None:
     labels = [declare(Order, name=f"policy_{number}").label for number in range(250)]
     for number, label in enumerate(labels):
         engine.queue("a", 0).ensure(label, [(number + 1, 0)])
-    assert set(transfer(engine, "a").taken(3)) == set(range(1, 251))
+    assert set(Transfer(engine, "a").taken(3)) == set(range(1, 251))
 
 
 def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
-    one = transfer(engine, "a", "b")
+    one = Transfer(engine, "a", "b")
     assert one.taken(10) == {}
     assert POLL_SECONDS * 0.5 < one.wait <= POLL_SECONDS - LEAD_MS / 1000, "so it knows each deadline before it"
     fill(engine, "b", range(1, 2), now_ms(engine) + 900)
@@ -130,7 +113,7 @@ def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(en
 
 
 def test_what_is_about_to_be_due_is_taken_with_what_is_due(engine: Engine) -> None:
-    one = transfer(engine, "a")
+    one = Transfer(engine, "a")
     fill(engine, "a", range(1, 2), now_ms(engine) + 60_000)
     assert one.taken(10) == {}
     engine.queue("a", 0).reschedule(REMIND, [(1, now_ms(engine) + AHEAD_MS), (2, 0)])
@@ -141,7 +124,7 @@ def test_what_is_about_to_be_due_is_taken_with_what_is_due(engine: Engine) -> No
 def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
     fill(engine, "a", range(1, 4))
     fill(engine, "a", range(4, 6), line=LINGER)
-    one = transfer(engine, "a")
+    one = Transfer(engine, "a")
     one.taken(10)
     later = clock.now() + timedelta(minutes=5)
     one.resolve([1, 2], {3: later})
@@ -158,7 +141,7 @@ def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
 def test_an_id_that_was_lost_and_taken_again_is_settled_under_its_new_lease(engine: Engine, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=50)}
     fill(engine, "a", range(1, 3))
-    one = transfer(engine, "a")
+    one = Transfer(engine, "a")
     assert one.taken(10) == {1: 1, 2: 1}
     deliveries: dict[int, int] = {}
     while len(deliveries) < 2:  # the leases lapse by the server's clock
@@ -177,25 +160,22 @@ def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
     with own_redis.client() as client:
         client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"])
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shop:secret@127.0.0.1:{own_redis.port}/0"}
-    engine = get_worker_engine("default")
-    assert engine is not None
-    fill(engine, "a", range(1, 4))
-    fill(engine, "b", range(4, 5))
-    one = transfer(engine, "b", "a")
-    assert list(one.due(one.lines)) == [REMIND]
-    with own_redis.client() as client:
+    with worker_engine() as engine, own_redis.client() as client:
+        fill(engine, "a", range(1, 4))
+        fill(engine, "b", range(4, 5))
+        one = Transfer(engine, "b", "a")
+        assert list(one.due(one.lines)) == [REMIND]
         client.acl_setuser("shop", reset_keys=True, keys=["*{a.0}*"])
-    with pytest.raises(EngineError):
-        one.take({REMIND: 10})
-    assert engine.queue("a", 0).stats().leased == 3
-    one.flush()
-    assert transfer(engine, "a").taken(10) == {1: 1, 2: 1, 3: 1}
-    engine.close()
+        with pytest.raises(EngineError):
+            one.take({REMIND: 10})
+        assert engine.queue("a", 0).stats().leased == 3
+        one.flush()
+        assert Transfer(engine, "a").taken(10) == {1: 1, 2: 1, 3: 1}
 
 
 def test_a_lease_that_was_lost_is_told_of_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     fill(engine, "a", range(1, 4))
-    one = transfer(engine, "a")
+    one = Transfer(engine, "a")
     one.taken(10)
     engine.queue("a", 0).reschedule(REMIND, [(1, 0)])
     for _ in range(3):

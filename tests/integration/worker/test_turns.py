@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
-from django_delayq.redis_clients import forget_engine, get_worker_engine
 from django_delayq.worker import sweep
 from django_delayq.worker.sweep import try_claim_turn
+from tests.support.workers import worker_engine
 
-if TYPE_CHECKING:
-    import redis
+pytestmark = pytest.mark.dialect
 
 MINUTE = timedelta(minutes=1)
 
 
-@pytest.fixture
-def engine(redis_client: redis.Redis) -> Iterator[Engine]:
-    made = get_worker_engine("default")
-    assert made is not None
-    yield made
-    made.close()
-    forget_engine()
-
-
 def test_a_turn_is_one_workers(engine: Engine) -> None:
-    other = get_worker_engine("default")
-    assert other is not None
-    assert [try_claim_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
-    assert try_claim_turn(other, "sync", MINUTE)
-    other.close()
+    with worker_engine() as other:
+        assert [try_claim_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
+        assert try_claim_turn(other, "sync", MINUTE)
 
 
-@pytest.mark.parametrize("forged", ["without end", "for a year", "another type"])
+@pytest.mark.parametrize("forged", ["without end", "for ten minutes", "another type"])
 def test_a_turn_that_lasts_longer_than_any_is_taken_back(
     engine: Engine, redis_client: redis.Redis, forged: str
 ) -> None:
@@ -45,8 +32,9 @@ def test_a_turn_that_lasts_longer_than_any_is_taken_back(
     if forged == "another type":
         redis_client.rpush(key, "x")
     else:
-        redis_client.set(key, 1, ex=None if forged == "without end" else 365 * 86_400)
+        redis_client.set(key, 1, ex=None if forged == "without end" else 600)
     assert [try_claim_turn(engine, "sweep", MINUTE) for _ in range(3)] == [True, False, False]
+    assert 0 < redis_client.pttl(key) <= 60_000
 
 
 def test_who_never_has_a_turn_takes_one_in_the_end(

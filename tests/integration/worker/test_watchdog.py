@@ -13,6 +13,8 @@ from django_delayq.worker import watchdog
 from django_delayq.worker.watchdog import Progress, watching
 from tests.support.workers import events
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

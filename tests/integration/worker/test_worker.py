@@ -5,30 +5,34 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import transaction
+from pytest_django import Settings
 
-from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
+from django_delayq import Retry, cancel_timeout, clock, reschedule_timeout
 from django_delayq.firing import running
 from django_delayq.ledger.claiming import claimable
 from django_delayq.ledger.search import labels_in
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.dispatch import Dispatch
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events, needs_more_connections, states
+from tests.support.workers import (
+    Declare,
+    StartWorker,
+    all_are,
+    due_orders,
+    events,
+    needs_more_connections,
+    queue_in_redis,
+    states,
+)
 from tests.testapp.models import Effect, Order
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
 class Gate:
@@ -43,15 +47,6 @@ class Gate:
         self.calls += 1
         self.entered.release()
         assert self.open.wait(100)
-
-
-@pytest.mark.usefixtures("source")
-def test_what_is_due_is_fired_once(start_worker: StartWorker) -> None:
-    due_orders("remind", 20)
-    start_worker()
-    due_orders("remind", 20)
-    wait_until(all_are("fired"))
-    assert Effect.objects.count() == 40
 
 
 @pytest.mark.usefixtures("source")
@@ -140,9 +135,7 @@ def test_stopping_gives_back_at_once_what_has_not_begun(
 def count_free(source: str) -> int:
     """How many timeouts another worker could take now."""
     if source == "redis":
-        engine = get_engine("default")
-        assert engine is not None
-        return engine.queue("default", 0).stats().due
+        return queue_in_redis().stats().due
     return sum(
         claimable("default", None, label).filter(claims=0).count()
         for label in labels_in(Timeout.objects.using("default"))
@@ -164,14 +157,6 @@ def test_a_hard_stop_waits_for_nobody(start_worker: StartWorker, declare: Declar
     wait_until(lambda: states() == {"fired": 1, "pending": 2})  # only here does the thread outlive its worker
 
 
-@pytest.mark.usefixtures("source")
-def test_a_burst_ends_when_nothing_is_due(start_worker: StartWorker) -> None:
-    due_orders("remind", 30)
-    due_orders("remind", 2, hours=2)
-    start_worker(burst=True).join()
-    assert states() == {"fired": 30, "pending": 2}
-
-
 def test_a_burst_finds_what_redis_never_heard_of(start_worker: StartWorker, with_redis: Any, prefix: str) -> None:
     due_orders("remind", 5)
     due_orders("remind", 3, seconds=-0.0)
@@ -179,17 +164,6 @@ def test_a_burst_finds_what_redis_never_heard_of(start_worker: StartWorker, with
     with_redis.delete(*with_redis.keys(f"{prefix}*"))
     start_worker(burst=True).join()
     assert states() == {"fired": 8}
-
-
-@pytest.mark.usefixtures("source")
-def test_a_burst_goes_up_the_ladder_as_far_as_it_is_due(start_worker: StartWorker, declare: Declare) -> None:
-    def fail(order: Order, timeout: Timeout) -> None:
-        raise RuntimeError("no")
-
-    due_orders(declare(Order, handler=fail, name="fails", retry=Retry([0, 0, 3600])), 2)
-    start_worker(burst=True).join()
-    assert states() == {"pending": 2}
-    assert set(Timeout.objects.values_list("attempts", flat=True)) == {3}
 
 
 @pytest.mark.usefixtures("source")
@@ -296,57 +270,8 @@ def test_what_one_worker_cannot_begin_soon_is_left_to_others(
     wait_until(all_are("fired"))
 
 
-@pytest.mark.usefixtures("source")
-def test_a_batch_gets_many_at_once(start_worker: StartWorker, declare: Declare) -> None:
-    sizes = []
-    policy = declare(Order, handler=lambda orders, timeouts: sizes.append(len(timeouts)), name="batch", batch=40)
-    due_orders(policy, 100)
-    start_worker(burst=True).join()
-    assert states() == {"fired": 100}
-    assert sum(sizes) == 100
-    assert 10 < max(sizes) <= 40, "as many as were taken at once, which on a busy machine may be fewer"
-
-
-class Recording:
-    """An executor that a setting names: it runs everything at once, and notes it."""
-
-    made: list[Recording] = []
-
-    def __init__(self, using: str, concurrency: int) -> None:
-        self.given = (using, concurrency)
-        self.works = 0
-        self.is_closed = False
-        Recording.made.append(self)
-
-    def submit(self, work: Any, done: Any) -> None:
-        from django_delayq.firing import run
-
-        self.works += 1
-        done(work, run(work, self.given[0]))
-
-    def withdraw(self) -> list[Any]:
-        return []
-
-    def close(self, *, wait: bool = True) -> None:
-        self.is_closed = wait
-
-
-@pytest.mark.usefixtures("source")
-def test_the_executor_is_the_one_that_the_settings_name(start_worker: StartWorker, settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Recording"}
-    due_orders("remind", 3)
-    start_worker(burst=True, concurrency=3).join()
-    executor = Recording.made[-1]
-    assert states() == {"fired": 3}
-    assert executor.given == ("default", 3)
-    assert executor.works
-    assert executor.is_closed
-
-
 def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_redis: Any) -> None:
-    engine = get_engine("default")
-    assert engine is not None
-    keys = engine.queue("default", 0).keys
+    keys = queue_in_redis().keys
     entries = keys.line("testapp.order.remind")
     with_redis.zadd(entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
     with_redis.set(keys.counter, "x")
@@ -359,14 +284,6 @@ def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_red
         with_redis.set(key, "of another program")
     due_orders("remind", 5)
     wait_until(all_are("fired"))
-
-
-def test_what_ended_is_acknowledged(start_worker: StartWorker, with_redis: Any) -> None:
-    due_orders("remind", 30)
-    start_worker(burst=True).join()
-    engine = get_engine("default")
-    assert engine is not None
-    assert with_redis.zcard(engine.queue("default", 0).keys.heads) == 0
 
 
 def test_a_worker_in_the_main_thread_restores_the_signal_handlers(with_redis: Any) -> None:
