@@ -116,7 +116,7 @@ def execute(sql: Any) -> None:
 
 @contextmanager
 def session_options(**given: Any) -> Iterator[None]:
-    """Connect anew with these options of the driver until the block ends; other threads do, too."""
+    """Connect again with these options of the driver until the block ends; other threads do, too."""
     connection.close()
     options = connection.settings_dict["OPTIONS"]
     connection.settings_dict["OPTIONS"] = {**options, **given}

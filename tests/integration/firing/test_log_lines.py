@@ -1,4 +1,4 @@
-"""What is told of a firing: a line in the log with policy, object, outcome, how late and how long, and a signal."""
+"""What a firing logs and sends: a line in the log with policy, object, outcome, how late and how long, and a signal."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Unspeakable(Exception):
 STRANGE = {
     "the end of the process": (SystemExit(3), "SystemExit"),
     "letters that no database takes": (ValueError("no\0 \ud800"), "ValueError"),
-    "an error without a text": (Unspeakable(), "Unspeakable"),
+    "an error without a message": (Unspeakable(), "Unspeakable"),
     "a snooze beyond all calendars": (dq.Snooze(weeks=10_000), "InvalidDelay"),
 }
 

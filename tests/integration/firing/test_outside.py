@@ -115,7 +115,7 @@ def test_an_interrupt_in_the_handler_or_before_its_failure_is_recorded_gives_the
     assert tried(row) == UNTRIED
 
 
-# Trouble with the database
+# Transient errors of the database
 
 
 class Busy(Exception):

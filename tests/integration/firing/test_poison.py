@@ -110,7 +110,7 @@ def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[O
     policy = declare(Order, write, name="near")
     rows = [due(order, policy) for order in orders]
     die_in_handler(*rows, deliveries=1)
-    assert {(tried(row), len(row.history)) for row in rows} == {(UNTRIED, 0)}, "a first delivery charges nobody"
+    assert {(tried(row), len(row.history)) for row in rows} == {(UNTRIED, 0)}, "a first delivery is not counted"
     fire(*rows, deliveries=2)
     assert {tried(row) for row in rows} == {(FIRED, 1)}
     assert written() == [row.object_id for row in rows]

@@ -321,7 +321,7 @@ def test_one_row_of_a_group_that_is_not_due_is_enough_to_lose(orders: list[Order
     with transaction.atomic():
         assert not marking.mark_fired(rows, timezone.now(), "default")
         transaction.set_rollback(True)
-    assert {row.state for row in rows} == {"pending"}, "and none says that it has fired"
+    assert {row.state for row in rows} == {"pending"}, "none is changed"
 
 
 def test_a_stop_that_this_process_has_not_heard_of_is_seen_with_the_row(

@@ -34,7 +34,7 @@ def invoice(policy: Any) -> Order:
 
 
 def fire_on(policy: Any, *on: float) -> None:
-    """Fire what is due on these days."""
+    """Fire the due timeouts on these days."""
     for day in on:
         with at(day):
             fire_due(policy, raises=False)
