@@ -91,7 +91,7 @@ def deadline(row: Timeout) -> SafeString:
         late = (row.settled_at - advances.passed_at(row)).total_seconds()  # negative if an operator fired it early
         words = _("fired {duration} after it") if late >= 0 else _("fired {duration} before it")
         more = words.format(duration=duration_label(abs(late)))
-    lines = ((line,) for line in (more, used(row)) if line)
+    lines = ((line,) for line in (more, "" if row.is_settled else used(row)) if line)
     below = format_html_join("", '<br><bdi class="delayq-more">{}</bdi>', lines)
     return format_html("{}{}", time_tag(row.due_at), below)
 

@@ -112,14 +112,14 @@ class OwnTime(NamedTuple):
     def forward(self, start: datetime, by: timedelta) -> datetime:
         """Return when it has counted `by` since `start`: the inverse of `elapsed`. `start` if `by` is not positive.
 
-        Without a length, or with a timedelta, it is at the latest the last supported datetime.
+        Without a length it is at the latest the last supported datetime.
 
         Raises:
             InvalidDelay: that is beyond the supported years, or the calendar is closed for a year.
         """
         if by <= timedelta(0):
             return start
-        if self.length is None or isinstance(self.length, timedelta):
+        if self.length is None:
             return clock.within_calendar(start, by) or clock.latest_start(timedelta.resolution)
         found, calendar = clock.shifted(start, by), self.calendar()
         if calendar is None:
