@@ -74,6 +74,7 @@ def pages() -> dict[str, str]:
         "detail, dead": reverse(detail, args=[dead]),
         "confirmation of 1,000 rows": f"{reverse(operate, args=['cancel'])}?ids={thousand}",
         "policies": reverse("admin:django_delayq_policycontrol_changelist"),
+        "first page": reverse("admin:app_list", args=["django_delayq"]),
     }
 
 

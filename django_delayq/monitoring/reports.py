@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -261,7 +262,6 @@ def may_count_by(user: Any, model: type[Model], path: str) -> bool:
 
 
 FIGURES: Final = tuple(field.name for field in fields(Figures))
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_rows(report: Report) -> Iterator[list[str]]:
@@ -272,9 +272,7 @@ def csv_rows(report: Report) -> Iterator[list[str]]:
     yield [report.by if name == "name" else name for name in FIGURES]
     for line in (*report.lines, report.total):
         cells = ("" if value is None else str(value) for value in (getattr(line, name) for name in FIGURES))
-        yield [
-            f"'{cell}" if cell.startswith(_FORMULA) or cell.lstrip().startswith(_FORMULA) else cell for cell in cells
-        ]
+        yield [f"'{cell}" if re.match(r"[\t\r\n]|\s*[-=+@]", cell) else cell for cell in cells]
 
 
 @dataclass
@@ -295,34 +293,36 @@ class PolicyFigures:
             **dict(zip(COUNTS, counts, strict=False)),
             "oldest_due_at": oldest,
             "waited_seconds": max(0.0, (now - oldest).total_seconds()) if oldest else None,
-            "lag_p50": lags[len(lags) // 2] if lags else None,
             "last_fired_at": max((settled_at for settled_at, *_ in self.fired), default=None),
-            "lag_p99": lags[int(len(lags) * 0.99)] if lags else None,
+            **{f"lag_p{part}": lags[len(lags) * part // 100] if lags else None for part in (50, 99)},
             "hours": tuple(counts[len(COUNTS) :]),
         }
 
 
 def read_figures(owners: dict[str, str], using: str, now: datetime, hours: int) -> dict[str, PolicyFigures]:
     """Read the figures of each policy, with so many `hours`; `owners` has the policy of each label."""
-    found = {owner: PolicyFigures() for owner in owners.values()}
+    size = len(COUNTS) + hours
+    found = {owner: PolicyFigures(Counter(dict.fromkeys(range(size), 0))) for owner in owners.values()}
     starts = [now + timedelta(hours=number) for number in range(hours + 1)]
     at = dict[str, Any](now=now, overdue=now - OVERDUE, recent=now - timedelta(hours=HOURS), starts=starts)
     for labels in chunks(list(owners), COUNTS_PER_STATEMENT):
         own = [found[owners[label]] for label in labels]
-        size, values = len(labels), {**at, "policy": labels}
-        # PostgreSQL plans a statement of very many parts for much longer, and compiles it.
-        for part in chunks(labels, COUNTS_PER_STATEMENT // (len(COUNTS) + hours)):
-            for number, value, place in _counts.rows(using, len(part), hours, **{**at, "policy": part}):
-                found[owners[part[place]]].numbers[number] += value
+        values = {**at, "policy": labels}
+        # Hours only of policies with pending rows: each part of a statement takes time to plan, also without any rows.
+        for first, end in ((0, len(COUNTS)), (len(COUNTS), size))[: 1 + bool(hours)]:
+            chosen = [label for label in labels if not first or found[owners[label]].numbers[0]]
+            for part in chunks(chosen, COUNTS_PER_STATEMENT // (end - first)):
+                for number, value, place in _counts.rows(using, len(part), first, end, **{**at, "policy": part}):
+                    found[owners[part[place]]].numbers[first + number] += value
         for state in (State.FIRED, State.SKIPPED):
-            for late, place in _late.rows(using, size, state, MAX_LATE, **values):
+            for late, place in _late.rows(using, len(labels), state, MAX_LATE, **values):
                 if late == MAX_LATE:
                     ((late, _),) = _late.rows(using, 1, state, MAX_COUNT + 1, **{**at, "policy": labels[place:]})  # noqa: PLW2901
                 own[place].numbers[list(COUNTS).index(state)] += late
         # One that was armed long after its deadline, as by a backfill, has not waited since then.
-        for *times, place in _oldest_due.rows(using, size, **values):
+        for *times, place in _oldest_due.rows(using, len(labels), **values):
             own[place].due.append(max(times))
-        for *columns, place in _last_fired.rows(using, size, **values):
+        for *columns, place in _last_fired.rows(using, len(labels), **values):
             own[place].fired.append(columns)
     return found
 
@@ -343,11 +343,11 @@ def _of_each_label(build: Callable[..., Raw]) -> compiled:
 
 
 @_of_each_label
-def _counts(rows: Any, using: str, hours: int) -> Raw:
-    """Count the rows, in the order of `COUNTS`, and the pending ones that fall due in each of so many hours."""
+def _counts(rows: Any, using: str, first: int, end: int) -> Raw:
+    """Count some of these: the rows in the order of `COUNTS`, and the pending ones that fall due in each hour."""
     failing = rows.failing().order_by("policy", "state", "attempts", "id")
-    hour = [{"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(hours)]
-    parts = [*COUNTS.values(), *({**_PENDING, **each} for each in hour)]
+    hour = [{"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS)]
+    parts = [*COUNTS.values(), *({**_PENDING, **each} for each in hour)][first:end]
     return Raw(*counting([rows.filter(**each) if each else failing for each in parts], using))
 
 

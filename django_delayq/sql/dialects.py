@@ -235,7 +235,8 @@ class PostgreSQL(Dialect):
     hex_type = "uuid"
     updates_from_rows = True
     last_error = "(jsonb_path_query_array(%(expressions)s, '$[*].error') ->> -1)"
-    limit_waits = ("SET LOCAL lock_timeout = '2s'", "")
+    # PostgreSQL would compile the statements that count the rows of many policies, for longer than it runs them.
+    limit_waits = ("SELECT set_config('lock_timeout', '2s', true), set_config('jit', 'off', true)", "")
     wait_briefly = "SET LOCAL lock_timeout = '100ms'"
     limits_of_silence: ClassVar[dict[str, int]] = {
         "connect_timeout": 5,
