@@ -334,7 +334,7 @@ class Timeout(models.Model):
 
     @property
     def last_error(self) -> str:
-        """Return type and message of the last failed attempt: `ValueError: no stock`; empty: none has failed."""
+        """Return type and message of the last failed attempt, or an empty string if none has failed."""
         last = (self.errors or [{}])[-1]
         return ": ".join(last[name] for name in ("error", "message") if last.get(name))
 
