@@ -62,7 +62,7 @@ def test_a_pause_again_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
     assert do("delayq_pause", REMIND, "--until", "never").out.rstrip().endswith("pending): paused: still down")
     assert PolicyControl.objects.get().until is None
     assert do("delayq_hold", REMIND).out.rstrip().endswith("(was paused: still down; 0 pending): held: still down")
-    with pytest.raises(CommandError, match="held: resume it first"):
+    with pytest.raises(CommandError, match="on hold: resume it first"):
         do("delayq_pause", REMIND)
 
 
@@ -103,7 +103,7 @@ def test_a_dry_run_changes_no_policy(do: Do, command: str) -> None:
     [
         (["delayq_pause", REMIND, "--until", "nonsense"], 2, "is not a time"),
         (["delayq_pause", REMIND, "--until", "1m ago"], 1, "is in the past"),
-        (["delayq_pause", LINGER], 1, "held: resume it first"),
+        (["delayq_pause", LINGER], 1, "on hold: resume it first"),
         (["delayq_brake", REMIND, "abc", "--per", "10m"], 2, "is not a number"),
         (["delayq_brake", REMIND, "5", "--per", "0s"], 2, "too short or too long"),
         (["delayq_late", REMIND, "soon"], 2, "is not a duration"),
@@ -143,7 +143,7 @@ def test_a_dry_run_in_a_transaction_leaves_it_usable(do: Do) -> None:
     with transaction.atomic():
         order = Order.objects.create()
         assert "would be resumed" in do("delayq_resume", LINGER, "--dry-run").out
-        with pytest.raises(CommandError, match="held"):
+        with pytest.raises(CommandError, match="on hold"):
             do("delayq_pause", LINGER, "--dry-run")
     assert Order.objects.filter(pk=order.pk).exists()
     assert stop_of(LINGER) == "held"
@@ -154,7 +154,7 @@ def test_a_wrong_name_among_several_changes_none(do: Do) -> None:
         do("delayq_pause", REMIND, "testapp.order.lingr")
     assert stop_of(REMIND) == ""
     do("delayq_hold", REMIND)
-    with pytest.raises(CommandError, match="held"):
+    with pytest.raises(CommandError, match="on hold"):
         do("delayq_pause", REMIND)
     with pytest.raises(CommandError, match="is in the past"):
         do("delayq_pause", LINGER, "--until", "1m ago")

@@ -60,7 +60,7 @@ def test_without_an_end_all_policies_stop_until_they_are_resumed(do: Do) -> None
 
 def test_one_policy_that_refuses_does_not_keep_the_others_running(do: Do) -> None:
     operations.hold(LINGER, by="admin:alice", until=timezone.now() + HOUR / 2)
-    with pytest.raises(CommandError, match=f"{LINGER} is held: resume it first") as refused:
+    with pytest.raises(CommandError, match=f"{LINGER} is on hold: resume it first") as refused:
         do("delayq_pause", "--all", "--until", "1h")
     assert refused.value.returncode == 1
     found = stops()

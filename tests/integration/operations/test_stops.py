@@ -196,7 +196,7 @@ def test_holding_again_keeps_the_beginning_and_changes_the_reason_if_given() -> 
 
 def test_a_hold_ends_by_resuming_and_not_by_a_pause() -> None:
     hold(REMIND, by=BY)
-    with pytest.raises(PolicyConflict, match="held: resume it first"):
+    with pytest.raises(PolicyConflict, match="on hold: resume it first"):
         pause(REMIND, by=BY)
     assert [what for what, *_ in changes()] == ["held"]
 

@@ -92,7 +92,7 @@ def test_each_address_with_an_object_asks_the_permission_of_the_object(
             asked.add(name)
             assert ask(name, method, argument).status_code in (403, 404), name
     assert stored() == before
-    assert {name for name, _, _ in addresses()} - asked == {"root", "timeout-list", "policy-list", "status"}
+    assert {name for name, _, _ in addresses()} - asked == {"root", "timeout-list", "policy-list", "status", "overview"}
     assert asked >= {"timeout-detail", "timeout-cancel", "policy-pause", "policy-report", *SERVICES}
 
 
