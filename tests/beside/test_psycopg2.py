@@ -17,11 +17,11 @@ TESTS = (
     "ledger/test_settling.py",
     "firing/test_together.py",
     "firing/test_time_limit.py",
-    "firing/test_leftovers.py::test_a_setting_that_a_function_of_the_database_has_changed_ends_with_the_connection",
+    "firing/test_leftovers.py::test_only_a_setting_that_does_not_end_with_the_transaction_costs_the_connection",
     "matrix/test_keys.py::test_joins_along_the_relation",
     "matrix/test_keys.py::test_the_single_verbs",
     "scheduling/test_many_rows.py",
-    "worker/test_worker.py::test_what_is_due_is_fired_once",
+    "worker/test_worker.py::test_several_workers_fire_each_timeout_once",
 )
 """Statements of each kind, locks, types of keys, connections that are cut, and a worker."""
 
