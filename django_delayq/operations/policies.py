@@ -140,6 +140,9 @@ def resume(
         policy, by, reason: see `operations`.
         shift: False: after a hold, deadlines stay where they are, and timeouts that became due meanwhile fire.
         progress: called with the number of rows examined, page by page.
+
+    Returns:
+        The change. None: the policy was not stopped.
     """
     return _resume(get_policy(policy), by, reason, shift=shift, progress=progress)
 
