@@ -84,7 +84,7 @@ order = Order.objects.create(created_at=timezone.now() - datetime.timedelta(minu
 schedule_timeout(order, "send_reminder", seconds=0)
 schedule_timeout(order, "ask_for_review", seconds=0)
 """
-FIXED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d|[\d.]+ (?:ms|s)\b|\d+\.\d+(?:\.\w+)*")
+FIXED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d|[\d.]+ (?:ms|s)\b|\d+\.\d+(?:\.\w+)*(?:\+\w+)?")
 AHEAD = itertools.count(int(time.time()) + 5)
 """Different times of changes, each later than all files."""
 Start = Callable[..., Any]
