@@ -34,7 +34,6 @@ from django_delayq.monitoring.reports import (
     may_count_by,
     policy_report,
 )
-from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.policy.policies import registry
 from django_delayq.sql.now import database_now
 
@@ -81,7 +80,7 @@ def report_view(request: HttpRequest, label: str, site: AdminSite) -> HttpRespon
         "list": address(site, "policycontrol_changelist"),
         "form": form,
         "error": error,
-        "delayq_banners": banners(request, site, obstacles(database_of(Timeout), [label]), [label]),
+        "delayq_banners": banners(request, site, [label]),
         "file": f"?{asked.urlencode()}",
         **({} if report is None else _shown(report)),
     }
