@@ -134,11 +134,10 @@ def banners(
         shown.append({"obstacle": obstacle, "text": text, "address": resume, "label": operation.label})
     running = (state.policy for state in states if not state.is_stopped)
     policies = [policy for policy in running if labels is None or not set(labels).isdisjoint(policy.labels)]
-    late = _backlog(request, site, policies, using) if policies else []
     without = [worker for worker in workers if not worker.uses_redis and get_settings().redis and policies]
     words = _("Workers that do not reach Redis, and read due timeouts from the database once a second: {n} of {count}.")
     redis = [{"text": words.format(n=len(without), count=len(workers))}] if without else []
-    return [*clock_banners(), *redis, *late, *shown]
+    return [*clock_banners(), *redis, *_backlog(request, site, policies, using), *shown]
 
 
 def _backlog(request: HttpRequest, site: AdminSite, policies: list[Any], using: str) -> list[dict[str, Any]]:

@@ -224,6 +224,7 @@ class PolicyControlAdmin(LedgerAdmin):
         hours = [f"{clock.local(clock.now() + timedelta(hours=number)):%H:%M}" for number in range(len(status.hours))]
         return {
             "status": status,
+            "tag": render.policy_tag(status.label),
             "urgency": URGENCIES.get(status.urgency) or (state and PolicyControl.Stop(state.stop).label),
             "numbers": numbers(status, listed, status.label),
             **{name: render.lag(getattr(status, name)) for name in ("waited_seconds", "lag_p50", "lag_p99")},

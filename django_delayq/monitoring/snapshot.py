@@ -29,7 +29,8 @@ from django_delayq.sql.now import database_now
 from django_delayq.times.clock import fitting, to_ms
 
 ALIVE: Final = timedelta(seconds=10)
-"""A worker whose last heartbeat is older does not count as running."""
+"""A worker whose last heartbeat is older does not count as running. One comes every five seconds, and may be late by a
+few if Redis or the database is slow."""
 COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500

@@ -13,6 +13,7 @@ BRAKED = "shop.order.cancel_unaccepted"
 ORDERED = """
 from datetime import timedelta
 from django.contrib.auth.models import User
+from django.db import transaction
 from django_delayq import clock, operations
 from tests.e2e.admin.provider import DOWN, UNKNOWN
 
@@ -53,8 +54,9 @@ class Burning:
 
 NO_WORKER = "No worker is running: nothing fires."
 NOT_SERVED = ("No worker serves the queue 'default'.", "Timeouts that have been due for more than a minute")
-FAILING = "TrialMembership.objects.create(customer=Customer.objects.create(phone=DOWN), started_at=clock.now())"
-DEAD = "ordered(UNKNOWN, is_paid=True).accept('Roastery', clock.now())"
+ADA = "Customer.objects.create(name='Ada', phone=DOWN)"
+FAILING = f"TrialMembership.objects.create(customer={ADA}, started_at=clock.now())"
+DEAD = "with transaction.atomic(): ordered(UNKNOWN, is_paid=True).accept('Roastery', clock.now())"
 PAUSE = ("delayq_pause", "shop.review.review_by_default", "--reason", "an outage")
 STATES: tuple[tuple[Callable[[Burning], object], *tuple[str, ...]], ...] = (
     (lambda now: now.signal(signal.SIGKILL), NO_WORKER),

@@ -145,13 +145,14 @@ def take_burning(burning: Burning, admin: Admin) -> None:
     """Take the first page with some of what may be wrong, and the page of a timeout that fails."""
     burning.shop.start_server()
     admin.open(FIRST_PAGE)
+    admin.browser.execute_script(CLOSED)
     for happens, *said in itertools.compress(STATES, (1, 1, 0, 1, 0, 1, 0, 1)):
         happens(burning)
         admin.wait_for(*said)
     for name, width, dark in (("", DESKTOP, False), ("-dark", DESKTOP, True), ("-phone", PHONE, False)):
         admin.show_on(width, dark=dark)
         admin.open(FIRST_PAGE)
-        admin.save_picture(IMAGES / f"admin-first{name}.png", MAX_HEIGHT[width])
+        admin.save_picture(IMAGES / f"admin-first{name}.png", MAX_HEIGHT[width] * 3 // 2)
     burning.signal(signal.SIGKILL)
     admin.wait_for(NO_WORKER)
     admin.show_on(DESKTOP)
