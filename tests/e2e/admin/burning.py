@@ -1,4 +1,4 @@
-"""What may be wrong with an installation, made to happen by real processes; and what the first page then says."""
+"""What may be wrong with an installation, made to happen by real processes; and what the first page then shows."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ STATES: tuple[tuple[Callable[[Burning], object], *tuple[str, ...]], ...] = (
     (lambda now: now.serve_another_queue(), *NOT_SERVED),
     (lambda now: now.signal(signal.SIGSTOP), NO_WORKER),
 )
-"""In this order, each while the former ones last: what happens, and what the page says then and did not say before."""
+"""In this order, each while the former ones last: what happens, and what the page shows then and not before."""

@@ -130,13 +130,13 @@ class Admin:
             self.browser.find_element(By.CSS_SELECTOR, f"input[name=_selected_action][value='{pk}']").click()
 
     def wait_for(self, *words: str, is_said: bool = True) -> None:
-        """Wait until the page says all the words, or none of them."""
+        """Wait until the page shows all the words, or none of them."""
 
         def is_there(driver: Chrome) -> bool:
             text = str(driver.execute_script("return document.body ? document.body.innerText : ''"))
             return all((each in text) is is_said for each in words)
 
-        verb = "does not say" if is_said else "still says"
+        verb = "does not show" if is_said else "still shows"
         WebDriverWait(self.browser, PATIENCE_SECONDS).until(is_there, f"the page {verb} {words!r}")
 
     def message(self) -> str:

@@ -1,4 +1,4 @@
-"""The first page in headless Chromium: while it stays open, it says what is wrong, and keeps what has been opened."""
+"""The first page in headless Chromium: while it stays open, it shows what is wrong, and keeps what has been opened."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ return [row.open, tick.checked, document.activeElement.closest("details").id];
 UNFIRED = f"Timeout.objects.filter(policy={BRAKED!r}, state='pending').count()"
 
 
-def test_the_open_first_page_says_what_burns_and_keeps_what_is_open_ticked_and_focused(
+def test_the_open_first_page_shows_what_burns_and_keeps_what_is_open_ticked_and_focused(
     chrome: Any, axe: str, shop: Shop, tmp_path: Path
 ) -> None:
     with RedisServer(tmp_path / "redis") as redis:
