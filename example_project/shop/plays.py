@@ -22,7 +22,7 @@ class Play:
     breaks_sms: bool = False
 
     def __str__(self) -> str:
-        return self.text.format(delay=span(shop_delay(self.delay)))
+        return self.text.format(delay=span(shop_delay(self.delay)).replace(" ", "\u00a0"))
 
 
 PLAYS = {
