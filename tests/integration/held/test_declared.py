@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +11,9 @@ import django_delayq as dq
 from django_delayq import checks
 from django_delayq.ledger.declarations import fingerprint
 from django_delayq.policy.reads import columns_read, reads_other_rows
+from tests.integration.held.times import HOUR, Declare
 from tests.testapp.models import Customer, Order
 
-HOUR = timedelta(hours=1)
 AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(status="unpaid")}
 
 
@@ -29,24 +27,20 @@ AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(sta
         ({**AUTOMATIC, "hold_when": Q(note__in=iter([]))}, "its hold_when is an iterator without items"),
     ],
 )
-def test_a_wrong_hold_when_is_refused(
-    declare: Callable[..., dq.TimeoutPolicy[Any]], options: dict[str, Any], words: str
-) -> None:
+def test_a_wrong_hold_when_is_refused(declare: Declare, options: dict[str, Any], words: str) -> None:
     with pytest.raises(dq.PolicyError, match=words):
         declare(Order, name="wrong", **options)
 
 
-def test_its_columns_are_read_and_its_fingerprint_differs(declare: Callable[..., dq.TimeoutPolicy[Any]]) -> None:
-    policy = declare(Order, name="talks", hold_when=Q(note="talks"), **AUTOMATIC)
-    assert {"status", "note", "created_at"} <= (columns_read(policy) or set())
-    assert fingerprint(policy) != fingerprint(declare(Order, name="plain", **AUTOMATIC))
-
-
-def test_a_related_lookup_is_watched_and_a_subquery_is_reported(declare: Callable[..., dq.TimeoutPolicy[Any]]) -> None:
-    watched = declare(Order, name="talks", hold_when=Q(customer__vip=True), **AUTOMATIC)
+def test_what_it_reads_is_a_part_of_what_the_policy_reads(declare: Declare) -> None:
     vip = Exists(Customer.objects.filter(pk=OuterRef("customer"), vip=True))
-    policy = declare(Order, name="hidden", hold_when=Q(vip), **AUTOMATIC)
-    assert reads_other_rows(watched)
-    assert reads_other_rows(policy)
-    found = [each for each in checks.check_policies() if each.obj in {watched, policy}]
-    assert [each.obj for each in found if "hold_when" in each.msg] == [policy]
+    plain, talks, watched, hidden = (
+        declare(Order, name=name, hold_when=hold_when, **AUTOMATIC)
+        for name, hold_when in (("plain", None), ("talks", Q(note="talks")), ("watched", Q(customer__vip=True)),
+                                ("hidden", Q(vip)))
+    )  # fmt: skip
+    assert {"status", "note", "created_at"} <= (columns_read(talks) or set())
+    assert fingerprint(talks) != fingerprint(plain)
+    assert [reads_other_rows(policy) for policy in (plain, talks, watched, hidden)] == [False, False, True, True]
+    found = [each for each in checks.check_policies() if each.obj in {talks, watched, hidden}]
+    assert [each.obj for each in found if "hold_when" in each.msg] == [hidden], "a subquery cannot be watched"
