@@ -9,20 +9,23 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.db.models import Q
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming.sync import TableSync
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
+from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
 HALF_HOUR = timedelta(minutes=30)
+CALLED = {"reason": "the customer called"}
+CLOSED = ("cancelled", "hand", "the customer called")
+in_both_ways = pytest.mark.parametrize("how", ["save", "sync"])
 
 
 @pytest.fixture
@@ -44,42 +47,39 @@ def set_status(order: Order, status: str) -> None:
     order.save()
 
 
-@pytest.mark.parametrize("how", ["save", "sync"])
+def values(row: Timeout) -> dict[str, Any]:
+    return vars(row) | {"_state": None}
+
+
+@in_both_ways
 def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how: str) -> None:
-    assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="the customer called") is True
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid", **CALLED) is True
+    before = values(unarmed.timeouts.get())
+    sent = sql_of(lambda: dq.cancel_timeout(unarmed, "cancel_unpaid", reason="again"))
+    assert not [sql for sql in sent if sql.startswith("INSERT")]
     arm(how, unarmed)
-    row = unarmed.timeouts.get()
-    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "the customer called")
-    assert (row.since_at, row.due_at) == (unarmed.created_at, unarmed.created_at + HALF_HOUR)  # type: ignore[operator]
+    row, since = unarmed.timeouts.get(), unarmed.created_at
+    assert values(row) == before
+    assert (row.state, row.cause, row.reason) == CLOSED
+    assert (row.since_at, row.due_at) == (since, since + HALF_HOUR)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("how", ["save", "sync"])
+@in_both_ways
 @pytest.mark.parametrize("state", ["cancelled", "skipped"])
 def test_what_was_cancelled_while_its_condition_did_not_hold_is_not_armed_again(how: str, state: str) -> None:
     order = Order.objects.create(status="unpaid", created_at=timezone.now())
     set_status(order, "paying")
     Timeout.objects.update(state=state, due_at=order.created_at + 2 * HALF_HOUR, extensions=1)  # type: ignore[operator]
-    ended = vars(Timeout.objects.get()) | {"_state": None}
-    assert dq.cancel_timeout(order, "cancel_unpaid", reason="the customer called") is True
+    ended = Timeout.objects.get()
+    assert dq.cancel_timeout(order, "cancel_unpaid", **CALLED) is True
     Order.objects.update(status="unpaid")
     arm(how, Order.objects.get())
-    assert (
-        vars(Timeout.objects.get(pk=ended["id"])) | {"_state": None} == ended
-    )  # a settled row does not change any more
-    row = Timeout.objects.exclude(pk=ended["id"]).get()
-    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "the customer called")
-    assert (row.due_at, row.first_due_at) == (ended["due_at"], ended["first_due_at"])
+    settled, row = Timeout.objects.order_by("id")
+    assert values(settled) == values(ended), "a settled row does not change any more"
+    assert (row.state, row.cause, row.reason) == CLOSED
+    assert (row.due_at, row.first_due_at) == (ended.due_at, ended.first_due_at)
     story = [event.what for event in dq.explain_timeout(order, "cancel_unpaid")]
     assert story == ["scheduled", state, "scheduled", "cancelled"]
-
-
-def test_cancelling_again_writes_nothing(unarmed: Order) -> None:
-    assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="first") is True
-    before = vars(Timeout.objects.get()) | {"_state": None}
-    with CaptureQueriesContext(connection) as captured:
-        assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="again") is True
-    assert vars(Timeout.objects.get()) | {"_state": None} == before
-    assert not [query["sql"] for query in captured if query["sql"].startswith("INSERT")]
 
 
 def test_an_older_round_that_its_condition_cancelled_does_not_count_as_the_present_one() -> None:
@@ -94,20 +94,13 @@ def test_an_older_round_that_its_condition_cancelled_does_not_count_as_the_prese
     assert found[1][0] == order.created_at
 
 
-def test_only_the_automatic_round_is_closed(unarmed: Order) -> None:
-    """Nothing is written for a key, for a policy that is scheduled by hand, or without a value of `since`."""
-    assert dq.cancel_timeout(unarmed, "remind") is True
-    assert dq.cancel_timeout(unarmed, "cancel_unpaid", key="another") is True
+def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
+    """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
+    exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
+    for policy, key in (("remind", ""), ("cancel_unpaid", "another"), (exempt, "")):
+        assert dq.cancel_timeout(unarmed, policy, key=key) is True
     Order.objects.update(created_at=None)
     assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
-    assert not Timeout.objects.exists()
-
-
-def test_an_object_without_a_deadline_and_one_that_is_gone_have_no_round_to_close(
-    unarmed: Order, declare: Declare
-) -> None:
-    policy = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
-    assert dq.cancel_timeout(unarmed, policy) is True
     Order.objects.all()._raw_delete("default")
     assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
     assert not Timeout.objects.exists()
@@ -115,7 +108,7 @@ def test_an_object_without_a_deadline_and_one_that_is_gone_have_no_round_to_clos
 
 @pytest.mark.parametrize("by_callable", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("how", ["save", "sync"])
+@in_both_ways
 def test_the_present_round_is_closed_although_that_of_an_older_since_is_pending(
     unarmed: Order, declare: Declare, by_callable: bool, inside: bool, how: str
 ) -> None:
@@ -151,10 +144,10 @@ def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
         set_status(unarmed, "paid")
     unarmed.refresh_from_db()
     assert unarmed.status == "paid"
-    records = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
+    records: list[Any] = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
     assert len(records) == (wrong == "raises"), "beyond the calendar there is no round to close"
     for record in records:
-        assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))  # type: ignore[attr-defined]
+        assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))
         assert record.exc_info
 
 
@@ -167,21 +160,16 @@ def test_an_error_of_the_database_passes(unarmed: Order, declare: Declare) -> No
         dq.cancel_timeout(unarmed, policy)
 
 
-def test_a_row_of_another_round_is_cancelled_alone(unarmed: Order) -> None:
+def test_a_row_of_another_round_is_cancelled_alone_and_a_guard_leaves_it_to_the_condition(unarmed: Order) -> None:
+    with dq.before_deadline(unarmed, "cancel_unpaid") as timeout:
+        assert timeout is None
     unarmed.save()
     row = unarmed.timeouts.get()
+    assert row.state == "pending", "a payment that failed: the order is still unpaid"
     set_status(unarmed, "paying")
     assert dq.cancel_timeout(row) is True
     set_status(unarmed, "unpaid")
     assert unarmed.timeouts.filter(state="pending").exists()
-
-
-def test_the_guard_leaves_it_to_the_condition(unarmed: Order) -> None:
-    """A payment that failed: the order is still unpaid, and armed by the next save."""
-    with dq.before_deadline(unarmed, "cancel_unpaid") as timeout:
-        assert timeout is None
-    unarmed.save()
-    assert dq.pending_timeouts(unarmed).exists()
 
 
 @pytest.mark.parametrize("since", ["created_at", lambda order: order.created_at], ids=["a column", "a function"])
@@ -201,14 +189,19 @@ def test_a_fired_round_does_not_count_as_a_later_one_that_is_not_armed_yet(
         TableSync("default").run(at_once=True)
     else:
         with dq.before_deadline(cart, policy) as row:
-            cart.status = "paid"
-            cart.save()
+            set_status(cart, "paid")
         assert row is None
     assert not dq.pending_timeouts(cart, policy)
 
 
-def test_a_round_that_has_fired_before_the_newest_one_is_too_late_too(declare: Declare) -> None:
-    policy = declare(Order, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
+def test_a_round_that_has_fired_is_too_late_although_a_newer_one_has_fired_or_its_handler_changed_since(
+    declare: Declare,
+) -> None:
+    def expire(order: Order, timeout: Timeout) -> None:
+        if order.note:
+            Order.objects.filter(pk=order.pk).update(status="expired", created_at=timezone.now())
+
+    policy = declare(Order, expire, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
     began = timezone.now()
     cart = Order.objects.create(status="cart", created_at=began - 2 * HALF_HOUR)
     assert fire_due(policy) == 1
@@ -217,15 +210,8 @@ def test_a_round_that_has_fired_before_the_newest_one_is_too_late_too(declare: D
     assert fire_due(policy) == 1
     Order.objects.update(created_at=began - 2 * HALF_HOUR)
     assert dq.cancel_timeout(cart, policy) is False
-
-
-def test_a_fired_round_counts_although_its_handler_has_changed_since(declare: Declare) -> None:
-    def expire(order: Order, timeout: Timeout) -> None:
-        Order.objects.filter(pk=order.pk).update(status="expired", created_at=timezone.now())
-
-    policy = declare(Order, expire, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
-    cart = Order.objects.create(status="cart", created_at=timezone.now() - HALF_HOUR)
+    other = Order.objects.create(status="cart", note="changes", created_at=began - HALF_HOUR)
     assert fire_due(policy) == 1
-    assert dq.cancel_timeout(cart, policy) is False
-    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(cart, policy):
-        pass
+    assert dq.cancel_timeout(other, policy) is False
+    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(other, policy):
+        pytest.fail("the block ran")

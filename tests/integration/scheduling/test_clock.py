@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.db import connection, connections
+from django.db.models.functions import Now
 from django.utils import timezone
 
 import django_delayq as dq
@@ -24,13 +25,8 @@ from tests.testapp.models import Order
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
-def test_the_databases_moment_is_utc_and_about_now() -> None:
-    moment = database_now("default")
-    assert moment.utcoffset() == timedelta(0)
-    assert abs(moment - datetime.now(UTC)) < timedelta(seconds=30)
-
-
-def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> None:
+def has_one_that_is_due() -> None:
+    """Schedule one in seven hours and one of a second ago, and check that only the second one is due."""
     order = Order.objects.create()
     dq.schedule_timeout(order, "remind", hours=7, key="later")
     dq.schedule_timeout(order, "remind", seconds=0, key="now")
@@ -38,12 +34,16 @@ def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> No
     assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
 
 
+def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> None:
+    moment = database_now("default")
+    assert moment.utcoffset() == timedelta(0)
+    assert abs(moment - datetime.now(UTC)) < timedelta(seconds=30)
+    has_one_that_is_due()
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="only the test's MariaDB runs in another time zone")
 def test_djangos_own_now_would_fire_seven_hours_early_on_this_server() -> None:
     """The trap itself, where the server is set up for it (+08:00): why `DatabaseNow` exists."""
-    from django.db.models.functions import Now
-
-    if connection.vendor != "mysql":
-        pytest.skip("only the test's MariaDB runs in another time zone")
     dq.schedule_timeout(Order.objects.create(), "remind", hours=7)
     assert Timeout.objects.filter(run_at__lte=Now()).exists()
     assert not Timeout.objects.due().exists()
@@ -74,12 +74,8 @@ def kept_in(zone: str) -> Iterator[None]:
 @pytest.mark.skipif(connection.vendor == "postgresql", reason="its timestamps do not depend on a zone")
 def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> None:
     """With `TIME_ZONE` in DATABASES, MySQL and SQLite hold local times: UTC beside them would be hours off."""
-    order = Order.objects.create()
     with kept_in(zone):
-        dq.schedule_timeout(order, "remind", minutes=5, key="later")
-        dq.schedule_timeout(order, "remind", seconds=0, key="now")
-        Timeout.objects.filter(key="now").update(run_at=timezone.now() - timedelta(seconds=1))
-        assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
+        has_one_that_is_due()
         read = Timeout.objects.annotate(moment=DatabaseNow()).values_list("moment", flat=True)[0]
         assert abs(read - timezone.now()) < timedelta(seconds=30)
 
@@ -133,7 +129,7 @@ def naive_order(settings: Any) -> Iterator[Order]:
 
 
 @pytest.mark.parametrize("active", ["Pacific/Honolulu", "Asia/Tokyo"])
-def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
+def test_without_time_zones_everything_is_local_whatever_zone_a_request_has_activated(
     naive_order: Order, active: str
 ) -> None:
     with timezone.override(active):
@@ -142,6 +138,11 @@ def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
         assert abs(database_now("default") - clock.now()) < timedelta(minutes=1)
         with dq.before_deadline(naive_order, "remind", strict=True) as cancelled:
             assert cancelled == row
+    dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
+    due = Timeout.objects.filter(run_at__lte=database_now("default") + timedelta(seconds=5), state="pending")
+    assert set(due.values_list("key", flat=True)) == {"now"}
+    with pytest.raises(dq.InvalidDelay, match="aware"):
+        dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))
 
 
 def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(naive_order: Order) -> None:
@@ -150,13 +151,3 @@ def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(nai
     assert extend_firing([row.pk], "default")
     row.refresh_from_db()
     assert timedelta(0) < row.run_at - clock.now() <= get_settings().lease
-
-
-def test_without_time_zones_everything_is_local_and_nothing_is_early(naive_order: Order) -> None:
-    dq.schedule_timeout(naive_order, "remind", hours=7, key="later")
-    dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
-    due = Timeout.objects.filter(run_at__lte=database_now("default") + timedelta(seconds=5))
-    assert set(due.values_list("key", flat=True)) == {"now"}
-    assert not Timeout.objects.due().filter(key="later").exists()
-    with pytest.raises(dq.InvalidDelay, match="aware"):
-        dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))

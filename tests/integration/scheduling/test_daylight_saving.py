@@ -13,7 +13,7 @@ from django.db.models import Q
 import django_delayq as dq
 from django_delayq import clock
 from django_delayq.models import Timeout
-from tests.testapp.models import Order
+from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -42,19 +42,18 @@ def told(declare: Callable[..., Any]) -> Any:
     return declare(Order, name="by_callable", after=HOURS, since=since, when=Q(status="open"))
 
 
+def opened(since: datetime) -> Order:
+    customer = Customer.objects.create(name=str(since.tzinfo))
+    return Order.objects.create(status="open", note=since.astimezone(UTC).isoformat(), customer=customer)
+
+
 @evening
 @pytest.mark.usefixtures("told")
 def test_after_counts_hours_that_pass_from_what_a_callable_returns_in_local_time(evening: datetime) -> None:
     assert (evening + HOURS).utcoffset() != evening.utcoffset(), "the clocks are changed in these hours"
     with clock.set_to(evening.astimezone(UTC)):
-        Order.objects.create(status="open", note=evening.isoformat(), customer=customer_in(evening))
+        opened(evening)
     assert deadline() == evening.astimezone(UTC) + HOURS
-
-
-def customer_in(moment: datetime) -> Any:
-    from tests.testapp.models import Customer
-
-    return Customer.objects.create(name=str(moment.tzinfo))
 
 
 @evening
@@ -96,7 +95,7 @@ def test_a_round_that_began_in_an_hour_that_comes_twice_is_one_round(fold: int) 
     """Python finds such a datetime unequal to itself in another zone: each save would treat it as a new one."""
     began = datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=fold)
     with clock.set_to(datetime(2025, 10, 26, 3, tzinfo=UTC)):
-        order = Order.objects.create(status="open", note=began.astimezone(UTC).isoformat(), customer=customer_in(began))
+        order = opened(began)
         before = Timeout.objects.values("history", "idempotency_key", "due_at", "since_at").get()
         for _ in range(3):
             order.save()

@@ -12,18 +12,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import Q
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 
 LEDGER = Timeout._meta.db_table
+SLOT_ORDER = r"ORDER BY [`\"]\w+[`\"].[`\"]slot[`\"]"
 
 
 def pay(order: Order) -> None:
@@ -31,66 +31,52 @@ def pay(order: Order) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda order: dq.schedule_timeout(order, "remind", minutes=5),
-        lambda order: dq.cancel_timeout(order, "remind"),
-        lambda order: dq.reschedule_timeout(order, "remind", minutes=5),
-        lambda order: dq.extend_timeout(order, "remind", minutes=5),
-        pay,
-    ],
-    ids=["schedule", "cancel", "reschedule", "extend", "before_deadline"],
-)
-def test_the_business_row_comes_before_the_ledger_row(verb: Callable[[Order], object]) -> None:
-    order = Order.objects.create(status="new")
+SINGLE: dict[str, Callable[[Order], object]] = {
+    "schedule": lambda order: dq.schedule_timeout(order, "remind", minutes=5),
+    "cancel": lambda order: dq.cancel_timeout(order, "remind"),
+    "reschedule": lambda order: dq.reschedule_timeout(order, "remind", minutes=5),
+    "extend": lambda order: dq.extend_timeout(order, "remind", minutes=5),
+    "guard": pay,
+}
+BULK: dict[str, Callable[[Any], object]] = {
+    "cancel": dq.cancel_timeouts,
+    "reschedule": lambda rows: dq.reschedule_timeouts(rows, minutes=5),
+    "extend": lambda rows: dq.extend_timeouts(rows, minutes=5),
+}
+
+
+@pytest.mark.parametrize("verb", SINGLE)
+def test_the_business_row_comes_before_the_ledger_row(order: Order, verb: str) -> None:
     dq.schedule_timeout(order, "remind", minutes=30)
-    with CaptureQueriesContext(connection) as queries:
-        verb(order)
-    statements = " ".join(query["sql"] for query in queries if "id = -1" not in query["sql"])
-    tables = re.findall(rf"(?:FROM|UPDATE|INTO) [`\"](testapp_order|{LEDGER})[`\"]", statements)
+    sent = " ".join(sql for sql in sql_of(lambda: SINGLE[verb](order)) if "id = -1" not in sql)
+    tables = re.findall(rf"(?:FROM|UPDATE|INTO) [`\"](testapp_order|{LEDGER})[`\"]", sent)
     assert tables.index("testapp_order") < tables.index(LEDGER)
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda rows: dq.cancel_timeouts(rows),
-        lambda rows: dq.reschedule_timeouts(rows, minutes=5),
-        lambda rows: dq.extend_timeouts(rows, minutes=5),
-    ],
-    ids=["cancel", "reschedule", "extend"],
-)
-def test_rows_are_locked_in_the_order_of_their_slots(verb: Callable[..., object]) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    dq.schedule_timeouts(orders, "remind", minutes=30)
-    with CaptureQueriesContext(connection) as queries:
-        verb(dq.pending_timeouts(Order, "remind").order_by("-pk"))
-    locking = [query["sql"] for query in queries if re.search(r"ORDER BY [`\"]\w+[`\"].[`\"]slot[`\"]", query["sql"])]
-    assert locking, "no statement orders by slot"
+@pytest.mark.parametrize("verb", BULK)
+def test_rows_are_locked_in_the_order_of_their_slots(verb: str) -> None:
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(3)], "remind", minutes=30)
+    sent = sql_of(lambda: BULK[verb](dq.pending_timeouts(Order, "remind").order_by("-pk")))
+    assert [sql for sql in sent if re.search(SLOT_ORDER, sql)], "no statement orders by slot"
 
 
-def test_rows_are_inserted_in_the_order_of_their_slots() -> None:
-    orders = [Order.objects.create(status="new") for _ in range(20)]
-    dq.schedule_timeouts(orders, "remind", minutes=30)
+@pytest.mark.parametrize("by_save", [False, True])
+def test_rows_are_inserted_in_the_order_of_their_slots(declare: Callable[..., Any], by_save: bool) -> None:
+    """The rows of many objects, and those of many policies of one object."""
+    if by_save:
+        for number in range(8):
+            declare(Order, name=f"auto_{number}", after=timedelta(hours=1), since="created_at", when=Q(status="new"))
+        Order.objects.create(status="new", created_at=timezone.now())
+    else:
+        dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(20)], "remind", minutes=30)
     slots = list(Timeout.objects.order_by("pk").values_list("slot", flat=True))
+    assert len(slots) == (8 if by_save else 20)
     assert slots == sorted(slots)
 
 
-def test_a_save_inserts_the_rows_of_several_policies_in_the_order_of_their_slots(
-    declare: Callable[..., dq.TimeoutPolicy[Any]],
-) -> None:
-    for number in range(8):
-        declare(Order, name=f"automatic_{number}", after=timedelta(hours=1), since="created_at", when=Q(status="new"))
-    Order.objects.create(status="new", created_at=timezone.now())
-    slots = list(Timeout.objects.order_by("pk").values_list("slot", flat=True))
-    assert len(slots) == 8
-    assert slots == sorted(slots)
-
-
-def test_extending_many_leaves_a_retry_waiting() -> None:
+def test_extending_many_leaves_a_retry_waiting(order: Order) -> None:
     """As extending one does: the handler failed, and its next attempt must not come early."""
-    row = dq.schedule_timeout(Order.objects.create(status="new"), "remind", minutes=1)
+    row = dq.schedule_timeout(order, "remind", minutes=1)
     retry_at = row.due_at + timedelta(hours=5)
     Timeout.objects.update(run_at=retry_at, attempts=1)
     assert dq.extend_timeouts(dq.pending_timeouts(Order, "remind"), minutes=1) == 1

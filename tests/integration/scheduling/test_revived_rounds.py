@@ -5,17 +5,16 @@ A dead round is not retried if a newer one was not superseded, so no other round
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations, timeout_cancelled
+from django_delayq import operations
 from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
+from tests.support.seen import heard
 from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
@@ -27,19 +26,6 @@ DEAD = {"state": "dead", "cause": "retries", "slot_taken": None, "settled_at": t
 @pytest.fixture
 def order() -> Order:
     return Order.objects.create(status="new", created_at=timezone.now())
-
-
-@pytest.fixture
-def cancelled() -> Iterator[list[int]]:
-    """The ids of the rows for which `timeout_cancelled` was sent."""
-    ids: list[int] = []
-
-    def remember(sender: Any, timeout: Timeout, **_: Any) -> None:
-        ids.append(timeout.pk)
-
-    timeout_cancelled.connect(remember)
-    yield ids
-    timeout_cancelled.disconnect(remember)
 
 
 def dead(order: Order, newer: str, cause: str = "hand") -> Timeout:
@@ -70,19 +56,23 @@ def test_no_clock_lets_an_operator_retry_a_round_that_a_newer_one_has_replaced(o
 
 @pytest.mark.parametrize("newer", ["cancelled", "skipped"])
 @pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
-def test_a_round_that_was_retried_is_cancelled_and_not_the_newer_one(
-    order: Order, newer: str, way: str, cancelled: list[int]
+def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_one(
+    order: Order, newer: str, way: str
 ) -> None:
     row = revived(order, newer)
-    if way == "cancel":
-        assert dq.cancel_timeout(order, "remind", reason="paid") is True
-    else:
-        with dq.before_deadline(order, "remind", reason="paid", strict=way == "strict") as timeout:
-            assert timeout == row and timeout.state == "cancelled"
+    assert dq.get_deadline(order, "remind") == row.due_at
+    for displayed in (order, Order.objects.prefetch_related("timeouts").get()):
+        assert countdown_of(displayed, "remind").timeout_id == row.pk
+    assert "Nothing is pending" not in str(dq.explain_timeout(order, "remind"))
+    with heard("cancelled") as got:
+        if way == "cancel":
+            assert dq.cancel_timeout(order, "remind", reason="paid") is True
+        else:
+            with dq.before_deadline(order, "remind", reason="paid", strict=way == "strict") as timeout:
+                assert timeout == row and timeout.state == "cancelled"
     assert states() == ["cancelled", newer]
     row.refresh_from_db()
-    assert (row.cause, row.reason) == ("hand", "paid")
-    assert cancelled == [row.pk]
+    assert (row.cause, row.reason, got) == ("hand", "paid", [("cancelled", row)])
 
 
 @pytest.mark.parametrize("newer", ["cancelled", "skipped"])
@@ -110,12 +100,3 @@ def test_a_strict_guard_refuses_a_retried_round_whose_deadline_has_passed(order:
         pytest.fail("ran")
     assert refused.value.timeout == row
     assert states() == ["pending", "cancelled"]
-
-
-def test_a_round_that_was_retried_is_what_is_displayed(order: Order) -> None:
-    row = revived(order)
-    assert dq.get_deadline(order, "remind") == row.due_at
-    assert countdown_of(order, "remind").timeout_id == row.pk
-    prefetched = Order.objects.prefetch_related("timeouts").get()
-    assert countdown_of(prefetched, "remind").timeout_id == row.pk
-    assert "Nothing is pending" not in str(dq.explain_timeout(order, "remind"))
