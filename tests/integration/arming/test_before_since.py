@@ -99,19 +99,6 @@ def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
 
 
 @pytest.mark.usefixtures("policy")
-def test_the_grammar_of_a_call_refuses_negative_delays_still() -> None:
-    order = booked(timezone.now() + 2 * HOUR)
-    for delay in ({"hours": -1}, {"after": -HOUR}):
-        for call in (dq.schedule_timeout, dq.reschedule_timeout, dq.extend_timeout):
-            with pytest.raises(dq.InvalidDelay, match="negative"):
-                call(order, "hour_before", **delay)
-    with pytest.raises(dq.InvalidDelay, match="negative"):
-        operations.postpone(Timeout.objects.all(), by="ana", after=-HOUR)
-    with pytest.raises(dq.InvalidDelay, match="negative"):
-        dq.Snooze(minutes=-5)
-
-
-@pytest.mark.usefixtures("policy")
 def test_a_change_of_the_delay_recomputes_and_shifts_before_the_time_too() -> None:
     now = timezone.now()
     booked(now + timedelta(hours=3))
@@ -141,20 +128,6 @@ def test_there_is_no_deadline_before_the_year_1() -> None:
     assert dq.get_policy(LABEL).due_of(None, datetime(1, 1, 1, 0, 30, tzinfo=UTC)) is None
     with pytest.raises(dq.InvalidDelay, match="1 h before .* too far in the past"):
         clock.shifted(datetime(1, 1, 1, 0, 30, tzinfo=UTC), -HOUR)
-
-
-@pytest.mark.usefixtures("policy")
-def test_it_fires_at_that_time_and_not_earlier() -> None:
-    from django_delayq.testing import fire_due
-
-    due_at = timezone.now() + timedelta(days=1)
-    order = booked(due_at + HOUR)
-    with clock.set_to(due_at - timedelta(seconds=1)):
-        assert fire_due() == 0
-    with clock.set_to(due_at):
-        assert fire_due() == 1
-    order.save()
-    assert [row.state for row in Timeout.objects.all()] == ["fired"]
 
 
 @pytest.mark.usefixtures("policy")

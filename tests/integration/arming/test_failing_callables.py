@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -177,8 +176,10 @@ def test_the_failure_is_logged_once_with_the_key_and_its_end_too_and_shown(
     def logged() -> list[Any]:
         run(tables)
         due_again(policy.label)
-        records: list[Any] = [each for each in caplog.records if each.levelno >= logging.INFO]
-        found = [(each.event, each.policy, getattr(each, "object_id", None)) for each in records if hasattr(each, "event")]
+        records: list[Any] = [
+            each for each in caplog.records if each.levelno >= logging.INFO and hasattr(each, "event")
+        ]
+        found = [(each.event, each.policy, getattr(each, "object_id", None)) for each in records]
         caplog.clear()
         return found
 

@@ -52,20 +52,6 @@ def test_a_row_scheduled_in_bulk_is_the_row_scheduled_alone(model: Any, now: dat
     assert (len(keys_of_rows), {len(key) for key in keys_of_rows}) == (len(objects), {32})
 
 
-@pytest.mark.parametrize(("by_callable", "apart"), [(False, 0), (False, 1), (True, 1)])
-def test_a_round_counts_from_since_as_for_one(now: datetime, declare: Any, by_callable: bool, apart: int) -> None:
-    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
-    after: Any = (lambda order: timedelta(hours=order.pk % 3)) if by_callable else timedelta(hours=1)
-    policy = declare(Order, name="bulky", since=since, after=after)
-    orders = [Order.objects.create(status="new", created_at=now - timedelta(minutes=n * apart)) for n in range(4)]
-    for order in orders:
-        dq.schedule_timeout(order, policy)
-    alone = columns()
-    Timeout.objects.all().delete()
-    dq.schedule_timeouts(orders, policy)
-    assert columns() == alone
-
-
 def test_rows_written_together_are_as_those_written_alone(now: datetime) -> None:
     values: dict[str, Any] = {
         "queue": "ü\"'\\ {x}", "due_at": now, "run_at": now - timedelta(days=1), "since_at": None, "attempts": 7,
