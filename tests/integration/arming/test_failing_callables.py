@@ -216,14 +216,6 @@ def test_the_message_in_the_log_and_of_the_command_is_scrubbed(
     assert OOPS not in str(raised.value)
 
 
-@of_one_kind
-def test_the_count_of_old_deadlines_leaves_out_what_fails(policy: dq.TimeoutPolicy[Any]) -> None:
-    orders("", OOPS, "", created_at=timezone.now() - DAY)
-    (text,) = [finding.msg for finding in examine() if policy.label in finding.msg and finding.id == "too_old"]
-    assert "2 objects match" in text
-    assert "The check failed" not in " ".join(finding.msg for finding in examine())
-
-
 @pytest.mark.parametrize("options", [{}, {"dry_run": True}])
 def test_the_command_does_the_rest_and_ends_with_an_error(
     policy: dq.TimeoutPolicy[Any], declare: Any, capsys: pytest.CaptureFixture[str], options: dict[str, Any]

@@ -64,12 +64,15 @@ def test_a_round_is_armed_again_only_if_its_condition_has_ended_it(
         assert [(row.state, row.cause) for row in rounds()] == [(state, cause), ("cancelled", "superseded")]
 
 
-def test_proxies_and_children_are_saved_as_orders_too(now: datetime) -> None:
+def test_proxies_and_children_are_saved_as_orders_too_and_share_their_rounds(now: datetime) -> None:
     for model in (OrderProxy, ExpressOrder):
         obj = model.objects.create(created_at=now)
-        assert dq.get_deadline(obj, "cancel_unpaid") == now + HALF_HOUR
+        row = dq.schedule_timeout(obj, "remind", minutes=5)
+        parent = Order.objects.get(pk=obj.pk)
+        assert dq.get_deadline(parent, "cancel_unpaid") == now + HALF_HOUR
+        assert dq.schedule_timeout(parent, "remind", minutes=5) == row
         save(obj, status="paid")
-        assert [row.state for row in rounds(obj)] == ["cancelled"]
+        assert [row.state for row in rounds(obj)] == ["cancelled", "pending"]
 
 
 def test_a_raw_save_arms_nothing(now: datetime) -> None:

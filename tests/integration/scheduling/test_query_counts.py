@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.sql.dialects import dialect_of
 from tests.support.seen import sql_of
-from tests.testapp.models import ExpressOrder, Order, OrderProxy
+from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -100,13 +100,6 @@ def test_the_row_keeps_since_as_the_database_has_it(order: Order, declare: Decla
     fields = [field.attname for field in Timeout._meta.concrete_fields]
     assert [getattr(row, name) for name in fields] == [getattr(stored, name) for name in fields]
     assert (row._state.adding, row._state.db) == (False, "default")
-
-
-def test_proxies_and_children_share_the_round_of_their_parent(order: Order) -> None:
-    for obj in (OrderProxy.objects.get(), ExpressOrder.objects.create(status="new")):
-        row = dq.schedule_timeout(obj, "remind", minutes=5)
-        assert dq.schedule_timeout(Order.objects.get(pk=obj.pk), "remind", minutes=5).pk == row.pk
-        assert dq.cancel_timeout(obj, "remind") is True
 
 
 def test_a_save_that_changes_nothing_is_one_statement_more(order: Order, declare: Declare) -> None:

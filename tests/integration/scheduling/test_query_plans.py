@@ -6,7 +6,7 @@ The plans of the sweep and the poll are held beside the worker, on far more rows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -55,6 +55,10 @@ def orders(django_db_setup: None, django_db_blocker: Any) -> Iterator[list[Order
         analyze()
 
 
+def long_ago() -> datetime:
+    return timezone.now() - timedelta(days=59)
+
+
 LOOK_UPS: dict[str, tuple[Callable[[Order], QuerySet[Any]], str]] = {
     "slot": (lambda order: subject_of(order, "remind").pending(), "delayq_one_pending_per_slot"),
     "rounds": (lambda order: subject_of(order, "remind").rounds(), "delayq_one_pending_per_slot"),
@@ -71,7 +75,7 @@ LOOK_UPS: dict[str, tuple[Callable[[Order], QuerySet[Any]], str]] = {
         lambda order: Order.objects.filter(pk=order.pk).exclude(timeouts__state="dead"), "delayq_object",
     ),
     "to prune": (
-        lambda order: Timeout.objects.filter(settled_at__lt=timezone.now() - timedelta(days=59)).order_by("settled_at")[:99],
+        lambda order: Timeout.objects.filter(settled_at__lt=long_ago()).order_by("settled_at")[:99],
         "delayq_settled",
     ),
 }  # fmt: skip
