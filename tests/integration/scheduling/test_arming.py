@@ -17,7 +17,7 @@ from django_delayq.arming.sync import Synced, automatic_policies, sync_policy
 from django_delayq.models import Timeout
 from tests.integration.operations.conftest import as_if
 from tests.support.seen import sql_of
-from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Plain, Voucher
+from tests.testapp.models import Customer, ExpressOrder, Order, OrderProxy, Parcel, Plain, Voucher
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -109,6 +109,16 @@ def test_after_may_be_a_callable_that_exempts(declare: Any, now: datetime) -> No
         dq.schedule_timeout(card, "exempting")
     save(card, note="card!")
     assert dq.pending_timeouts(card).get().due_at == now + timedelta(minutes=5), "the round stayed open"
+
+
+def test_a_condition_on_related_rows_in_either_direction_arms_each_object_once(declare: Any, now: datetime) -> None:
+    declare(Order, name="vip", since="paid_at", after=HALF_HOUR, when=Q(customer__vip=True))
+    declare(Customer, name="many", since=lambda customer: now, after=HALF_HOUR, when=Q(order__status="unpaid"))
+    vip = Customer.objects.create(vip=True)
+    for values in ({"paid_at": now}, {"paid_at": now, "customer": vip}, {"customer": vip}):
+        Order.objects.create(**values)
+    vip.save()
+    assert [row.policy.rpartition(".")[2] for row in rounds()] == ["vip", "many"]
 
 
 def test_two_policies_of_one_name_are_refused(declare: Any) -> None:
