@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -12,17 +12,14 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import clock, operations, testing
+from django_delayq import TimeoutPolicy, clock, operations, testing
 from django_delayq.arming.sync import TableSync, count_too_old, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from tests.integration.arming.conftest import SINCE
 from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
-if TYPE_CHECKING:
-    from django_delayq import TimeoutPolicy
-
-Declare = Callable[..., "TimeoutPolicy[Any]"]
+Declare = Callable[..., TimeoutPolicy[Any]]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 KINDS: dict[str, dict[str, Any]] = {"columns": {}, "functions": {"since": SINCE["function"]}}

@@ -82,6 +82,7 @@ def test_what_is_on_hold_is_held_and_the_others_fire(
     assert hours(Timeout.objects.get(object_id=str(orders[0].pk), policy=policy.label).due_at) == 3
 
 
+@pytest.mark.parametrize("policy", ["alone", "batch", "outside"], indirect=True)
 def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: list[Order]) -> None:
     rows = list(Timeout.objects.filter(policy=policy.label).order_by("pk"))
     work = Work(policy.label, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
@@ -97,6 +98,7 @@ def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: 
     assert not Effect.objects.exists()
 
 
+@pytest.mark.parametrize("policy", ["alone", "batch", "outside"], indirect=True)
 def test_a_suspect_is_held_too(policy: Any, orders: list[Order]) -> None:
     row = Timeout.objects.get(policy=policy.label, object_id=str(orders[0].pk))
     with at(2):
