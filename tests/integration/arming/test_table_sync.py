@@ -292,7 +292,10 @@ def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(
             tables.run()
         tables._failed[quick.label].retry_at = 0.0
     done = pending(long)
-    tables.run()
+    for _ in range(1 if fails_first else 6):  # the policies of the test's application have their turn, too
+        tables.run()
+        if pending(quick):
+            break
     assert (pending(quick), pending(long)) == (1, done)
 
 
