@@ -132,6 +132,7 @@ PLAYS: dict[str, list[tuple[str, float, str]]] = {
 @pytest.mark.parametrize("name", PLAYS)
 def test_a_condition_that_is_widened_loses_nothing(name: str) -> None:
     releases = {each: Release(each, UNPAID) for each in ("former", "restarted")} | {"new": Release("new", BOTH)}
+    order = Order()
     for who, minute, expected in PLAYS[name]:
         release, _, other = who.partition(" ")
         if who == "new web":

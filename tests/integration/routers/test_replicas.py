@@ -82,8 +82,9 @@ def test_an_order_that_the_replica_does_not_have_yet_can_be_paid(replicate: Call
 def test_a_verb_acts_on_the_writer_whatever_it_is_given(
     order: Order, row: Timeout, given: str, verb: Callable[..., Any]
 ) -> None:
-    options, state = ({}, "cancelled") if verb is dq.cancel_timeout else ({"hours": 9}, "pending")
-    before, arguments = written().due_at, (order, "cancel_unpaid") if given == "order" else (row,)
+    options: dict[str, Any] = {} if verb is dq.cancel_timeout else {"hours": 9}
+    arguments: tuple[Any, ...] = (order, "cancel_unpaid") if given == "order" else (row,)
+    before, state = written().due_at, "pending" if options else "cancelled"
     if verb is operations.postpone:
         options, arguments = {"by": BY, **options}, (row if given == "row" else order.timeouts.all(),)
     with received("timeout_cancelled", "timeout_rescheduled") as got:

@@ -79,7 +79,8 @@ def test_only_what_was_changed_in_one_of_the_rows_is_written() -> None:
     rows = list(Timeout.objects.order_by("pk"))
     Timeout.objects.update(reason="by another transaction")
     rows[1].extensions = 2
-    sent = sql_of(lambda: [update_each(rows, "default") for _ in range(2)])  # the second time nothing has changed
+    sent = sql_of(lambda: update_each(rows, "default"))
+    sent += sql_of(lambda: update_each(rows, "default"))  # nothing has changed since
     assert all("reason" not in sql for sql in sent)
     found = Timeout.objects.order_by("pk").values_list("extensions", "reason")
     assert list(found) == [(number, "by another transaction") for number in (0, 2, 0)]

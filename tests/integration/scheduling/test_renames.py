@@ -75,7 +75,7 @@ def make_due(order: Order) -> None:
 def test_both_releases_arm_move_and_show_one_round(
     order: Order, release: Release, first: str, second: str, tmp_path: Path
 ) -> None:
-    rows = set[int]()
+    rows, row = set[int](), Timeout()
     for name in (first, second, first):
         arm_in_every_way(order, policy := release(name))
         row = Timeout.objects.get()
@@ -83,8 +83,8 @@ def test_both_releases_arm_move_and_show_one_round(
         assert dq.get_deadline(order, name) == row.due_at
         assert countdown_of(order, policy).timeout_id == row.pk
         assert countdown_of(Order.objects.prefetch_related("timeouts").get(), policy).timeout_id == row.pk
-        rows |= {row.pk, *(getattr(verb(order, policy, hours=2), "pk", 0) for verb in
-                           (dq.reschedule_timeout, dq.extend_timeout, dq.schedule_timeout))}  # fmt: skip
+        verbs: Any = (dq.reschedule_timeout, dq.extend_timeout, dq.schedule_timeout)
+        rows |= {row.pk, *(verb(order, policy, hours=2).pk for verb in verbs)}
     assert rows == {row.pk}
     call_command("dumpdata", "django_delayq.timeout", output=str(tmp_path / "rows.json"), verbosity=0)
     Timeout.objects.all().delete()
