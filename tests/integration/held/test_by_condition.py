@@ -85,7 +85,7 @@ def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(("delay", "left"), [({}, 4), ({"hours": 7}, 7), ({"at": T0 + 5 * HOUR}, 3)])
-@pytest.mark.parametrize("policy", ["column", "function"], indirect=True)
+@pytest.mark.parametrize("policy", ["column", "function", "function after"], indirect=True)
 def test_scheduling_by_hand_is_held_while_the_condition_holds(
     policy: Any, many: bool, delay: dict[str, Any], left: float
 ) -> None:
