@@ -98,7 +98,7 @@ HISTORIES: dict[str, list[tuple[float, Act, str]]] = {
         *((3, {"note": "changed"}, "pending 302"), (4, since(None), "ended"), (5, since(60), "ended, pending 302")),
     ],
     "its start moves back beyond CATCH_UP": [(1, since(-3 * DAY), f"pending {30 - 3 * DAY}"),
-                                             (2, since(-8 * DAY), "cancelled late")],
+                                             (2, since(-6 * DAY), "cancelled late")],
     **{
         f"it is {name} before a payment that fails": [
             *((25, act, moved), (26, PAYING, "ended"), (26, UNPAID, f"ended, {moved}"), (27, PAYING, "ended, ended")),
@@ -124,8 +124,8 @@ HISTORIES: dict[str, list[tuple[float, Act, str]]] = {
         *((25, unnoticed(status="paying"), "pending 30"), (31, fire, "skipped condition")),
         *((40, UNPAID, "skipped condition, pending 30"), (40, fire, "skipped condition, fired")),
     ],
-    "its condition holds again within CATCH_UP": [(25, PAYING, "ended"), (6 * DAY, UNPAID, "ended, pending 30")],
-    "its condition holds again after CATCH_UP": [(25, PAYING, "ended"), (8 * DAY, UNPAID, "ended")],
+    "its condition holds again within CATCH_UP": [(25, PAYING, "ended"), (4 * DAY, UNPAID, "ended, pending 30")],
+    "its condition holds again after CATCH_UP": [(25, PAYING, "ended"), (6 * DAY, UNPAID, "ended")],
     "a cancelled round stays closed": [
         *((1, PAYING, "ended"), (2, UNPAID, "ended, pending 30"), (3, cancel, "ended, cancelled hand")),
         *((4, PAYING, "ended, cancelled hand"), (40, UNPAID, "ended, cancelled hand")),
@@ -188,7 +188,8 @@ def seen(order: Order, policy: Any) -> str:
 def test_the_rounds_of_an_order_after_each_event(
     declare: Callable[..., Any], settings: Settings, name: str, kind: str, change: Callable[..., None]
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": timedelta(hours=2)}  # no deadline is too old for a sync
+    hours, days = timedelta(hours=2), timedelta(days=5)  # so that no deadline is too old for a sync only
+    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": hours, "CATCH_UP": days}
     options: dict[str, Any] = {"since": "created_at", "after": 30 * MINUTE, "when": Q(status="unpaid")}
     policy = declare(Order, name="pays", **options | KINDS[kind])
     with clock.set_to(BEGIN):

@@ -92,6 +92,7 @@ def test_a_save_costs_at_most_two_more_queries_and_none_without_policies(order: 
     order.status = "paid"
     assert queries(order) == 1 + 2
     assert queries(Order(created_at=now)) == 1 + 2
+    assert not any("timeout" in sql.lower() for sql in sql_of(lambda: order.save(update_fields=["note"])))
     plain = Plain.objects.create()
     sent = sql_of(plain.save) + sql_of(Plain.objects.all().delete)
     assert not any("timeout" in sql.lower() for sql in sent)
@@ -120,6 +121,12 @@ def test_a_condition_on_related_rows_in_either_direction_arms_each_object_once(d
         Order.objects.create(**values)
     vip.save()
     assert [row.policy.rpartition(".")[2] for row in rounds()] == ["vip", "many"]
+
+
+def test_null_in_the_condition_counts_as_false(declare: Any, now: datetime) -> None:
+    declare(Order, name="noted", since="paid_at", after=HALF_HOUR, when=~Q(note="x") & Q(note__gt=""))
+    Order.objects.create(paid_at=now, note=None)
+    assert rounds() == []
 
 
 def test_two_policies_of_one_name_are_refused(declare: Any) -> None:
