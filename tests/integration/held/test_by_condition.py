@@ -15,7 +15,7 @@ from django_delayq.models import Timeout
 from django_delayq.policy.reads import columns_read, reads_other_rows
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
-from tests.support.seen import sql_of
+from tests.support.seen import heard, sql_of
 from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -54,6 +54,20 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
         change(order, note="")
         fire_due(policy)
     assert again(keyed).state == "fired"
+
+
+@pytest.mark.parametrize("policy", ["column"], indirect=True)
+def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any) -> None:
+    with at(0):
+        order = Order.objects.create(created_at=T0)
+    with at(1):
+        dq.hold_timeout(order, policy)
+        save(order, note="talks")
+    with at(2), heard("held", "resumed") as got:
+        dq.resume_timeout(order, policy)
+    row = only(policy)
+    assert (seen(row), row.held_by_hand, hours(row.held_at), got) == ("held 3", False, 1, [])
+    assert [event["what"] for event in row.history] == ["held", "resumed"]
 
 
 def test_a_sync_of_the_table_counts_what_it_changes(policy: Any) -> None:
