@@ -22,7 +22,8 @@ from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.admin.conftest import DETAIL, LIST, UNPAID, source, words
+from tests.integration.admin.conftest import source, words
+from tests.integration.admin.places import DETAIL, LIST, UNPAID
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db

@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.db import models
 from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Lower, Now
+from django.db.models.functions import Now
 from django.db.models.lookups import GreaterThan, In
 from django.urls import include, path
 from django.utils import translation
@@ -46,15 +46,12 @@ QUERY = "a query of testapp.Customer"
         (Q(Q(a=1) | Q(b=2), c=3), "(a = 1 or b = 2) and c = 3"),
         (Q(paid_at__gt=F("created_at")), "paid_at > created_at"),
         (Q(status__in=[Status.NEW, "x"]), 'status in ["new", "x"]'),
-        (Q(status__in=()), "status in []"),
         (Q(day=date(2026, 1, 2)), 'day = "2026-01-02"'),
         (Q(amount=F("bound") + Value(2)), "amount = bound + 2"),
         (Q(at__lt=Now()), "at < Now()"),
-        (Q(name=Lower("note")), "name = Lower(note)"),
         (Q(RawSQL("1 = %s", [1], models.BooleanField())), "RawSQL(1 = %s, [1])"),
         (Q(GreaterThan(F("amount"), 3)), "amount > 3"),
         (Q(customer=ADA), "customer = testapp.Customer 5"),
-        (Q(customer__in={5: ADA}.values()), "customer in [testapp.Customer 5]"),
         (Q(customer__in=VIPS), f"customer in {QUERY}"),
         (Q(customer__in=VIPS.query), f"customer in {QUERY}"),
         (Q(customer__in=Customer.objects.raw("SELECT 1")), f"customer in {QUERY}"),

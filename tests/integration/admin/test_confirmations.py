@@ -16,7 +16,8 @@ from django.utils import timezone, translation
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATE, OPERATION, POLICIES, SELECTED, UNPAID, source, words
+from tests.integration.admin.conftest import source, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, SELECTED, UNPAID
 from tests.testapp.models import Order, Parcel
 from tools.messages import LANGUAGES
 

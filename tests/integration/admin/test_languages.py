@@ -22,19 +22,8 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import EVENT_LABELS, StoryEvent
-from tests.integration.admin.conftest import (
-    DETAIL,
-    LIST,
-    OPERATE,
-    OPERATION,
-    POLICIES,
-    REMIND,
-    SELECTED,
-    UNPAID,
-    Staff,
-    told,
-    words,
-)
+from tests.integration.admin.conftest import Staff, told, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, REMIND, SELECTED, UNPAID
 from tests.pseudo import english_in, speak_it, words_of
 from tests.support.typed import Log, Patch
 from tests.testapp.models import Order
@@ -221,16 +210,6 @@ def test_every_answer_to_a_form_asks_for_a_translation(visitor: Client, rows: li
     assert {deed: left for deed, left in found.items() if left} == {}
     logged = visitor.get(reverse("admin:django_delayq_timeout_history", args=[rows[-1].pk]))
     assert left_in_english(logged) == []
-
-
-@pytest.mark.usefixtures("nobodys_language")
-def test_a_story_asks_for_a_translation_from_its_title_on(rows: list[Timeout]) -> None:
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    Order.objects.filter(pk=order.pk).update(created_at=timezone.now() + timedelta(hours=1))
-    dq.sync_timeouts(order)
-    told = [dq.explain_timeout(order, "cancel_unpaid"), *(dq.explain_timeout(row) for row in rows)]
-    assert len(told[0]) == 2  # scheduled, and moved by a save, for a reason that the library gave
-    assert [english_in(str(story), DATA) for story in told] == [[]] * len(told)
 
 
 def test_an_operation_is_told_in_the_language_of_its_reader_and_logged_in_english(

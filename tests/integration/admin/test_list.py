@@ -21,7 +21,8 @@ import django_delayq as dq
 from django_delayq.admin import changelist, filters
 from django_delayq.models import Timeout, slot_of
 from django_delayq.operations import selection
-from tests.integration.admin.conftest import DETAIL, LINGER, LIST, REMIND, source
+from tests.integration.admin.conftest import source
+from tests.integration.admin.places import DETAIL, LINGER, LIST, REMIND
 from tests.support.typed import Patch
 from tests.testapp.models import Order
 

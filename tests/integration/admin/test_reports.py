@@ -19,7 +19,8 @@ from django_delayq.admin import reports
 from django_delayq.ledger import search
 from django_delayq.ledger.rollups import roll_up
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import POLICIES, UNPAID, Staff, source
+from tests.integration.admin.conftest import Staff, source
+from tests.integration.admin.places import POLICIES, UNPAID
 from tests.integration.reports.rounds import random_rows, settled_row
 from tests.support.typed import Patch
 from tests.testapp.models import Customer, Order

@@ -12,17 +12,8 @@ from django.utils import translation
 from rest_framework.test import APIClient
 
 from django_delayq.models import Timeout
-from tests.integration.rest.conftest import (
-    LIST,
-    POLICY,
-    POLICY_VERBS,
-    STATUS,
-    VERBS,
-    ClientWith,
-    Schedule,
-    ready_for,
-    url,
-)
+from tests.integration.rest.conftest import ClientWith, Schedule, ready_for, url
+from tests.integration.rest.places import LIST, POLICY, POLICY_VERBS, STATUS, VERBS
 
 pytestmark = pytest.mark.django_db
 

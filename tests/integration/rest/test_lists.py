@@ -13,11 +13,12 @@ import django_delayq as dq
 from django_delayq.contrib.rest_framework import inputs
 from django_delayq.ledger import search
 from django_delayq.models import Timeout
-from tests.integration.rest.conftest import LIST, Schedule, ids, settle
+from tests.integration.rest.conftest import Schedule, ids, settle
+from tests.integration.rest.places import LIST
 from tests.support.typed import Patch
 from tests.testapp.models import Order, Voucher
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 
 def moment(**ago: float) -> str:
@@ -81,6 +82,7 @@ def test_what_no_index_finds_is_looked_for_a_bounded_way(
     ]  # fmt: skip
 
 
+@pytest.mark.dialect
 def test_a_cursor_is_a_position_in_its_own_order_whatever_it_contains(viewer: APIClient, schedule: Schedule) -> None:
     rows = [schedule().pk for _ in range(2)]
     url = viewer.get(f"{LIST}?page_size=1&state=pending").data["next"]
@@ -91,6 +93,7 @@ def test_a_cursor_is_a_position_in_its_own_order_whatever_it_contains(viewer: AP
     assert viewer.get(f"{LIST}?due_from=2000-01-01T00:00:00%2B23:59").status_code == 200
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("name", ["object", "key", "search"])
 def test_due_filters_find_no_settled_rows_of_an_object_or_key(viewer: APIClient, schedule: Schedule, name: str) -> None:
     """Settled rows keep the time of their last attempt."""

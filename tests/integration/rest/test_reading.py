@@ -20,7 +20,8 @@ from django_delayq.contrib.rest_framework import TimeoutViewSet, inputs
 from django_delayq.ledger.rollups import BY_HOUR
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import a_worker
-from tests.integration.rest.conftest import LIST, POLICY, REMIND, STATUS, ClientWith, Schedule, ids, settle
+from tests.integration.rest.conftest import ClientWith, Schedule, ids, settle
+from tests.integration.rest.places import LIST, POLICY, REMIND, STATUS
 from tests.support.typed import Declare, Patch
 from tests.testapp.models import Order, Parcel
 

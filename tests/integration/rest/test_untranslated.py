@@ -12,7 +12,8 @@ from rest_framework.test import APIClient
 
 from django_delayq.contrib.rest_framework import inputs, outputs, services
 from django_delayq.models import Timeout
-from tests.integration.rest.conftest import LIST, POLICY, REMIND, ClientWith, Schedule, act
+from tests.integration.rest.conftest import ClientWith, Schedule, act
+from tests.integration.rest.places import LIST, POLICY, REMIND
 from tests.pseudo import english_in, speak_it
 from tests.support.typed import Patch
 from tests.testapp.models import Order
