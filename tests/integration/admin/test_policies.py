@@ -158,8 +158,11 @@ def test_a_stop_is_shown_with_its_end_its_actor_and_the_label_as_it_is_written(a
     assert told(admin_client.post(address("resume"), FIELDS))[-1] == f"“{UNPAID}” is not stopped."
     assert b"declares no delay" in admin_client.post(address("delay", REMIND), FIELDS).content
     before = PolicyChange.objects.count()
-    nonsense = {"delay": {"declared": "on"}, "late": {"setting": ""}, "brake": {"setting": "maybe"}}
-    for operation, fields in nonsense.items():
+    nonsense: list[tuple[str, dict[str, str]]] = [
+        *(("delay", {"declared": "on"}), ("delay", {"amount": "1e30", "unit": "days"})),
+        *(("late", {"setting": ""}), ("brake", {"setting": "maybe"})),
+    ]
+    for operation, fields in nonsense:
         assert b"errorlist" in admin_client.post(address(operation), {**FIELDS, **fields}).content
     assert PolicyChange.objects.count() == before
 
