@@ -241,3 +241,10 @@ def test_seconds_are_written_as_the_language_writes_numbers(language: str, late:
         assert shown in render.deadline(row)
         assert shown in str(StoryEvent(due_at, "fired", 1, details={"late": late}))
         assert render.lag(1.25) == {"en": "1.2 s", "de": "1,2 s"}[language]
+
+
+@pytest.mark.parametrize(("language", "shown"), [("en", "{}"), ("ar", "\u2066{}\u2069")])
+def test_datetimes_in_a_sentence_are_isolated_where_letters_run_from_right_to_left(language: str, shown: str) -> None:
+    at = "2030-01-02 09:00:00"
+    with translation.override(language):
+        assert render.isolated(f"It is due at {at}.") == f"It is due at {shown.format(at)}."
