@@ -41,6 +41,12 @@ def test_a_claimed_row_is_not_claimed_again_before_its_claim_expires(row: Timeou
     assert claim().claims == {row.pk: 2}, "a claim that was never released makes the row a suspect"
 
 
+def test_what_is_due_before_the_next_poll_is_claimed_too(row: Timeout) -> None:
+    soon = schedule_timeout(Order.objects.create(status="new"), "remind", seconds=30)
+    claimed = claiming.claim_each("default", None, {row.policy: 10}, LEASE, timedelta(minutes=1))
+    assert claimed.claims == {row.pk: 1, soon.pk: 1}
+
+
 def test_an_extension_and_a_release_leave_the_claim_of_another_worker(row: Timeout) -> None:
     former = claim()
     lapse()

@@ -132,6 +132,9 @@ def test_what_cannot_move_stays_and_is_counted_and_a_longer_retry_goes_on_waitin
     assert (change.moved, change.unmoved, change.finished_at is None) == (2, 1, False)
     assert waits(near) == waits(tried) == timedelta(days=365)
     assert pending_timeouts(tried).get().run_at == retry_at
+    change_delay(UNPAID, 45 * MINUTE, by=BY, mode="recompute")
+    assert waits(near) == waits(tried) == 45 * MINUTE
+    assert pending_timeouts(tried).get().run_at == retry_at
     assert latest is not None and pending_timeouts(far).get().due_at == latest.due_at
 
 

@@ -103,7 +103,11 @@ def at(hours: float, *acts: Callable[[], object]) -> None:
 
 
 def waits(order: Order, status: str) -> Callable[[], object]:
-    return lambda: (setattr(order, "status", status), order.save())
+    def save() -> None:
+        order.status = status
+        order.save()
+
+    return save
 
 
 @pytest.mark.parametrize(
