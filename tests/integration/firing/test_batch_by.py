@@ -253,7 +253,8 @@ def test_each_member_is_asked_about_before_the_call(policy: Policy, shops: Shops
 
 
 def test_a_confirm_function_that_hangs_splits_no_call(by: Any, shops: Shops, calls: Calls) -> None:
-    policy, end = by(retry=dq.Retry([60])), threading.Event()
+    policy: Policy = by(retry=dq.Retry([60]))
+    end = threading.Event()
     rows = due_of(policy, shops[0], 4)
 
     @policy.confirm(timeout=timedelta(seconds=0.3))

@@ -68,7 +68,7 @@ def test_what_does_not_fire_is_a_line_with_its_reason(orders: list[Order], decla
     waits = declare(Order, name="waits")
     policies.pause(waits, by="test", reason="an outage")
     later = dq.schedule_timeout(orders[3], "remind", hours=1)
-    rows = [due(order, policy) for order, policy in zip(orders, ("cancel_unpaid", skips, "remind"), strict=False)]
+    rows = [due(orders[0], "cancel_unpaid"), due(orders[1], skips), due(orders[2], "remind")]
     rows += [due(orders[0], snoozes), later, due(orders[0], waits)]
     Order.objects.filter(pk=orders[0].pk).update(status="paid")
     Order.objects.filter(pk=orders[2].pk)._raw_delete("default")

@@ -72,6 +72,8 @@ def test_what_its_process_died_of_stays_alone_without_its_deliveries(order: Orde
     die_in_handler(row, deliveries=2)
     assert work_of(row).suspect
     die_in_handler(row, deliveries=1)
+    Timeout.objects.update(suspected_at=timezone.now())
+    assert fire(row).fired == (), "the worker that claimed it may run until its lease ends"
     Timeout.objects.update(suspected_at=None)  # it could not run, for example because its object was locked
     assert work_of(row).suspect
 

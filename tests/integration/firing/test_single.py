@@ -45,7 +45,7 @@ def plan_of(*rows: Timeout, ahead: timedelta = timedelta(0)) -> Any:
 
 
 def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declare: Declare) -> None:
-    policies = [declare(Order, name="batch", batch=2), declare(Order, name="together", together=3)]
+    policies: list[Any] = [declare(Order, name="batch", batch=2), declare(Order, name="together", together=3)]
     single = declare(Order, name="outside", atomic=False)
     rows = [due(order, policy) for policy in ("remind", *policies, single) for order in orders]
     rows += [due(Parcel.objects.create(), "chase")]
@@ -72,6 +72,7 @@ def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declar
         "chase": [(1, False)],
     }
     assert sorted(timeout_id for work in works for timeout_id in work.ids) == [row.pk for row in rows]
+    assert plan(dict.fromkeys(unknown, 1), "default")[0] == plan({}, "default")[0] == []
 
 
 @pytest.mark.parametrize("size", [None, 20])

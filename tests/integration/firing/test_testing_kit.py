@@ -168,11 +168,11 @@ def test_the_lists_contain_the_rows_and_retries_that_are_due_are_fired_too(order
         ("once", LookupError(), dq.Retry.never()),
         ("failed", LookupError(), dq.Retry([0, 60])),
         ("snoozed", dq.Snooze(seconds=0), None),  # again and again, but not here
-        ("undeclared", None, None),
     ):
-        policy = declare(Order, raising(error), name=name, retry=retry)
-        dq.schedule_timeout(order, policy, seconds=0)
-    registry.remove(policy)
+        dq.schedule_timeout(order, declare(Order, raising(error), name=name, retry=retry), seconds=0)
+    undeclared = declare(Order, name="undeclared")
+    dq.schedule_timeout(order, undeclared, seconds=0)
+    registry.remove(undeclared)
     result = fire_due(raises=False)
     assert repr(result) == "<1 fired, 1 skipped, 1 failed, 2 dead>"
     listed = [[(row.policy.rpartition(".")[2], row.state) for row in rows] for rows in (result.fired, result.skipped)]

@@ -225,10 +225,14 @@ def test_a_failure_is_logged_in_the_context_of_its_handler(declare: Declare, aro
         INSIDE.set((*INSIDE.get(), "handler"))
         raise ValueError("no")
 
+    def look(record: Any) -> bool:
+        seen.append(INSIDE.get())
+        return True
+
     seen: list[Any] = []
     around(inner)
     row = due(Order.objects.create(), declare(Order, handler, name="raises", retry=dq.Retry([60])))
-    caplog.handler.addFilter(lambda record: seen.append(INSIDE.get()) is None)
+    caplog.handler.addFilter(look)
     fire(row)
     assert seen == [("inner", "handler")]
     assert INSIDE.get() == ()

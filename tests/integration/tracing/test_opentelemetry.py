@@ -15,7 +15,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import MODES, due, fire
 from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, raising
-from tests.integration.firing.limits import LIMITS, RETRY, threads_end
+from tests.integration.firing.limits import LIMITS, RETRY, compute, threads_end
 from tests.integration.tracing.conftest import Around, Spans
 from tests.testapp.models import Order
 
@@ -187,3 +187,10 @@ def test_the_span_of_an_abandoned_handler_ends(
     assert span.status.status_code is StatusCode.ERROR
     assert str(span.status.description).startswith("TimeLimitExceeded: It took longer than 0.3 s")
     assert span.end_time is not None
+
+
+def test_a_span_of_an_abandoned_handler_ends_once(order: Order, declare: Declare, spans: Spans) -> None:
+    policy = declare(Order, lambda obj, timeout: compute(), name="computes", limits=LIMITS, retry=RETRY)
+    fire(due(order, policy))
+    threads_end()
+    assert str(spans.one().status.description).startswith("TimeLimitExceeded")
