@@ -285,7 +285,7 @@ def test_a_newer_round_replaces_a_firing_that_then_fails(
 ) -> None:
     """Also if it was cancelled: `cancel_timeout` has answered that nothing will happen.
 
-    If the query found the slot free, because the round came in this very moment, the unique constraint refuses it.
+    If the query found the slot free, because the round came in between, the unique constraint refuses it.
     """
 
     def handler(obj: Order, timeout: Timeout) -> None:

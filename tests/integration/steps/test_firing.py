@@ -143,7 +143,7 @@ OUTCOMES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("is_raised", [True, False])
 def test_a_step_decides_about_itself_alone(declare: Declare, kind: str, is_raised: bool, atomic: bool) -> None:
     if is_raised and kind == "fired":
-        pytest.skip("it is no exception")
+        pytest.skip("it cannot be raised")
     (outcome, event), keys = OUTCOMES[kind], list[str]()
 
     def decide(obj: Any, timeout: Timeout) -> Any:
