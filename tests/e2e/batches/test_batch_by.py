@@ -18,7 +18,7 @@ from tests.testapp.models import Effect
 from tests.testapp.timeouts import digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
-OWNERS, EACH, WORKERS = 30, 20, 4
+OWNERS, EACH, WORKERS = 30, 20, 3
 
 
 def due_at(moment: datetime, declare: Any, *, beside: bool = False) -> None:
@@ -50,14 +50,6 @@ def check(count: int = OWNERS * EACH) -> None:
     sys.stdout.write(f"the last one is settled {late:.2f} s after its deadline\n")
 
 
-def test_owners_whose_timeouts_are_due_together_get_one_call_each(
-    start_worker: StartWorker, source: dict[str, str], declare: Any
-) -> None:
-    start(start_worker, source)
-    due_at(clock.now() + timedelta(seconds=4), declare)
-    check()
-
-
 def test_a_backlog_is_one_call_for_each_owner_too(
     start_worker: StartWorker, source: dict[str, str], declare: Any
 ) -> None:
@@ -66,7 +58,7 @@ def test_a_backlog_is_one_call_for_each_owner_too(
     check()
 
 
-def test_another_policy_that_locks_the_same_objects_splits_no_call(
+def test_owners_whose_timeouts_are_due_together_get_one_call_each_beside_a_policy_that_locks_the_same_objects(
     start_worker: StartWorker, source: dict[str, str], declare: Any
 ) -> None:
     start(start_worker, source)

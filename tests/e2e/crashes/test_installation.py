@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from typing import Any
 
@@ -11,7 +10,7 @@ import redis
 from django.db import connection
 
 from django_delayq.models import Installation, PolicySync, WorkerSeen
-from tests.support.processes import StartWorker, due_now, effects, settled
+from tests.support.processes import StartWorker, due_now, effects, end
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
@@ -37,14 +36,13 @@ def outcome(worker: subprocess.Popen[bytes]) -> tuple[int, str]:
     return worker.returncode, errors.decode()
 
 
-@pytest.mark.parametrize("options", [[], ["--burst"], ["--processes", "2"]], ids=["one", "burst", "two"])
+@pytest.mark.parametrize("options", [["--burst"], ["--processes", "2"]], ids=["burst", "two"])
 def test_a_copied_database_is_refused_and_nothing_changes(
     start_worker: StartWorker, redis_client: redis.Redis, prefix: str, options: list[str]
 ) -> None:
     production = start_worker(INSTALLATION="production")
     wait_until(lambda: WorkerSeen.objects.exists() and PolicySync.objects.exists(), "a worker of production runs")
-    production.send_signal(signal.SIGTERM)  # the database may still commit what a killed process has sent
-    assert production.wait(60) == 0
+    end(production)  # the database may still commit what a killed process has sent
     for key in redis_client.scan_iter(match=f"{prefix}:*:turn:*", count=1000):  # they would expire meanwhile
         redis_client.delete(key)
     due_now("remind", 5)
@@ -56,15 +54,3 @@ def test_a_copied_database_is_refused_and_nothing_changes(
     assert (contents(), entries(redis_client, prefix)) == before
     assert outcome(start_worker("--burst", INSTALLATION="production", stderr=subprocess.PIPE))[0] == 0
     assert len(effects("remind")) == 5
-
-
-@pytest.mark.usefixtures("redis_client")
-def test_workers_of_one_installation_run_side_by_side(start_worker: StartWorker) -> None:
-    rows = due_now("remind", 20)
-    supervisor = start_worker("--processes", "3", INSTALLATION="production")
-    wait_until(settled(len(rows)), "all fired")
-    wait_until(lambda: WorkerSeen.objects.count() == 3, "three processes run")
-    supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(30) == 0
-    assert Installation.objects.get().name == "production"
-    assert set(effects("remind").values()) == {1}

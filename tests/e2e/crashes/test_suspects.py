@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 
 from django_delayq import Retry
 from django_delayq.models import Timeout
-from tests.support.processes import SHORT, StartWorker, due_now, effects, settled, states
+from tests.support.processes import SHORT, StartWorker, due_now, effects, end, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -25,25 +24,20 @@ pytestmark = [
     pytest.mark.usefixtures("redis_client"),
 ]
 POLICIES = ("harmless", "harmless_outside", "deadly", "deadly_outside")
-SOURCES = {"redis": {}, "ledger": {"WITHOUT_REDIS": "1"}}
 
 
-@pytest.fixture(params=SOURCES)
-def start(request: pytest.FixtureRequest, start_worker: StartWorker) -> Callable[[], subprocess.Popen[bytes]]:
-    variables = {"POLICIES": " ".join(POLICIES), **SOURCES[request.param]}
-    return partial(start_worker, "--concurrency", "4", seconds={**SHORT, "LEASE": 2.0}, **variables)
-
-
-@pytest.fixture(params=["", "_outside"], ids=["atomic", "outside"])
+@pytest.fixture(params=["", "_outside"], ids=["atomic-redis", "outside-ledger"])
 def suffix(request: pytest.FixtureRequest, declare: Any) -> str:
+    """Return how the names of the policies end. Those outside a transaction are fired from the ledger."""
     for name in POLICIES:
         declare(Order, name=name, retry=Retry.never(), atomic=not name.endswith("_outside"))
     return str(request.param)
 
 
-def end(worker: subprocess.Popen[bytes]) -> None:
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+@pytest.fixture
+def start(suffix: str, start_worker: StartWorker) -> Callable[[], subprocess.Popen[bytes]]:
+    variables = {"POLICIES": " ".join(POLICIES)} | ({"WITHOUT_REDIS": "1"} if suffix else {})
+    return partial(start_worker, "--concurrency", "4", seconds={**SHORT, "LEASE": 2.0}, **variables)
 
 
 def test_what_runs_beside_a_handler_that_ends_its_process_is_not_dead(

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 import django_delayq as dq
 from django_delayq.firing.state import LOCKED_MAX_SECONDS
 from django_delayq.models import Timeout
-from tests.e2e.databases.test_outages import processor_seconds
+from tests.support.processes import processor_seconds
 from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the test here
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order

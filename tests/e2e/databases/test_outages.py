@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from django.db import connection
 
 import django_delayq as dq
 from tests.e2e.databases.conftest import OwnDatabase, Start, are_settled, each_fired_once
+from tests.support.processes import processor_seconds
 from tests.support.waiting import wait_until
 from tests.support.workers import cut_all_other_connections
 from tests.testapp.models import Effect, Order
@@ -83,8 +82,3 @@ def seconds_of_work_during_an_outage(own_database: OwnDatabase, pid: int, second
     burnt = processor_seconds(pid) - before
     own_database.start()
     return burnt
-
-
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
