@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import settings as test_settings
+from tests.support.waiting import wait_until
 from tools import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,15 +35,9 @@ def start_demo() -> Iterator[StartDemo]:
     clean = {**os.environ, **others, "PYTHONPATH": str(ROOT), "ORDERS": "", "REVIEWS": ""}
 
     def start(**environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "example_project/demo.py"],
-            cwd=ROOT,
-            env={**clean, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = [sys.executable, "example_project/demo.py"]
+        return subprocess.Popen(command, cwd=ROOT, env={**clean, **environment}, text=True, **streams)
 
     yield start
     for pid in set(processes.descendants()) - before:
@@ -54,14 +49,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until_ended(pids: set[int], seconds: float = 60) -> set[int]:
-    """Those that still live when the time is over."""
-    deadline = time.monotonic() + seconds
-    while (living := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return living
 
 
 def read_until(demo: subprocess.Popen[str], words: str) -> None:
@@ -90,7 +77,7 @@ def test_a_killed_demo_leaves_no_process_behind(start_demo: StartDemo, number: s
         started = set(processes.descendants()) - before
         assert len(started) >= 4  # both halves of the launcher, worker, web server
         os.kill(demo.pid, number)
-        assert wait_until_ended(started) == set()
+        wait_until(lambda: not any(map(is_alive, started)), "all have ended")
 
 
 def test_a_file_of_orders_that_is_not_there_is_named(start_demo: StartDemo, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def lateness(rows: list[Timeout]) -> list[timedelta]:
 def test_a_renamed_policy_fires_under_both_names(
     start_worker: StartWorker, source: dict[str, str], declare: Any, alias: str
 ) -> None:
-    """Rows under the old name are for the old worker, and for the new one if it has the alias. Others are for the new."""
+    """A row under the old name is for the old worker, and for the new one if it has the alias; others for the new."""
     former, current = declare(Order, name="former"), declare(Order, name="current")
     both(start_worker, source, "former", f"current{alias}")
     rows = []
