@@ -12,6 +12,7 @@ twice as long as the page.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -52,7 +53,7 @@ DELAYQ = {"REDIS": None}
 
 
 def serve() -> None:
-    """Play the pages whose paths are the lines of the input. Print for each the error as JSON; empty if there is none."""
+    """Play the pages whose paths are the lines of the input. Print each error as a line of JSON; empty for none."""
     with tempfile.TemporaryDirectory() as home:
         (Path(home) / "project_settings.py").write_text(SETTINGS)
         sys.path.insert(0, home)
@@ -62,8 +63,7 @@ def serve() -> None:
         from django.db import connections
 
         django.setup()
-        import django_delayq.testing
-
+        importlib.import_module("django_delayq.testing")  # with the worker, which most pages use
         call_command("migrate", verbosity=0)
         connections.close_all()
         for line in sys.stdin:
