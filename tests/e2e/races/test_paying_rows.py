@@ -57,4 +57,4 @@ def test_a_purchase_has_its_payment_or_is_lost_and_the_writer_knows_which(
 ) -> None:
     policy = declare(Purchase, lose, name="lose_unpaid", **LOSE_UNPAID)
     goods = Goods(Purchase, policy, status_of_purchases, open_payments)
-    race_until_fair(way, payers, goods, slower=5 if way == "admin" else 1)
+    race_until_fair(way, payers, goods)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import Any
-
-from django.core.mail import get_connection, send_mail
 
 from django_delayq import Retry, timeout_policy
 from tests.testapp.models import Order
@@ -16,12 +15,9 @@ OPTIONS: Any = {"name": "notify", "search": "note", "retry": Retry([timedelta(mi
 
 
 def notify(order: Order, timeout: Any) -> None:
-    """Mail the customer."""
-    backend = "django.core.mail.backends.smtp.EmailBackend"
-    port = int(os.environ["DELAYQ_TEST_SMTP_PORT"])
-    with get_connection(backend, host="127.0.0.1", port=port, timeout=10) as connection:
-        send_mail("Pay", f"Order {order.note}", "shop@example.com", ["you@example.com"], connection=connection)
+    """Connect to the other service."""
+    socket.create_connection(("127.0.0.1", int(os.environ["DELAYQ_TEST_SERVICE_PORT"])), timeout=10).close()
 
 
-if "DELAYQ_TEST_SMTP_PORT" in os.environ:
+if "DELAYQ_TEST_SERVICE_PORT" in os.environ:
     timeout_policy(Order, **OPTIONS)(notify)

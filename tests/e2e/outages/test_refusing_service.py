@@ -1,10 +1,9 @@
-"""While a mail server refuses connections, everything that an operator reads shows it; afterwards nothing does."""
+"""While another service refuses connections, everything that an operator reads shows it; afterwards nothing does."""
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from rest_framework.test import APIClient
 from django_delayq import schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.monitoring import doctor
-from tests.e2e.outages.mailing.timeouts import OPTIONS, notify
+from tests.e2e.outages.notifying.timeouts import OPTIONS, notify
 from tests.settings import REDIS_URL
 from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture
 from tests.support.waiting import wait_until
@@ -29,50 +28,12 @@ NOTIFY = "testapp.order.notify"
 COUNT = 3
 
 
-class MailServer:
-    """A port that refuses connections until `open` makes it an SMTP server."""
-
-    def __init__(self) -> None:
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))  # bound and not listening: the system refuses, and gives it to no other
-        self.port = self.socket.getsockname()[1]
-        self.accepted = 0
-
-    def open(self) -> None:
-        self.socket.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rwb") as stream:
-
-            def answer(line: bytes) -> None:
-                stream.write(line + b"\r\n")
-                stream.flush()
-
-            answer(b"220 test")
-            while line := stream.readline():
-                verb = line.split()[0].upper()
-                if verb == b"DATA":
-                    answer(b"354 go")
-                    while stream.readline() not in (b".\r\n", b""):
-                        pass
-                    self.accepted += 1
-                answer(b"221 bye" if verb == b"QUIT" else b"250 ok")
-
-
 @pytest.fixture
-def mail_server() -> Iterator[MailServer]:
-    server = MailServer()
-    yield server
-    server.socket.close()
+def service() -> Iterator[socket.socket]:
+    """Yield a port that refuses connections until it listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))  # bound and not listening: the system refuses, and gives it to no other
+        yield found
 
 
 class Operator:
@@ -114,11 +75,11 @@ class Operator:
 
 
 @pytest.fixture
-def log(mail_server: MailServer, start_worker: Any, declare: Callable[..., Any], tmp_path: Path) -> Path:
+def log(service: socket.socket, start_worker: Any, declare: Callable[..., Any], tmp_path: Path) -> Path:
     """Start a worker; return the file of its log."""
     declare(Order, notify, **OPTIONS)
     log = tmp_path / "log"
-    variables = {"APPS": "tests.e2e.outages.mailing", "SMTP_PORT": str(mail_server.port)}
+    variables = {"APPS": "tests.e2e.outages.notifying", "SERVICE_PORT": str(service.getsockname()[1])}
     with log.open("wb") as file:
         start_worker("--log-format", "json", stderr=file.fileno(), **variables)
     wait_until(lambda: WorkerSeen.objects.exists(), "the worker runs")
@@ -132,8 +93,8 @@ def operator(settings: Any, capsys: pytest.CaptureFixture[str]) -> Operator:
 
 
 @pytest.mark.skipif(not REDIS_URL, reason="the doctor would find that Redis does not answer")
-def test_a_mail_server_that_refuses_is_seen_everywhere_and_then_nowhere(
-    mail_server: MailServer, log: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+def test_a_service_that_refuses_is_seen_everywhere_and_then_nowhere(
+    service: socket.socket, log: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert operator.doctor() == (0, ""), operator.run("delayq_doctor")[1]
     rows = [schedule_timeout(Order.objects.create(note=f"A-{n}"), "notify", seconds=0) for n in range(COUNT)]
@@ -155,8 +116,7 @@ def test_a_mail_server_that_refuses_is_seen_everywhere_and_then_nowhere(
         name = f"(testapp.order.notify, object {row.object_id} (A-{number}))"
         assert any(name in line["message"] and "ConnectionRefusedError" in line["message"] for line in failures)
 
-    mail_server.open()
+    service.listen(100)
     wait_until(lambda: not Timeout.objects.exclude(state="fired").exists(), "all have fired")
-    assert mail_server.accepted == COUNT
     assert operator.failing() == dict.fromkeys(operator.failing(), 0)
     assert operator.doctor() == (0, "")

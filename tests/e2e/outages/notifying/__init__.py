@@ -1,0 +1,1 @@
+"""An app whose policy connects to another service."""
