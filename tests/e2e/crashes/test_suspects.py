@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,22 +59,3 @@ def test_what_runs_beside_a_handler_that_ends_its_process_is_not_dead(
     assert killer.reason == "The process died 3 times while this timeout ran alone in it."
     assert effects("harmless").keys() == {row.pk for row in innocents}
     assert set(Timeout.objects.exclude(pk=killer.pk).values_list("attempts", flat=True)) == {1}
-
-
-def test_workers_that_are_killed_again_and_again_take_nothing_along(
-    start: Callable[[], subprocess.Popen[bytes]], suffix: str
-) -> None:
-    rows = due_now(f"harmless{suffix}", 100)
-    for number in range(4):
-        worker = start()
-        fired = len(effects("harmless"))
-        wait_until(partial(lambda before: len(effects("harmless")) > before, fired), "it is in the middle of it")
-        time.sleep(random.Random(number).uniform(0, 0.2))  # at any step of a firing
-        worker.kill()
-        worker.wait(30)
-    worker = start()
-    wait_until(settled(100), "all the others have fired")
-    end(worker)
-    assert states() == {"fired": 100}
-    assert effects("harmless").keys() == {row.pk for row in rows}
-    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}

@@ -10,7 +10,6 @@ import pytest
 from tests.conftest import ROOT
 
 pytestmark = [
-    pytest.mark.dialect,
     pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),

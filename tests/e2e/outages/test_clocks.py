@@ -120,6 +120,7 @@ for minutes in (0, 10):
 """
 
 
+@once
 @both_ways
 @pytest.mark.usefixtures("redis_client")
 def test_an_application_whose_clock_is_wrong_moves_its_deadlines_and_none_fires_before_what_its_row_says(
