@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("redis_client"),
 ]
 logger = logging.getLogger(__name__)
-LOCKED = 2000
+LOCKED = 500
 SECONDS = 6.0
 
 
@@ -37,7 +37,7 @@ def transactions() -> int:
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="counts PostgreSQL's transactions")
-def test_two_thousand_locked_objects_are_tried_every_few_seconds(
+def test_hundreds_of_locked_objects_are_tried_every_few_seconds(
     start_worker: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     Order.objects.bulk_create([Order(status="new") for _ in range(LOCKED)])
