@@ -16,7 +16,7 @@ from tests.e2e.races.stage import Actor
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 
-ORDERS = 160
+ORDERS = 100
 PAYERS = 3
 PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
 """The load that two cores can handle: payers that are late for every order do not race."""
