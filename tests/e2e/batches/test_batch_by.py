@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,9 +32,10 @@ def due_at(moment: datetime, declare: Any, *, beside: bool = False) -> None:
         schedule_timeouts(purchases, declare(Purchase, name="beside"), at=moment)
 
 
-def start(start_worker: StartWorker, source: dict[str, str], lease: float = 30.0) -> None:
+def start(start_worker: StartWorker, source: dict[str, str]) -> None:
+    seconds = {"LEASE": 30.0, "SWEEP_INTERVAL": 1.0}
     for _ in range(WORKERS):
-        start_worker("--concurrency", "4", POLICIES="digest", seconds={"LEASE": lease, "SWEEP_INTERVAL": 1.0}, **source)
+        start_worker("--concurrency", "4", POLICIES="digest", seconds=seconds, **source)
     wait_until(lambda: WorkerSeen.objects.count() == WORKERS, "the workers run")
 
 
@@ -46,8 +46,6 @@ def check(count: int = OWNERS * EACH) -> None:
     owners = sorted(str(pk) for pk in Channel.objects.values_list("pk", flat=True))
     assert sorted(calls) == [(owner, EACH) for owner in owners], "one call for each owner, with all"
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
-    late = max((row.settled_at - row.due_at).total_seconds() for row in Timeout.objects.all() if row.settled_at)
-    sys.stdout.write(f"the last one is settled {late:.2f} s after its deadline\n")
 
 
 def test_a_backlog_is_one_call_for_each_owner_too(
@@ -64,17 +62,3 @@ def test_owners_whose_timeouts_are_due_together_get_one_call_each_beside_a_polic
     start(start_worker, source)
     due_at(clock.now() + timedelta(seconds=4), declare, beside=True)
     check(2 * OWNERS * EACH)
-
-
-def test_after_a_worker_was_killed_each_owner_still_gets_one_call(
-    start_worker: StartWorker, source: dict[str, str], declare: Any
-) -> None:
-    """It had leased them all, so that a process may have died of each."""
-    due_at(clock.now(), declare)
-    seconds = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
-    killed = start_worker("--concurrency", "4", POLICIES="digest", KILL_AT="handled", seconds=seconds, **source)
-    killed.wait(60)
-    WorkerSeen.objects.all().delete()
-    assert states() == {"pending": OWNERS * EACH}
-    start(start_worker, source, lease=2.0)
-    check()

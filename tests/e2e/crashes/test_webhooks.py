@@ -29,10 +29,7 @@ def _is_all_sent() -> bool:
 
 @pytest.mark.parametrize(
     ("policy", "step", "source"),
-    [
-        *(("remind", "marked", "redis"), ("remind", "committed", "redis"), ("remind", "committed", "ledger")),
-        *(("send_outside", "handled", "redis"), ("send_outside", "settled", "redis")),
-    ],
+    [("remind", "committed", "redis"), ("remind", "handled", "ledger"), ("send_outside", "settled", "redis")],
 )
 def test_killed_at_any_step_each_outcome_is_reported_once(
     start_worker: StartWorker, endpoint: EndpointServer, policy: str, step: str, source: str

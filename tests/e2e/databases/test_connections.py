@@ -126,15 +126,6 @@ def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: d
     assert "of them" not in worker.stop()
 
 
-@on_postgresql
-@pytest.mark.parametrize("few", [lambda: pool("1"), lambda: limited_role(3)], ids=["pool of 1", "role with 3"])
-def test_a_worker_that_cannot_run_one_handler_refuses_to_start(few: Any, start: Start) -> None:
-    with few() as environment:
-        worker = start(**environment)
-        assert worker.process.wait(60) == 1
-    assert re.search(r"allows \d connections?. A worker needs at least", worker.text)
-
-
 @pytest.mark.skipif(connection.vendor != "mysql", reason="the limit of a running PostgreSQL cannot be changed")
 @pytest.mark.usefixtures("short_horizon")
 def test_handlers_leave_connections_of_a_full_server_to_sweep_and_heartbeat(

@@ -122,14 +122,3 @@ def test_processes_whose_threads_are_stuck_are_replaced_and_none_of_them_grows(
     assert max(memory for _, memory in most.values()) < first + 40
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) in {0, 1}
-
-
-def test_a_worker_without_a_supervisor_of_its_own_exits_with_1(
-    start_worker: StartWorker, hanging: Callable[[str, int], None], silent: str
-) -> None:
-    hanging("hang_outside", 2)
-    worker = start_worker(
-        "--concurrency", "1", POLICIES="hang_outside", SILENT=silent, LIMIT="0.3", WITHOUT_REDIS="1",
-    )  # fmt: skip
-    assert worker.wait(60) == 1
-    assert Timeout.objects.filter(state="dead", attempts=2).count() == 2

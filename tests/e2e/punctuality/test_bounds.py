@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_delayq import operations, schedule_timeout, schedule_timeouts
+from django_delayq import schedule_timeout, schedule_timeouts
 from django_delayq.models import Timeout
 from django_delayq.sql.now import database_now
 from tests.e2e.outages.wire import Wire
@@ -144,18 +144,6 @@ def test_without_redis_a_timeout_is_at_most_a_second_late(start_worker: StartWor
     rows = soon(5, 2.0)
     wait_until(settled(6), "the poll has found them")
     assert_within(1, None, rows)
-
-
-def test_what_was_paused_fires_within_a_sweep_of_its_resumption(start_worker: StartWorker) -> None:
-    at_work(start_worker(seconds=SECONDS))
-    operations.pause("testapp.order.remind", by="script:test")
-    rows = soon(5, 0.0)
-    others = soon(1, 1.0, "linger")
-    wait_until(lambda: effects("linger").keys() >= {row.pk for row in others}, "the paused ones were deferred")
-    operations.resume("testapp.order.remind", by="script:test")
-    resumed_at = database_now("default")
-    wait_until(settled(7), "they have fired")
-    assert_within(SWEEP, resumed_at, rows)
 
 
 def test_a_transaction_that_commits_after_its_deadline_is_late_by_a_sweep_at_most(start_worker: StartWorker) -> None:

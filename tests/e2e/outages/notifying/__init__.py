@@ -1,1 +1,0 @@
-"""An app whose policy connects to another service."""
