@@ -191,7 +191,8 @@ def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
     assert int(options["pool_size"]) >= Settings().concurrency + 2
 
 
-def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat() -> None:
+def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat(compose: Any) -> None:
+    """What the probe answers: tests/integration/commands/test_doctor_here.py."""
     from django_delayq.monitoring.doctor import STUCK_SECONDS
     from django_delayq.monitoring.snapshot import ALIVE
 
@@ -203,8 +204,10 @@ def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_w
     worker, migrating = (each["spec"]["template"]["spec"]["containers"][0] for each in (timeouts, migrate))
     for container in (worker, migrating):
         assert container["envFrom"] == [{"secretRef": {"name": secret}}]
-    for command in (migrating, worker, worker["startupProbe"]["exec"], worker["livenessProbe"]["exec"]):
-        check(command["command"])
+    for container in (worker, migrating):
+        check(container["command"])
+    healthcheck = compose["services"]["timeouts"]["healthcheck"]["test"][1:]
+    assert [worker[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe")] == [healthcheck] * 2
     probe = worker["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > ALIVE.total_seconds() + STUCK_SECONDS
     assert "readinessProbe" not in worker

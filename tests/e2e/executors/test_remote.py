@@ -21,7 +21,7 @@ from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
 from tests.support.processes import due_now, effects, end, settled, states
 from tests.support.waiting import wait_until
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 from tests.testapp.timeouts import declare_collect
 from tools import processes
 
@@ -176,20 +176,3 @@ def test_a_broker_that_is_down_does_not_stop_the_worker(
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
-
-
-@pytest.mark.usefixtures("short_lease")
-@WITH_A_BROKER
-def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
-    engine: Engine, start_worker: Start, start_remote: Start
-) -> None:
-    (killer,) = due_now("kill_worker")
-    innocents = due_now("remind", 20)
-    start_remote(KILLER="1")
-    worker = start_worker()
-    wait_until(settled(21), seconds=120)
-    end(worker)
-    killer.refresh_from_db()
-    assert (killer.state, killer.cause) == ("dead", "retries")
-    assert effects("remind") == {row.pk: 1 for row in innocents}
-    assert Effect.objects.count() == 20

@@ -11,7 +11,7 @@ import pytest
 from django_delayq import schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
 from tests.settings import DB
-from tests.support.processes import StartWorker, end, processor_seconds
+from tests.support.processes import StartWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -53,20 +53,3 @@ def test_a_renamed_policy_fires_under_both_names(
         time.sleep(0.2)
     wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired")
     assert max(lateness(rows)) < ON_TIME
-
-
-def test_an_old_worker_alone_leaves_the_rows_and_does_not_spin(
-    start_worker: StartWorker, source: dict[str, str], declare: Any
-) -> None:
-    novel = declare(Order, name="novel")
-    rows = [schedule_timeout(Order.objects.create(), novel, seconds=0) for _ in range(50)]
-    worker = start_worker(seconds=SHORT, **source)
-    known = schedule_timeout(Order.objects.create(), "remind", seconds=0)
-    wait_until(lambda: lateness([known]), "the worker fires what it knows")
-    before = processor_seconds(worker.pid)
-    time.sleep(5)  # what is measured is what it does meanwhile
-    assert processor_seconds(worker.pid) - before < 1.5
-    assert Timeout.objects.pending().filter(attempts=0).count() == len(rows)
-    end(worker)
-    start_worker(POLICIES="novel", seconds=SHORT, **source)
-    wait_until(lambda: len(lateness(rows)) == len(rows), "a worker that knows them has fired them")

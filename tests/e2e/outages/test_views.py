@@ -22,15 +22,12 @@ from django.utils import timezone
 
 from django_delayq import acancel_timeout, aschedule_timeout, cancel_timeout, schedule_timeout
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change
-from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.conftest import ROOT
 from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, breaker_of, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
 from tests.e2e.outages.wire import Wire
-from tests.e2e.races.sessions import Session
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -144,32 +141,6 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         wait_until(lambda: not breaker_of(engine).is_open)
         row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
         assert row.pk in dict(engine.queue("default", 0).peek())
-
-
-@pytest.mark.dialect
-@once
-def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_redis: UseRedis, seconds: Seconds) -> None:
-    with silent() as wire:
-        use_redis(wire.url)
-        in_six_threads(push_often)
-        await_redis_calls()
-        assert 1 <= wire.opened <= 6, "those that were under way when the first one failed"
-        opened = wire.opened
-        seconds.now += 60
-        in_six_threads(push_often)
-        await_redis_calls()
-        assert wire.opened == opened + 1
-
-
-def in_six_threads(work: Callable[[], object]) -> None:
-    sessions = [Session(work) for _ in range(6)]
-    for session in sessions:
-        session.end()
-
-
-def push_often() -> None:
-    for id in range(1, 11):
-        push("default", [Change("default", "testapp.order.remind", id, 4_000_000_000_000)])
 
 
 def save_often() -> None:
