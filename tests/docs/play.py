@@ -42,7 +42,7 @@ USE_TZ = True
 ROOT_URLCONF = "shop.urls"
 ALLOWED_HOSTS = ["*"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq"]
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", *APPS]
 DATABASES = {"default": {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": __file__.replace("project_settings.py", "shop.sqlite3"),
@@ -55,7 +55,7 @@ DELAYQ = {"REDIS": None}
 def serve() -> None:
     """Play the pages whose paths are the lines of the input. Print each error as a line of JSON; empty for none."""
     with tempfile.TemporaryDirectory() as home:
-        (Path(home) / "project_settings.py").write_text(SETTINGS)
+        _write_settings(Path(home), [])
         sys.path.insert(0, home)
         os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
         import django
@@ -100,8 +100,9 @@ def play(page: Page, home: Path, base: Path) -> None:
     shutil.copy(base / "shop.sqlite3", database)
     connections["default"].settings_dict["NAME"] = database
     _write_project(home, page)
+    _write_settings(home, own := [*_own_app(page), "shop"])  # for processes that the page starts
     sys.path.insert(0, str(home))
-    settings.INSTALLED_APPS += [*_own_app(page), "shop"]
+    settings.INSTALLED_APPS += own
     apps.set_installed_apps(settings.INSTALLED_APPS)
     call_command("migrate", run_syncdb=True, verbosity=0)
     call_command("check", fail_level="ERROR", stderr=StringIO())
@@ -198,6 +199,10 @@ def _write_project(home: Path, page: Page) -> None:
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
+
+
+def _write_settings(home: Path, apps: list[str]) -> None:
+    (home / "project_settings.py").write_text(f"APPS = {apps}\n{SETTINGS}")
 
 
 def _own_app(page: Page) -> list[str]:
