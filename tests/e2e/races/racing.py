@@ -67,7 +67,7 @@ class Outcome:
 class Pace(NamedTuple):
     """How many are paid, how many in each second, and by how many seconds after their deadlines."""
 
-    count: int
+    orders: int
     per_second: float
     shift: float
 
@@ -78,7 +78,7 @@ def race(way: str, payers: Sequence[Actor], pace: Pace, *, seed: str, goods: Goo
     Raises AssertionError unless each of them was either paid or cancelled and both sides know which.
     """
     dice = random.Random(seed)
-    offsets = sorted(timedelta(seconds=dice.uniform(0, pace.count / pace.per_second)) for _ in range(pace.count))
+    offsets = sorted(timedelta(seconds=dice.uniform(0, pace.orders / pace.per_second)) for _ in range(pace.orders))
     orders, deadlines = _arm(offsets, goods)
     times = (deadline.timestamp() + pace.shift + dice.uniform(-JITTER, JITTER) for deadline in deadlines)
     plan = list(zip(orders, times, strict=True))
