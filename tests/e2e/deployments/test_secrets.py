@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(connection.vendor != "sqlite", reason="addresses are the same with each database"),
 ]
 SECRET = "hunter2"
-# Addresses that are no addresses: tests/integration/security/test_sources.py.
+# Strings that are not addresses: tests/integration/security/test_sources.py.
 ADDRESSES = {
     "no server": "redis://shop:{secret}@127.0.0.1:{closed}/0",
     "wrong password": "redis://default:{secret}@127.0.0.1:{open}/0",
