@@ -126,3 +126,10 @@ def test_what_fired_early_is_so_many_seconds_before_its_deadline() -> None:
     row = Timeout(state="fired", due_at=due_at, settled_at=due_at - timedelta(minutes=2))
     assert "fired 2 min before it" in render.deadline(row)
     assert "2 min before the deadline" in str(StoryEvent(due_at, "fired", 1, details={"late": -120.0}))
+
+
+@pytest.mark.parametrize(("language", "shown"), [("en", "{}"), ("ar", "\u2066{}\u2069")])
+def test_datetimes_in_a_sentence_are_isolated_where_letters_run_from_right_to_left(language: str, shown: str) -> None:
+    at = "2030-01-02 09:00:00"
+    with translation.override(language):
+        assert render.isolated(f"It is due at {at}.") == f"It is due at {shown.format(at)}."

@@ -304,6 +304,18 @@ def test_failing_rows_show_their_last_error_and_are_filtered_by_its_type(viewer:
     assert healthy in shown(viewer) and "By last error" not in viewer.get(reverse(LIST)).content.decode()
 
 
+def test_an_empty_window_says_first_of_all_that_there_are_more_rows(viewer: Client, small_window: int) -> None:
+    for _ in range(15):
+        failed("ValueError")
+    rare = failed("KeyError", run_at=timezone.now() + timedelta(days=1))
+    query = "?due=failing&error=KeyError"
+    page = viewer.get(f"{reverse(LIST)}{query}").content.decode()
+    assert page.count("Found among 6 rows. There are more.") == 2 and page.index("There are more") < page.index(
+        "0 time"
+    )
+    assert [pk for window in walk(viewer, query) for pk in window] == [rare]
+
+
 def test_overdue_and_failing_rows_come_first(viewer: Client, small_window: int) -> None:
     rest = fill(4)
     (late,), failing = fill(1), failed("ValueError")
