@@ -274,7 +274,7 @@ def stored() -> Any:
 
 
 def written() -> Any:
-    """Return what tells that something was changed, which each edge asks for often."""
+    """Return what each edge asks for often to see whether something was changed."""
     return list(Timeout.objects.values_list("due_at", "history")), PolicyChange.objects.count()
 
 
