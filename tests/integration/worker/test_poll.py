@@ -180,12 +180,12 @@ def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
 
 
 def test_a_look_that_finds_nothing_is_one_query_whatever_is_not_asked(declare: Declare) -> None:
-    """Neither 200 policies, nor what is stopped or not declared, cost another one."""
+    """Neither 50 policies, nor what is stopped or not declared, cost another one."""
     stopped, novel = due_orders("remind", 3), declare(Order, name="novel")
     due_orders(novel, 3)
     registry.remove(novel)
     operations.pause("testapp.order.remind", by="script:test")
-    for number in range(200):
+    for number in range(50):
         declare(Order, name=f"policy_{number}")
     one = Poll()
     one.taken()

@@ -168,14 +168,22 @@ def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, d
 
 
 def test_while_nothing_receives_few_messages_a_lease_are_sent_and_then_all_fire(
-    start: Any, receive: Any, caplog: Any
+    start: Any, receive: Any, lasting: Any, caplog: Any
 ) -> None:
-    rows, few = due_orders("remind", 60), 4  # as many as it has threads
-    start()
+    rows, few = due_orders("remind", 60), 4
+    work = Work(rows[0].policy, (rows[0].pk,), (rows[0].object_id,))
+    lasting(LEASE / 5)
+    executor = QueueExecutor("default", few)
+    executor.submit(work, lambda *_: None)
     wait_until(lambda: "executor_silent" in events(caplog), "nothing was settled for a lease")
-    sent, since = len(QueueExecutor.sent), time.monotonic()
-    wait_until(lambda: len(QueueExecutor.sent) > sent + few, "it is tried again")
-    assert len(QueueExecutor.sent) - sent <= few * (2 + (time.monotonic() - since) / LEASE.total_seconds())
+    lasting(LONG)
+    for _ in range(few):
+        executor.submit(work, lambda *_: None)
+    with pytest.raises(TimeoutError, match="have settled no timeout"):
+        executor.submit(work, lambda *_: None)
+    executor.close()
+    start()
+    wait_until(lambda: events(caplog).count("executor_silent") == 2)
     receive()
     wait_until(all_are("fired"), seconds=110)
     assert Effect.objects.count() == len(rows)

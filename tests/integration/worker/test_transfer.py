@@ -86,9 +86,9 @@ def test_a_line_in_one_of_several_queues_and_shards_gets_all_it_may(
 
 
 def test_more_lines_than_one_call_may_ask_are_asked_in_several(engine: Engine, declare: Any) -> None:
-    for id in range(1, 251):
+    for id in range(1, 106):
         fill(engine, "a", [id], line=declare(Order, name=f"policy_{id}").label)
-    assert set(Transfer(engine, "a").taken(3)) == set(range(1, 251))
+    assert set(Transfer(engine, "a").taken(3)) == set(range(1, 106))
 
 
 def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
