@@ -79,7 +79,7 @@ def test_what_comes_while_nobody_waits_ends_the_next_wait_and_only_that(waking: 
     assert not wakeup.wait(0)
     began = time.monotonic()
     wakeup.interrupt()
-    assert not wakeup.wait(LONG), "an interruption is no reason to check"
+    assert not wakeup.wait(LONG), "an interruption asks for no check"
     assert time.monotonic() - began < LONG / 2
     wakeup.interrupt()
     wakeup.wake()
@@ -203,7 +203,7 @@ def test_any_client_is_woken(shared_server: RedisProcess, client: redis.Redis, o
         wakeup = engine.wakeup(["default", "ü", "default"])
         wakeup.start()
         assert wakeup.wait(LONG)
-        assert not wakeup.wait(0.4 + options.get("socket_timeout", 0.0)), "silence is no failure"
+        assert not wakeup.wait(0.4 + options.get("socket_timeout", 0.0)), "silence is not a failure"
         for name in ["ü", "default"]:
             engine.apply([Change(name, LINE, 1, FAR_MS)])
             assert wakeup.wait(LONG)

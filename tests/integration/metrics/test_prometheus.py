@@ -126,7 +126,7 @@ def test_the_gauges_tell_what_the_ledger_holds(django_assert_num_queries: Any) -
     gauges = metrics.Gauges()
     first = list(gauges.collect())
     with django_assert_num_queries(0):
-        assert list(gauges.collect()) == first, "many who ask share one look"
+        assert list(gauges.collect()) == first, "many who ask share one query"
 
 
 def test_the_guard_rails_in_force_have_gauges() -> None:

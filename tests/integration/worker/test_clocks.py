@@ -66,7 +66,7 @@ def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: ClockSkew, 
 
 def test_redis_whose_clock_was_set_back_by_minutes_is_believed_after_a_few_answers_in_a_row(clocks: ClockSkew) -> None:
     look(clocks)
-    for _ in range(10):  # answers that were long on their way are no clock that was set back
+    for _ in range(10):  # answers that took long do not mean that a clock was set back
         clocks.note_redis(NOON_MS - 2500)
         clocks.note_database(NOON - TEN_MINUTES)
     for late in (TEN_MINUTES_MS, TEN_MINUTES_MS, 0, TEN_MINUTES_MS, TEN_MINUTES_MS):

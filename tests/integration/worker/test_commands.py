@@ -1,4 +1,4 @@
-"""The commands: arguments in, one call out; what a worker says at first, and what it counts in its last line."""
+"""The commands: arguments in, one call out; the first screen of a worker, and the numbers of its last line."""
 
 from __future__ import annotations
 

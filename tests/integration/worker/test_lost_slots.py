@@ -104,7 +104,7 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
 
 
 class Silent:
-    """An executor that runs nothing, and whose `withdraw` fails, or gives back all but the first `running`."""
+    """An executor that runs nothing, and whose `withdraw` fails, or returns all but the first `running`."""
 
     def __init__(self, running: int | None = None) -> None:
         self.works: list[tuple[Work, Callable[..., None]]] = []

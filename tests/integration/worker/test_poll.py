@@ -76,7 +76,7 @@ def test_what_is_due_before_the_next_poll_is_claimed_and_waited_for(declare: Dec
     works, report = plan({soon.pk: 1, later.pk: 1}, "default", source.ahead)
     assert ([work.ids for work in works], report.early) == ([(soon.pk,)], {soon.pk: soon.run_at})
     assert report.again == {later.pk: later.run_at}
-    assert Worker(burst=True).sources.ledger.ahead == timedelta(0), "a burst claims only what is due"
+    assert Worker(burst=True).sources.ledger.ahead == timedelta(0), "a burst claims due rows only"
 
 
 def test_the_longest_due_come_first_and_it_looks_once_a_second_when_there_is_no_more() -> None:
@@ -107,7 +107,7 @@ def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None
     assert (moved.claims, moved.claimed_until) == (0, None), "it waits anyway, and may be moved forward"
     with CaptureQueriesContext(connection) as queries:
         one.flush()
-    assert not queries, "also that of a row that is gone is given back once"
+    assert not queries, "the claim of a row that is gone is released once, too"
 
 
 def test_claims_are_extended_as_long_as_they_are_held() -> None:

@@ -77,7 +77,7 @@ def test_a_round_has_the_value_of_the_moment_in_which_it_begins(by_shop: Policy,
     row = dq.schedule_timeout(purchase, by_shop, minutes=1)
     Purchase.objects.update(channel=shops[1])
     dq.reschedule_timeout(purchase, by_shop, minutes=2)
-    assert shares() == [first], "a move is no new round"
+    assert shares() == [first], "a move does not begin a round"
     dq.schedule_timeout(purchase, by_shop, minutes=1)
     assert shares() == [second]
     Purchase.objects.update(channel=shops[2])

@@ -180,7 +180,7 @@ def test_max_timeouts_ends_the_worker_after_exactly_so_many(
     monkeypatch.setattr(running, "WORK_SECONDS", 0.0)  # each work fires one of its batch alone, and releases the rest
     due_orders(declare(Order, handler, name="brief", batch=10, queue="brief"), 6)
     start_worker(queues=["brief"], max_timeouts=4, concurrency=1).join()
-    assert states() == {"fired": 11, "pending": 5}, "what is given back untried does not count"
+    assert states() == {"fired": 11, "pending": 5}, "what is released untried does not count"
 
 
 @pytest.mark.usefixtures("source")
