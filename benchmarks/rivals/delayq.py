@@ -144,14 +144,14 @@ class Adapter(Contestant):
         from django_delayq.worker.servers import ClockSkew
         from django_delayq.worker.sweep import Sweep
 
-        pks, used = list(self.rows)[:near], {}
-        self.schedule_many("note", pks, time.time() + 3000)
+        self.schedule_many("note", list(self.rows)[:near], time.time() + 3000)
+        ids, used = list(Timeout.objects.order_by("-pk").values_list("pk", flat=True)[:near]), {}
         engine, interval = get_worker_engine("default"), get_settings().sweep_interval.total_seconds()
         sweep = Sweep(engine, "default", ClockSkew("default"))
-        for key, coming in (("none", []), ("half", pks[: near // 2]), ("near", pks[near // 2 :])):
+        for key, coming in (("none", []), ("half", ids[: near // 2]), ("near", ids[near // 2 :])):
             time.sleep(1.1 * interval)  # until it is the turn of this sweep
             due = when(time.time() + 1.9 * interval)
-            Timeout.objects.filter(object_id__in=map(str, coming)).update(due_at=due, run_at=due)
+            Timeout.objects.filter(pk__in=coming).update(due_at=due, run_at=due)
             with Meter() as meter:
                 swept = sweep.run_once()
             assert swept.changed == len(coming), f"{swept} for {len(coming)} that come near"

@@ -14,7 +14,7 @@ from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due, only_row
+from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -64,42 +64,43 @@ def test_each_way_to_arm_computes_the_deadline(declare: Declare, channel: Channe
     assert sync_timeouts(Purchase.objects.all()) == 0
 
 
-@pytest.mark.parametrize("by_sync", [False, True])
-def test_a_changed_value_moves_the_deadline_and_null_exempts(declare: Declare, channel: Channel, by_sync: bool) -> None:
-    policy = declare(Purchase, name="pay", after="grace", **UNPAID)
-    obj = bought(grace=20 * MINUTE)
+@pytest.mark.parametrize("after", ["grace", by_code], ids=name_of)
+def test_a_changed_value_moves_the_deadline_and_null_exempts(declare: Declare, after: Any) -> None:
+    policy = declare(Purchase, name="pay", after=after, **UNPAID)
+    obj, by_sync = bought(grace=20 * MINUTE), bought(grace=20 * MINUTE)
 
-    def write(grace: Any) -> None:
-        if by_sync:
-            Purchase._base_manager.update(grace=grace)
-            sync_policy(policy, "default")
-        else:
-            obj.grace = grace
-            obj.save(update_fields=["grace"])
+    def write(grace: Any) -> list[list[float]]:
+        obj.grace = grace
+        obj.save(update_fields=["grace"])
+        Purchase._base_manager.filter(pk=by_sync.pk).update(grace=grace)
+        sync_policy(policy, "default")
+        return [due(obj), *([due(by_sync)] if after == "grace" else [])]
 
     for minutes in (40, 10, -5):
-        write(minutes * MINUTE)
-        assert due(obj) == [minutes]
-    write(None)
-    assert due(obj) == []
-    assert only_row().cause == Timeout.Cause.CONDITION
-    write(15 * MINUTE)
-    assert due(obj) == [15]
+        assert all(found == [minutes] for found in write(minutes * MINUTE))
+    assert not any(write(None))
+    assert Timeout.objects.get(object_id=obj.pk).cause == Timeout.Cause.CONDITION
+    assert all(found == [15] for found in write(15 * MINUTE))
+    Purchase.objects.filter(pk=obj.pk).update(status="paid")
+    assert write(40 * MINUTE)[0] == []
+    Purchase.objects.filter(pk=obj.pk).update(status="unpaid")
+    assert due(obj) == [40], "a round that continues has the present value"
 
 
-def test_a_deadline_that_was_set_by_hand_stays_until_since_changes(declare: Declare) -> None:
+BY_HAND: dict[str, Any] = {
+    "schedule_timeout": lambda obj: dq.schedule_timeout(obj, "pay", minutes=50),
+    "reschedule_timeout": lambda obj: dq.reschedule_timeout(obj, "pay", minutes=50),
+    "extend_timeout": lambda obj: dq.extend_timeout(obj, "pay", minutes=30),
+    "schedule_timeouts": lambda obj: dq.schedule_timeouts([obj], "pay", minutes=50),
+}
+
+
+def test_a_deadline_that_was_set_by_hand_stays_until_a_new_round_begins(declare: Declare) -> None:
     policy = declare(Purchase, name="pay", after="grace", **UNPAID)
-    for number, verb in enumerate(
-        [
-            lambda obj: dq.schedule_timeout(obj, "pay", minutes=50),
-            lambda obj: dq.reschedule_timeout(obj, "pay", minutes=50),
-            lambda obj: dq.extend_timeout(obj, "pay", minutes=30),
-            lambda obj: dq.schedule_timeouts([obj], "pay", minutes=50),
-        ]
-    ):
+    for name, verb in BY_HAND.items():
         obj = bought(grace=20 * MINUTE)
         verb(obj)
-        assert not Timeout.objects.get(object_id=obj.pk).is_computed, number
+        assert not Timeout.objects.get(object_id=obj.pk).is_computed, name
         obj.grace = 10 * MINUTE
         obj.save()
         sync_policy(policy, "default")
@@ -108,6 +109,16 @@ def test_a_deadline_that_was_set_by_hand_stays_until_since_changes(declare: Decl
         obj.save()
         assert due(obj) == [11]
         assert Timeout.objects.get(object_id=obj.pk).is_computed
+    for schedule in (lambda obj: dq.schedule_timeout(obj, "pay"), lambda obj: dq.schedule_timeouts([obj], "pay")):
+        obj = bought(grace=30 * MINUTE)
+        dq.extend_timeout(obj, "pay", minutes=5)
+        for minutes in (20, 40, 10):
+            obj.grace = minutes * MINUTE
+            obj.save()
+            if minutes == 20:
+                assert due(obj) == [35]
+                schedule(obj)
+            assert due(obj) == [minutes]
 
 
 def test_a_change_of_code_moves_nothing(declare: Declare, channel: Channel) -> None:
@@ -120,17 +131,6 @@ def test_a_change_of_code_moves_nothing(declare: Declare, channel: Channel) -> N
         sync_policy(policy, "default")
         sync_timeouts(obj)
         assert due(obj) == [25]
-
-
-def test_a_function_is_called_again_when_the_object_is_saved(declare: Declare) -> None:
-    declare(Purchase, name="pay", after=lambda obj: obj.grace, **UNPAID)
-    obj = bought(grace=20 * MINUTE)
-    obj.grace = 40 * MINUTE
-    obj.save()
-    assert due(obj) == [40]
-    obj.grace = None
-    obj.save()
-    assert due(obj) == []
 
 
 def test_a_save_needs_no_query_more_than_with_a_constant(declare: Declare, channel: Channel) -> None:
@@ -148,75 +148,43 @@ def test_a_save_needs_no_query_more_than_with_a_constant(declare: Declare, chann
     assert counts[0] == counts[1]
 
 
-def test_holds_and_stopped_clocks_move_the_new_deadline_as_far(declare: Declare) -> None:
-    declare(Purchase, name="pay", after="grace", **UNPAID)
-    obj = bought(grace=20 * MINUTE)
+def test_holds_of_a_timeout_and_of_its_policy_move_the_new_deadline_as_far(declare: Declare) -> None:
+    policy = declare(Purchase, name="pay", after="grace", **UNPAID)
+    obj, other = bought(grace=20 * MINUTE), bought(grace=40 * MINUTE)
+
+    def let(purchase: Purchase, minutes: float, status: str = "unpaid") -> list[float]:
+        purchase.grace, purchase.status = minutes * MINUTE, status
+        purchase.save()
+        return due(purchase)
+
     with clock.set_to(at(5)):
         dq.hold_timeout(obj, "pay")
     with clock.set_to(at(10)):
-        obj.grace = 30 * MINUTE
-        obj.save()
-        assert only_row().remaining == 25 * MINUTE
+        let(obj, 30)
+        assert Timeout.objects.get(object_id=obj.pk).remaining == 25 * MINUTE
     with clock.set_to(at(12)):
         dq.resume_timeout(obj, "pay")
         assert due(obj) == [37]
-        obj.grace = 40 * MINUTE
-        obj.save()
-        assert due(obj) == [47]
-
-
-def test_a_round_that_continues_has_the_present_value(declare: Declare) -> None:
-    declare(Purchase, name="pay", after="grace", **UNPAID)
-    obj = bought(grace=20 * MINUTE)
-    Purchase.objects.update(status="paid")
-    obj.grace = 40 * MINUTE
-    obj.save(update_fields=["grace"])
-    assert due(obj) == []
-    Purchase.objects.update(status="unpaid")
-    assert due(obj) == [40]
-
-
-@pytest.mark.parametrize("after", ["status", "nothing", "channel__days", "channel__nothing"])
-def test_a_path_that_leads_to_no_duration_is_refused(declare: Declare, after: str) -> None:
-    with pytest.raises(PolicyError, match="is not a DurationField of Purchase"):
-        declare(Purchase, name="pay", after=after, **UNPAID)
-
-
-def test_an_amount_that_is_no_number_is_refused(declare: Declare) -> None:
-    with pytest.raises(PolicyError, match="is not a field of numbers of Purchase"):
-        declare(Purchase, name="pay", after=Working(hours="status", calendar=ALWAYS), **UNPAID)
-    assert str(Working(hours="channel__hours", calendar=ALWAYS)) == "channel__hours working hours, UTC"
-
-
-def test_what_a_call_without_a_delay_computes_follows_the_data_as_if_it_were_armed(declare: Declare) -> None:
-    declare(Purchase, name="pay", after="grace", **UNPAID)
-    for verb in (lambda obj: dq.schedule_timeout(obj, "pay"), lambda obj: dq.schedule_timeouts([obj], "pay")):
-        obj = bought(grace=30 * MINUTE)
-        dq.extend_timeout(obj, "pay", minutes=5)
-        for minutes, call in ((20, True), (40, False), (10, False)):
-            obj.grace = minutes * MINUTE
-            obj.save()
-            if call:
-                assert due(obj) == [35]
-                verb(obj)
-            assert due(obj) == [minutes]
-
-
-def test_a_policy_hold_stays_added_when_the_data_changes(declare: Declare) -> None:
-    policy = declare(Purchase, name="pay", after="grace", **UNPAID)
-    obj = bought(grace=40 * MINUTE)
-    operations.hold(policy, by="admin:a")
-    with clock.set_to(at(10)):
+        assert let(obj, 40) == [47]
+        operations.hold(policy, by="admin:a")
+    with clock.set_to(at(22)):
         operations.resume(policy, by="admin:a")
-        assert due(obj) == [50]
-        obj.grace = 60 * MINUTE
-        obj.save()
-        assert due(obj) == [70]
-        obj.status = "paid"
-        obj.save()
-        obj.status, obj.grace = "unpaid", 20 * MINUTE
-        obj.save()
-        assert due(obj) == [30]
+        assert due(other) == [50]
+        assert let(other, 60) == [70]
+        assert let(other, 60, "paid") == []
+        assert let(other, 20) == [30]
+
+
+@pytest.mark.parametrize(
+    ("after", "field"),
+    [
+        *((path, "a DurationField") for path in ("status", "nothing", "channel__days", "channel__nothing")),
+        (Working(hours="status", calendar=ALWAYS), "a field of numbers"),
+    ],
+)
+def test_a_path_that_leads_to_no_duration_or_number_is_refused(declare: Declare, after: Any, field: str) -> None:
+    with pytest.raises(PolicyError, match=f"is not {field} of Purchase"):
+        declare(Purchase, name="pay", after=after, **UNPAID)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 5}, {"together": 5}, {"atomic": False}], ids=str)

@@ -6,10 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
 import django_delayq as dq
-from django_delayq import clock, operations, pending_timeouts
+from django_delayq import clock, pending_timeouts
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, change_delay, preview_delay, replan
 from django_delayq.policy.policies import registry
@@ -52,51 +51,6 @@ def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand
     assert (event["by"], event["reason"]) == (BY, "new terms")
 
 
-def test_the_deadline_follows_the_data_of_the_new_declaration_from_then_on(declare: Declare, channel: Channel) -> None:
-    redeclared(declare, 30 * MINUTE)
-    obj = bought(channel=channel, grace=20 * MINUTE)
-    redeclared(declare, "grace")
-    obj.save()
-    assert due(obj) == [30]
-    assert replan(pending_timeouts(obj), by=BY).changed == 1
-    assert due(obj) == [20]
-    obj.grace = 10 * MINUTE
-    obj.save()
-    assert due(obj) == [10]
-    redeclared(declare, "channel__pay_within")
-    obj.grace = 40 * MINUTE
-    obj.save()
-    assert due(obj) == [10]
-    Channel._base_manager.update(pay_within=10 * MINUTE)
-    assert replan(pending_timeouts(obj), by=BY).changed == 1, "the same deadline, of other data"
-    assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.SAME_DEADLINE: 1}
-    assert row_of(obj).terms != "" and due(obj) == [10]
-
-
-def test_it_counts_how_many_would_be_due_at_once(declare: Declare) -> None:
-    redeclared(declare, 30 * MINUTE)
-    soon, later = bought(), bought(created_at=at(10))
-    redeclared(declare, 5 * MINUTE)
-    with clock.set_to(at(8)):
-        rows = pending_timeouts([soon, later])
-        assert replan(rows, by=BY, dry_run=True).due_at_once == 1
-        assert replan(rows, by=BY).due_at_once == 1
-        assert (due(soon), due(later)) == ([5], [15])
-        assert list(Timeout.objects.due()) == [row_of(soon)]
-
-
-def test_a_delay_that_an_operator_has_put_in_force_counts(declare: Declare) -> None:
-    policy = redeclared(declare, 30 * MINUTE)
-    obj = bought()
-    change_delay(policy, 50 * MINUTE, by=BY)
-    assert replan(pending_timeouts(obj), by=BY).changed == 1
-    assert due(obj) == [50]
-    change_delay(policy, 20 * MINUTE, by=BY)
-    replan(pending_timeouts(obj), by=BY)
-    replan(pending_timeouts(obj), by=BY)
-    assert due(obj) == [20]
-
-
 @pytest.mark.parametrize("whole_policy", [False, True])
 def test_holds_are_carried_over_and_a_stopped_clock_stays_stopped(declare: Declare, whole_policy: bool) -> None:
     policy = redeclared(declare, 30 * MINUTE)
@@ -119,47 +73,6 @@ def test_holds_are_carried_over_and_a_stopped_clock_stays_stopped(declare: Decla
         assert (row_of(held).state, due(held), due(by_hand)) == ("held", [40], [40])
         dq.resume_timeout(held, "pay")
         assert due(held) == [55]
-
-
-def test_a_held_row_with_nothing_left_is_not_due_at_once(declare: Declare) -> None:
-    redeclared(declare, 30 * MINUTE)
-    obj = bought()
-    with clock.set_to(at(10)):
-        dq.hold_timeout(obj, "pay")
-        redeclared(declare, 5 * MINUTE)
-        done = replan(pending_timeouts(obj), by=BY)
-        assert (done.changed, done.due_at_once, row_of(obj).remaining) == (1, 0, timedelta(0))
-
-
-def broken(purchase: Purchase) -> timedelta:
-    raise ValueError("broken")
-
-
-@pytest.mark.parametrize(
-    ("after", "why"),
-    [("grace", Refusal.NO_DEADLINE), (broken, Refusal.NO_DEADLINE), (timedelta(days=100 * 365), Refusal.NO_DEADLINE)],
-)
-def test_without_a_deadline_of_the_policy_it_stays(declare: Declare, after: Any, why: Refusal) -> None:
-    redeclared(declare, 30 * MINUTE)
-    obj = bought()
-    redeclared(declare, after)
-    assert replan(pending_timeouts(obj), by=BY).refused == {why: 1}
-    assert due(obj) == [30]
-
-
-def test_what_cannot_be_computed_says_why(declare: Declare) -> None:
-    redeclared(declare, "grace")
-    gone, unknown, fired = bought(grace=MINUTE), bought(grace=MINUTE), bought(grace=MINUTE)
-    rows = {obj.pk: row_of(obj).pk for obj in (gone, unknown, fired)}
-    dq.cancel_timeout(fired, "pay")
-    Timeout.objects.filter(object_id=str(unknown.pk)).update(policy="testapp.purchase.former")
-    Purchase.objects.filter(pk=gone.pk)._raw_delete("default")
-    refused = {each.id: each.why for each in replan(Timeout.objects.all(), by=BY).refusals}
-    assert refused == {
-        rows[gone.pk]: Refusal.OBJECT_GONE,
-        rows[unknown.pk]: Refusal.POLICY_UNKNOWN,
-        rows[fired.pk]: Refusal.SETTLED,
-    }
 
 
 def test_a_preview_of_a_policy_counts_what_is_left_alone_and_where_holds_have_moved_deadlines(declare: Declare) -> None:
@@ -188,32 +101,60 @@ def test_a_shift_moves_what_the_policy_has_computed_and_the_rest_of_stopped_cloc
     assert replan(pending_timeouts(Purchase), by=BY).refused == {Refusal.SAME_DEADLINE: 2}
 
 
-def test_the_commands_replan_a_selection_and_a_policy(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_deadline_follows_the_data_of_the_new_declaration_from_then_on(declare: Declare, channel: Channel) -> None:
     redeclared(declare, 30 * MINUTE)
-    first, second, by_hand = bought(), bought(), bought()
-    dq.reschedule_timeout(by_hand, "pay", minutes=60)
-    redeclared(declare, 45 * MINUTE)
-    label = "testapp.purchase.pay"
-    call_command("delayq_replan_timeout", policy=label, object=[str(first.pk)], dry_run=True)
-    assert "1 computed again. 1 deadline will change." in capsys.readouterr().out
-    call_command("delayq_replan_timeout", policy=label, object=[str(first.pk)])
-    assert (due(first), due(second)) == ([45], [30])
-    call_command("delayq_replan", label, mode="recompute")
-    said = capsys.readouterr().out
-    assert "1 other deadline was set by hand, and stays." in said and "1 moved, 2 left unchanged" in said
-    assert (due(second), due(by_hand)) == ([45], [60])
-    call_command("delayq_replan", label, "--mode=recompute", "--hand-set")
-    assert due(by_hand) == [45]
-
-
-def test_many_rows_of_several_policies_are_replanned_page_by_page(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
+    obj = bought(channel=channel, grace=20 * MINUTE)
     redeclared(declare, "grace")
-    declare(Purchase, name="warn", after=10 * MINUTE, **UNPAID)
-    objects = [bought(grace=20 * MINUTE) for _ in range(3)]
-    Purchase._base_manager.update(grace=25 * MINUTE)
-    done = operations.replan(Timeout.objects.all(), by=BY)
-    assert (done.changed, done.refused) == (3, {Refusal.SAME_DEADLINE: 3})
-    assert [due(obj) for obj in objects] == [[10, 25]] * 3
+    obj.save()
+    assert due(obj) == [30]
+    assert replan(pending_timeouts(obj), by=BY).changed == 1
+    assert due(obj) == [20]
+    obj.grace = 10 * MINUTE
+    obj.save()
+    assert due(obj) == [10]
+    policy = redeclared(declare, "channel__pay_within")
+    Channel._base_manager.update(pay_within=10 * MINUTE)
+    assert replan(pending_timeouts(obj), by=BY).changed == 1, "the same deadline, of other data"
+    assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.SAME_DEADLINE: 1}
+    assert row_of(obj).terms != "" and due(obj) == [10]
+    change_delay(policy, 50 * MINUTE, by=BY)
+    assert replan(pending_timeouts(obj), by=BY).changed == 1
+    assert due(obj) == [50], "a delay that an operator has put in force counts"
+
+
+def test_it_counts_how_many_would_be_due_at_once_and_a_held_row_is_not(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    soon, later, held = bought(), bought(created_at=at(10)), bought()
+    redeclared(declare, 5 * MINUTE)
+    with clock.set_to(at(8)):
+        dq.hold_timeout(held, "pay")
+        rows = pending_timeouts([soon, later, held])
+        assert replan(rows, by=BY, dry_run=True).due_at_once == 1
+        done = replan(rows, by=BY)
+        assert (done.changed, done.due_at_once, row_of(held).remaining) == (3, 1, timedelta(0))
+        assert (due(soon), due(later)) == ([5], [15])
+        assert list(Timeout.objects.due()) == [row_of(soon)]
+
+
+def broken(purchase: Purchase) -> timedelta:
+    raise ValueError("broken")
+
+
+def test_what_cannot_be_computed_stays_and_says_why(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    gone, unknown, fired, obj = (bought(grace=grace) for grace in (*[MINUTE] * 3, None))
+    rows = {each.pk: row_of(each).pk for each in (gone, unknown, fired)}
+    for after in ("grace", broken, timedelta(days=100 * 365)):
+        redeclared(declare, after)
+        assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.NO_DEADLINE: 1}
+    assert due(obj) == [30]
+    redeclared(declare, "grace")
+    dq.cancel_timeout(fired, "pay")
+    Timeout.objects.filter(object_id=str(unknown.pk)).update(policy="testapp.purchase.former")
+    Purchase.objects.filter(pk=gone.pk)._raw_delete("default")
+    refused = {each.id: each.why for each in replan(Timeout.objects.filter(pk__in=rows.values()), by=BY).refusals}
+    assert refused == {
+        rows[gone.pk]: Refusal.OBJECT_GONE,
+        rows[unknown.pk]: Refusal.POLICY_UNKNOWN,
+        rows[fired.pk]: Refusal.SETTLED,
+    }

@@ -6,7 +6,6 @@ It has at most forty events, and a timeout that fails or is moved often has more
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,21 +17,18 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import Late, Limits, clock, operations, testing
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations.changes import TimeIsUp, continue_moves, move_missed
 from django_delayq.rounds.memory import MAX_EVENTS, record
 from tests.integration.firing.conftest import due, fire, state
-from tests.integration.operations.conftest import BY, pending
+from tests.integration.operations.conftest import BY, held_for, pending
+from tests.integration.operations.names import HOUR, MINUTE, Declare
 from tests.testapp.models import Order
 
-pytestmark = [
-    pytest.mark.dialect,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("controls_are_read_again"),
-]
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark.append(pytest.mark.usefixtures("controls_are_read_again"))
+Unpaid = Callable[..., tuple[Order, Timeout]]
 
 
 def forget(*rows: Timeout) -> None:
@@ -54,7 +50,7 @@ def fail_to_pay() -> None:
 
 
 @pytest.fixture
-def unpaid(declare: Declare) -> Callable[..., tuple[Order, Timeout]]:
+def unpaid(declare: Declare) -> Unpaid:
     """Return a function that returns an order, and its timeout of an automatic policy, due in 30 minutes."""
 
     def create(**options: Any) -> tuple[Order, Timeout]:
@@ -127,20 +123,11 @@ def test_what_an_operator_wants_fired_is_not_too_late(order: Order, declare: Dec
     assert fire(row).fired
 
 
-def test_the_deadline_of_a_request_to_fire_now_is_not_kept(unpaid: Callable[..., tuple[Order, Timeout]]) -> None:
-    order, row = unpaid()
-    operations.fire_now(row, by=BY)
-    forget(row)
-    fail_to_pay()
-    assert order.created_at is not None
-    assert order.timeouts.get(state="pending", policy=row.policy).due_at == order.created_at + 30 * MINUTE
-
-
-def test_a_hold_that_has_moved_a_round_does_not_move_it_again(unpaid: Callable[..., tuple[Order, Timeout]]) -> None:
+def test_a_hold_that_has_moved_a_round_does_not_move_it_again(unpaid: Unpaid) -> None:
     order, row = unpaid()
     dq.extend_timeout(order, row.policy, minutes=5)
     operations.hold(row.policy, by=BY)
-    PolicyControl.objects.update(stopped_at=timezone.now() - 10 * MINUTE)
+    held_for(10 * MINUTE)
     Timeout.objects.update(created_at=timezone.now() - HOUR, since_at=timezone.now() - HOUR)
     Order.objects.update(created_at=Timeout.objects.get(pk=row.pk).since_at)
     operations.resume(row.policy, by=BY)
@@ -151,9 +138,7 @@ def test_a_hold_that_has_moved_a_round_does_not_move_it_again(unpaid: Callable[.
     assert order.timeouts.get(state="pending", policy=row.policy).due_at == moved_to
 
 
-def test_what_was_moved_by_hand_is_not_missed_by_a_change_of_the_delay(
-    unpaid: Callable[..., tuple[Order, Timeout]],
-) -> None:
+def test_what_was_moved_by_hand_is_not_missed_by_a_change(unpaid: Unpaid) -> None:
     order, row = unpaid()
     operations.change_delay(row.policy, 45 * MINUTE, by=BY, mode="shift")
     assert order.created_at is not None
@@ -172,7 +157,7 @@ def test_a_hold_moves_what_was_rescheduled_by_the_rest_of_it(order: Order) -> No
     dq.reschedule_timeout(order, "remind", hours=6)
     forget(row)
     before = row.due_at
-    PolicyControl.objects.update(stopped_at=timezone.now() - 2 * HOUR)
+    held_for(2 * HOUR)
     operations.resume(row.policy, by=BY)
     row.refresh_from_db()
     assert row.due_at - before < MINUTE
@@ -200,32 +185,19 @@ def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Orde
     row, at = dq.schedule_timeout(order, policy, hours=1), timezone.now()
     times = ["restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
     times += ["first_failed_at", "last_failed_at"]
-    been_through = {
-        **dict.fromkeys(times, at),
-        "snoozes": 3,
-        "deaths": 2,
-        "is_requested": True,
-        "is_due_by_request": True,
-    }
-    Timeout.objects.update(**been_through)
+    blank: dict[str, Any] = {"snoozes": 0, "deaths": 0, "is_requested": False, "is_due_by_request": False}
+    blank |= dict.fromkeys(times)
+    filled = {"snoozes": 3, "deaths": 2, "is_requested": True, "is_due_by_request": True, **dict.fromkeys(times, at)}
+    Timeout.objects.update(**filled)
     if how == "many":
         dq.schedule_timeouts([order], policy, hours=2)
     else:
         dq.schedule_timeout(order, policy, hours=2)
-    assert Timeout.objects.values("pk", *been_through).get() == {
-        "pk": row.pk,
-        **dict.fromkeys(times),
-        "snoozes": 0,
-        "deaths": 0,
-        "is_requested": False,
-        "is_due_by_request": False,
-    }
+    assert Timeout.objects.values("pk", *blank).get() == {"pk": row.pk, **blank}
 
 
 @pytest.mark.parametrize("how", ["hold", "shift", "recompute"])
-def test_the_details_of_a_change_decide_nothing(
-    unpaid: Callable[..., tuple[Order, Timeout]], how: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_details_of_a_change_decide_nothing(unpaid: Unpaid, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process has died after the first page, and the next one finds no details."""
 
     def die(rows: int) -> None:
@@ -238,7 +210,7 @@ def test_the_details_of_a_change_decide_nothing(
         operations.hold(row.policy, by=BY)
         Timeout.objects.update(created_at=timezone.now() - HOUR)
         Order.objects.update(created_at=timezone.now() - HOUR)
-        PolicyControl.objects.update(stopped_at=timezone.now() - 10 * MINUTE)
+        held_for(10 * MINUTE)
         operations.resume(row.policy, by=BY, progress=die)
     else:
         operations.change_delay(row.policy, 40 * MINUTE, by=BY, mode=how, progress=die)

@@ -28,19 +28,14 @@ def move_to_a_database_with_other_content_types(file: Path) -> None:
 
 
 def test_a_loaded_timeout_is_found_moved_and_cancelled(tmp_path: Path) -> None:
-    order = Order.objects.create(status="new")
+    order, armed = Order.objects.create(status="new"), Order.objects.create(status="unpaid", created_at=timezone.now())
     row = schedule_timeout(order, "remind", hours=1)
     move_to_a_database_with_other_content_types(tmp_path / "ledger.json")
+    armed.save()
+    assert Timeout.objects.count() == 2, "no second one is armed beside it"
     assert schedule_timeout(order, "remind", hours=2).pk == row.pk
-    assert cancel_timeout(order, "remind")
+    assert cancel_timeout(order, "remind") and cancel_timeout(armed, "cancel_unpaid")
     assert not Timeout.objects.unsettled().exists()
-
-
-def test_saving_an_object_arms_no_second_timeout_beside_the_loaded_one(tmp_path: Path) -> None:
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    move_to_a_database_with_other_content_types(tmp_path / "ledger.json")
-    order.save()
-    assert Timeout.objects.count() == 1
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "yaml"])

@@ -17,7 +17,7 @@ from django_delayq.engine.records import Change
 from django_delayq.ledger import outbox
 from django_delayq.ledger.outbox import due_ms_of, push, push_rows
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.redis_clients import get_engine
 
 if TYPE_CHECKING:
     import redis
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.dialect
 
 FAR = 4_000_000_000_000
-
 LABEL = "testapp.order.remind"
 
 
@@ -54,16 +53,17 @@ def calls(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Calls:
     return spy
 
 
-class Undo(Exception):
-    pass
-
-
 @contextlib.contextmanager
 def rolled_back() -> Iterator[None]:
     """An atomic block whose work is undone at its end."""
-    with contextlib.suppress(Undo), transaction.atomic():
+    with transaction.atomic():
         yield
-        raise Undo
+        transaction.set_rollback(True)
+
+
+def push_ids(*ids: int) -> None:
+    for id in ids:
+        push("default", [entry(id)])
 
 
 def in_redis() -> set[int]:
@@ -73,148 +73,87 @@ def in_redis() -> set[int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_transaction_makes_one_call_after_its_commit(calls: Calls) -> None:
+def test_a_transaction_makes_one_call_after_its_commit_and_without_one_each_push_does(calls: Calls) -> None:
     with transaction.atomic():
-        push("default", [entry(1)])
+        push_ids(1)
         with transaction.atomic():
             push("default", [entry(2), entry(3)])
-        push("default", [entry(4)])
+        with transaction.atomic(savepoint=False):
+            push("default", [Change("default", LABEL, 2, None), entry(4)])
+        transaction.on_commit(lambda: push_ids(5))
         assert calls.sent == []
-    assert calls.sent == [[1, 2, 3, 4]]
-    assert in_redis() == {1, 2, 3, 4}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_outside_a_transaction_it_is_pushed_at_once(calls: Calls) -> None:
-    push("default", [entry(1)])
-    push("default", [entry(2)])
-    assert calls.sent == [[1], [2]]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_changes_of_one_id_keep_their_order(calls: Calls) -> None:
-    with transaction.atomic():
-        push("default", [entry(1)])
-        push("default", [Change("default", LABEL, 1, None)])
-        push("default", [entry(2)])
-    assert in_redis() == {2}
+    assert sorted(calls.sent) == [[1, 2, 3, 2, 4], [5]]
+    assert in_redis() == {1, 3, 4, 5}, "changes of one id keep their order"
+    push_ids(6, 7)
+    transaction.set_autocommit(False)  # the caller manages the transaction himself
+    try:
+        push_ids(8)
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    assert calls.sent[2:] == [[6], [7], [8]]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_transaction_that_rolls_back_pushes_nothing(calls: Calls) -> None:
     with rolled_back():
-        push("default", [entry(1)])
+        push_ids(1)
     with transaction.atomic():
-        push("default", [entry(2)])
-    assert calls.sent == [[2]]
+        push_ids(2)
+    with contextlib.suppress(Exception), transaction.atomic():
+        push_ids(3)
+        connection.close()  # so nobody commits it
+        raise ValueError
+    push_ids(4)
+    assert calls.sent == [[2], [4]]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_savepoint_that_rolls_back_takes_only_its_own_changes_along(calls: Calls) -> None:
     with transaction.atomic():
         with rolled_back():
-            push("default", [entry(1)])
+            push_ids(1)
             with transaction.atomic():
-                push("default", [entry(2)])
-        push("default", [entry(3)])
+                push_ids(2)
+        push_ids(3)
         with rolled_back():
-            push("default", [entry(4)])
+            push_ids(4)
         with transaction.atomic():
-            push("default", [entry(5)])
-    assert calls.sent == [[3, 5]]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_first_push_that_was_rolled_back_blocks_no_later_one(calls: Calls) -> None:
-    for id in (10, 20):
+            push_ids(5)
+    for id in (10, 20):  # one that was rolled back first blocks no later one
         with transaction.atomic():
             with rolled_back():
-                push("default", [entry(id)])
-            push("default", [entry(id + 1)])
-    assert calls.sent == [[11], [21]]
+                push_ids(id)
+            push_ids(id + 1)
+    assert calls.sent == [[3, 5], [11], [21]]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_an_inner_block_without_a_savepoint_belongs_to_the_outer_one(calls: Calls) -> None:
-    with transaction.atomic(), transaction.atomic(savepoint=False):
-        push("default", [entry(1)])
-    assert calls.sent == [[1]]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_callback_that_schedules_after_the_commit_pushes_too(calls: Calls) -> None:
-    with transaction.atomic():
-        transaction.on_commit(lambda: push("default", [entry(2)]))
-        push("default", [entry(1)])
-    assert sorted(id for sent in calls.sent for id in sent) == [1, 2]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_transaction_that_the_caller_manages_himself_raises_nothing_and_pushes_at_once(calls: Calls) -> None:
-    transaction.set_autocommit(False)
-    try:
-        push("default", [entry(1)])
-        transaction.commit()
-    finally:
-        transaction.set_autocommit(True)
-    assert calls.sent == [[1]]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_changes_that_nobody_commits_are_forgotten_with_their_connection(calls: Calls) -> None:
-    with rolled_back():
-        push("default", [entry(1)])
-        connection.close()
-    push("default", [entry(2)])
-    assert calls.sent == [[2]]
-
-
-class CaptureTests(TestCase):
+@pytest.mark.django_db
+def test_in_a_test_case_callbacks_that_are_captured_push_each_block_by_itself(calls: Calls) -> None:
     """Inside TestCase nothing commits; Django's own tool runs the callbacks."""
-
-    sent: list[list[int]]
-
-    @pytest.fixture(autouse=True)
-    def _spy(self, calls: Calls) -> None:
-        self.sent = calls.sent
-
-    def test_captured_callbacks_push_each_block_by_itself(self) -> None:
-        push("default", [entry(1)])
-        for id in (2, 3):
-            with self.captureOnCommitCallbacks(execute=True) as callbacks:
-                push("default", [entry(id)])
-            assert len(callbacks) == 1
-        assert [id for sent in self.sent for id in sent] == [1, 2, 3]
-
-    def test_nothing_is_pushed_without_it(self) -> None:
-        push("default", [entry(1)])
-        assert self.sent == []
+    push_ids(1)
+    assert calls.sent == []
+    for id in (2, 3):
+        with TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
+            push_ids(id)
+        assert len(callbacks) == 1
+    assert [id for sent in calls.sent for id in sent] == [1, 2, 3]
 
 
-@pytest.fixture
-def nowhere(settings: Settings) -> Iterator[None]:
-    """A Redis that refuses connections."""
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
-    yield
-    forget_engine()
-
-
-@pytest.mark.usefixtures("nowhere")
 @pytest.mark.django_db(transaction=True)
-def test_a_redis_that_is_down_is_logged_once_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_that_is_down_is_logged_once_and_stops_nobody_and_none_gets_nothing(
+    settings: Settings, caplog: pytest.LogCaptureFixture, controls_are_read_again: None
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
     with caplog.at_level(logging.INFO):
         for id in range(1, 20):
             with transaction.atomic():
-                push("default", [entry(id)])
-            push("default", [entry(id)])
+                push_ids(id)
+            push_ids(id)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_without_redis_nothing_is_registered(settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     with transaction.atomic():
-        push("default", [entry(1)])
+        push_ids(1)
         assert connection.run_on_commit == []
 
 
@@ -229,19 +168,12 @@ def pushed(*, earlier_only: bool = False, **delay: float) -> tuple[datetime, lis
     return run_at, sent
 
 
-def test_a_row_that_is_due_within_the_horizon_gets_an_entry() -> None:
-    run_at, sent = pushed(minutes=4)
-    assert sent == [Change("post", LABEL, 7, due_ms_of(run_at))]
-    run_at, sent = pushed(minutes=4, earlier_only=True)
-    assert sent == [Change("post", LABEL, 7, due_ms_of(run_at), earlier_only=True)]
-
-
-def test_a_new_row_beyond_the_horizon_stays_out_of_redis() -> None:
-    assert pushed(minutes=6, earlier_only=True)[1] == []
-
-
-def test_a_row_that_moved_beyond_the_horizon_loses_its_entry() -> None:
-    assert pushed(minutes=6)[1] == [Change("post", LABEL, 7, None)]
+def test_a_row_has_an_entry_while_it_is_due_within_the_horizon() -> None:
+    for earlier_only in (False, True):
+        run_at, sent = pushed(minutes=4, earlier_only=earlier_only)
+        assert sent == [Change("post", LABEL, 7, due_ms_of(run_at), earlier_only=earlier_only)]
+    assert pushed(minutes=6, earlier_only=True)[1] == [], "a new row has none"
+    assert pushed(minutes=6)[1] == [Change("post", LABEL, 7, None)], "and one that moved loses it"
 
 
 def test_a_due_time_is_rounded_up_to_the_ms_and_kept_within_what_redis_can_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -38,48 +39,36 @@ def stored(row: Timeout) -> dict[str, Any]:
 
 
 SETTLED = {"state": State.FIRED, "cause": Cause.DUE, "slot_taken": None, "settled_at": timezone.now()}
-LATER = {"run_at": timezone.now() + timedelta(hours=1)}
+CHANGED: dict[str, dict[str, Any]] = {
+    "settled": SETTLED,
+    "moved": {"run_at": timezone.now() + timedelta(hours=1)},
+    "tried": {"attempts": 1},
+    "restarted": {"idempotency_key": "a" * 32},
+    "firing": {"state": State.FIRING, "slot_taken": None},
+}
+"""What another transaction has made of a row since it was read."""
+STATEMENTS: dict[str, tuple[Callable[[Timeout], object], str]] = {
+    "fired": (lambda row: marking.mark_fired([row], timezone.now(), "default"), "settled moved"),
+    "begun": (lambda row: marking.mark_firing(row, timezone.now() + MINUTE, "default"), "settled moved tried"),
+    "skipped": (lambda row: marking.mark_settled([row], Cause.CONDITION, timezone.now(), "default"), "settled"),
+    "cancelled": (lambda row: writing.cancel_ids({row.pk: line_of(row)}, "default", Cause.HAND), "settled"),
+    "failed": (
+        lambda row: marking.compare_and_set(row, "default", **waiting(timezone.now() + MINUTE)),
+        "settled moved tried restarted firing",
+    ),
+}
+"""Each statement, and what it leaves as it is."""
 
 
-@pytest.mark.parametrize("changed", [SETTLED, LATER], ids=["settled", "moved"])
-def test_what_is_settled_or_moved_is_not_marked_as_fired(changed: dict[str, Any]) -> None:
-    row = due(**changed)
-    before = stored(row)
-    assert not marking.mark_fired([row], timezone.now(), "default")
-    assert stored(row) == before
-
-
-@pytest.mark.parametrize("changed", [SETTLED, LATER, {"attempts": 1}], ids=["settled", "moved", "tried"])
-def test_what_is_settled_moved_or_tried_does_not_begin_to_fire(changed: dict[str, Any]) -> None:
-    row = due(**changed)
-    before = stored(row)
-    assert not marking.mark_firing(row, timezone.now() + MINUTE, "default")
-    assert stored(row) == before
-
-
-def test_what_is_settled_is_not_skipped() -> None:
-    row = due(**SETTLED)
-    before = stored(row)
-    marking.mark_settled([row], Cause.CONDITION, timezone.now(), "default")
-    assert stored(row) == before
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        SETTLED,
-        LATER,
-        {"attempts": 1},
-        {"idempotency_key": "a" * 32},
-        {"state": State.FIRING, "slot_taken": None},
-    ],
-    ids=["settled", "moved", "tried", "restarted", "firing"],
-)
-def test_a_failed_attempt_is_not_recorded_over_what_changed(changed: dict[str, Any]) -> None:
-    row = due(**changed)
-    before = stored(row)
-    assert not marking.compare_and_set(row, "default", **waiting(timezone.now() + MINUTE))
-    assert stored(row) == before
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_what_has_changed_since_it_was_read_stays_as_it_is(statement: str) -> None:
+    execute, changes = STATEMENTS[statement]
+    for changed in changes.split():
+        row = due(**CHANGED[changed])
+        before = stored(row)
+        done = execute(row)
+        assert statement == "skipped" or not done, changed
+        assert stored(row) == before, changed
 
 
 def test_a_newer_round_is_seen_under_every_label_of_its_policy(declare: Any) -> None:
@@ -102,14 +91,6 @@ def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
     marking.extend([firing.pk, pending.pk], until, "default")
     assert stored(pending) == before
     assert stored(firing)["run_at"] == until
-
-
-def test_cancelling_leaves_what_was_settled_meanwhile() -> None:
-    row, other = due(**SETTLED), due()
-    before = stored(row)
-    assert writing.cancel_ids({each.pk: line_of(each) for each in (row, other)}, "default", Cause.HAND) == 1
-    assert stored(row) == before
-    assert stored(other)["state"] == State.CANCELLED
 
 
 def test_a_value_that_the_database_refuses_raises_an_error() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +22,14 @@ if TYPE_CHECKING:
     from django.db.models.sql import UpdateQuery
     from pytest_django import Settings
 
-    from django_delayq import TimeoutPolicy
     from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
-Declare = Callable[..., "TimeoutPolicy[Any]"]
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 @pytest.fixture
-def row(order: Order, declare: Declare) -> Timeout:
+def row(order: Order, declare: Any) -> Timeout:
     return schedule_timeout(order, declare(type(order), name="wait"), at=T0 + timedelta(days=1), payload={"a": [1]})
 
 
@@ -55,6 +52,11 @@ def locked(using: str) -> QuerySet[Timeout]:
 def moved(using: str) -> UpdateQuery:
     rows = Timeout.objects.using(using).filter(pk=param("id"), slot_taken=1)
     return update(rows, due_at=param("due_at"), payload=param("payload"), attempts=F("attempts") + 1)
+
+
+@compiled
+def broken(using: str) -> UpdateQuery:
+    return update(Timeout.objects.using(using).filter(pk=param("id")), policy=param("policy"))
 
 
 @compiled
@@ -86,14 +88,6 @@ def test_an_update_writes_each_value_as_its_column_stores_it(row: Timeout) -> No
     assert (row.due_at, row.payload, row.attempts) == (T0, {"b": None}, 1)
 
 
-def test_a_statement_is_compiled_once_for_each_shape(row: Timeout, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_slot.rows("default", 1, slot=[row.slot])
-    monkeypatch.setattr(statements, "Statement", lambda *_: pytest.fail("compiled again"))
-    assert len(by_slot.rows("default", 1, slot=[row.slot])) == 1
-    with pytest.raises(pytest.fail.Exception, match="compiled again"):
-        by_slot.rows("default", 7, slot=[row.slot] * 7)
-
-
 def test_instrumentation_sees_the_statements(row: Timeout) -> None:
     seen: list[str] = []
 
@@ -120,21 +114,25 @@ def test_a_clock_that_is_set_later_counts_in_a_statement_compiled_before(row: Ti
     assert is_due() == (clock.now() >= row.run_at)
 
 
-def test_changed_settings_compile_statements_again(row: Timeout, settings: Settings) -> None:
-    by_slot.rows("default", 1, slot=[row.slot])
-    assert statements._statements
+def test_a_statement_is_compiled_once_for_each_shape_up_to_a_number_until_settings_change(
+    row: Timeout, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    def compile_each(counts: range) -> None:
+        for count in counts:
+            slots = [row.slot, *(f"{number:032x}" for number in range(1, count))]
+            assert len(by_slot.rows("default", count, slot=slots)) == 1
+
+    compile_each(range(1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(statements, "Statement", lambda *_: pytest.fail("compiled again"))
+        compile_each(range(1, 2))
+        with pytest.raises(pytest.fail.Exception, match="compiled again"):
+            compile_each(range(7, 8))
     settings.TIME_ZONE = "Asia/Tokyo"
     assert not statements._statements
-
-
-def test_the_number_of_statements_is_limited(row: Timeout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statements, "MAX_STATEMENTS", 5)
-    statements._statements.clear()  # of other tests
-    for count in range(1, 20):
-        assert (
-            len(by_slot.rows("default", count, slot=[row.slot, *(f"{number:032x}" for number in range(1, count))])) == 1
-        )
-        assert len(statements._statements) <= 5
+    compile_each(range(1, 20))
+    assert 0 < len(statements._statements) <= 5
 
 
 @pytest.mark.django_db(transaction=True)
@@ -155,8 +153,3 @@ def test_a_write_that_fails_marks_the_transaction_for_rollback(row: Timeout) -> 
             broken.execute("default", id=row.pk, policy=None)
         assert connection.needs_rollback
     assert Timeout.objects.get().policy == row.policy
-
-
-@compiled
-def broken(using: str) -> UpdateQuery:
-    return update(Timeout.objects.using(using).filter(pk=param("id")), policy=param("policy"))

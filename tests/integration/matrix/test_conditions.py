@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -92,14 +93,6 @@ def _tagged(*names: str) -> Callable[[Any], None]:
     return lambda task: task.tags.set([Tag.objects.create(name=name) for name in names])
 
 
-def _below(status: str | None) -> Callable[[Any], None]:
-    def change(task: Any) -> None:
-        task.parent = None if status is None else Task.objects.create(status=status)
-        Task.objects.filter(pk=task.pk).update(parent=task.parent)
-
-    return change
-
-
 VIP = (lambda obj: _owned(obj, vip=True), lambda obj: _owned(obj, vip=False), _disowned)
 OWN = ({"status": "open"}, {"status": "done"})
 Status = Enum("Status", {"OPEN": "open"}, type=str)  # its `str()` is not its value, unlike that of `StrEnum`
@@ -108,16 +101,9 @@ CASES = {
     "member of an enumeration": Case(lambda: Q(status=Status.OPEN), OWN),
     "either column": Case(lambda: Q(status="new") | Q(amount=1), ({"amount": 1}, {"amount": 7}, {"status": "new"})),
     "null": Case(lambda: Q(note="x"), ({"note": "x"}, {"note": "y"}, {"note": None})),
-    "null bound": Case(lambda: Q(bound__gt=3), ({"bound": 5}, {"bound": 1}, {"bound": None})),
     "null asked for": Case(lambda: Q(note__isnull=True), ({"note": None}, {"note": "y"})),
-    "column with column": Case(
-        lambda: Q(amount__lt=F("bound")), ({"amount": 1, "bound": 2}, {"amount": 3}, {"bound": None})
-    ),
     "columns in a list": Case(
         lambda: Q(status__in=["new", F("note")]), ({"note": "open"}, {"note": "y"}, {"note": None})
-    ),
-    "columns as a range": Case(
-        lambda: Q(amount__range=(0, F("bound"))), ({"bound": 1}, {"amount": 3}, {"bound": None})
     ),
     "arithmetic": Case(lambda: Q(bound=F("amount") + 1), ({"bound": 1}, {"amount": 3}, {"bound": None})),
     "generated": Case(lambda: Q(doubled__lt=10), ({"amount": 1}, {"amount": 5})),
@@ -129,7 +115,6 @@ CASES = {
         lambda: Q(data__a__b__gt=3),
         ({"data": {"a": {"b": 4}}}, {"data": {"a": {"b": 3}}}, {"data": {"a": None}}, {"data": [1]}),
     ),
-    "json, has key": Case(lambda: Q(data__has_key="paid"), ({"data": {"paid": None}}, {"data": {}})),
     "json, null": Case(lambda: Q(data__paid=None), ({"data": {"paid": None}}, {"data": {"paid": 1}}, {"data": {}})),
     "foreign key itself": Case(lambda: Q(owner__isnull=True), (_disowned, VIP[0])),
     "foreign key": Case(lambda: Q(owner__vip=True), VIP, own=False),
@@ -137,20 +122,11 @@ CASES = {
         lambda: Q(owner__vip=True) | Q(status="open"), ({"status": "open"}, {"status": "done"}, VIP[0]), own=False
     ),
     "in a query": Case(lambda: Q(owner__in=Customer.objects.filter(vip=True)), VIP, own=False),
-    "parent": Case(lambda: Q(parent__status="open"), (_below("open"), _below("done"), _below(None)), own=False),
     "no kids": Case(lambda: Q(kids__isnull=True), (_with_kids(), _with_kids("open", "done")), own=False),
-    "kids": Case(
-        lambda: Q(kids__status="open"), (_with_kids("open", "open"), _with_kids("done"), _with_kids()), own=False
-    ),
     "items": Case(
         lambda: Q(items__is_open=True), (_with_items(True, True, False), _with_items(False), _with_items()), own=False
     ),
     "tags": Case(lambda: Q(tags__name="late"), (_tagged("late", "big"), _tagged("big"), _tagged()), own=False),
-    "exists": Case(
-        lambda: Q(Exists(Item.objects.filter(task=OuterRef("pk"), is_open=True))),
-        (_with_items(True, True), _with_items(False), _with_items()),
-        own=False,
-    ),
     "exists and own": Case(
         lambda: Q(Exists(Order.objects.filter(customer=OuterRef("owner"))), status="open"),
         (lambda task: (_owned(task), Order.objects.create(customer=task.owner)), {"status": "done"}, _disowned),
@@ -167,7 +143,6 @@ CASES = {
         own=False,
     ),
     "manager's column": Case(lambda: Q(of_vip=True), VIP, ManagedWithCount, own=False),
-    "manager's arithmetic": Case(lambda: Q(size=4), ({"amount": 2, "bound": 2}, {"bound": 3}), ManagedWithCount),
     "manager orders": Case(lambda: Q(status="open"), (*OWN, VIP[0]), ManagedInOrder),
     "manager makes distinct": Case(lambda: Q(status="open"), (*OWN, VIP[0]), ManagedDistinct),
     "manager hides": Case(
@@ -179,9 +154,6 @@ CASES = {
     ),
     "child of managed": Case(
         lambda: Q(status="open", place=""), ({"place": "x"}, {"place": "", "status": "done"}, VIP[0]), ManagedChild
-    ),
-    "child of managed, related": Case(
-        lambda: Q(owner__vip=True, place=""), ({"place": "x"}, VIP[0], {"place": ""}), ManagedChild, own=False
     ),
     "model orders": Case(lambda: Q(status="open"), (*OWN, VIP[0]), OrderedByMeta),
 }
@@ -249,26 +221,7 @@ def write(obj: Any, change: Change) -> None:
 
 
 @each_condition
-def test_a_save_arms_cancels_and_moves(on: Stage) -> None:
-    on.arm_by_itself()
-    obj = on.create()
-    assert on.pending(obj) == on.wanted(obj)
-    for number, change in enumerate(on.changes):
-        assign(obj, change)
-        if not on.is_visible(obj):  # Django itself cannot save a row that the base manager hides
-            continue
-        obj.save()
-        assert on.pending(obj) == on.wanted(obj), change
-        if obj.begun_at is not None:
-            obj.begun_at = on.now + timedelta(minutes=number)
-            obj.save()
-            assert on.pending(obj) == on.wanted(obj), change
-            due = Timeout.objects.filter(object_id=str(obj.pk), state="pending").values_list("due_at", flat=True)
-            assert set(due) <= {obj.begun_at + HOUR}
-
-
-@each_condition
-def test_a_save_of_some_fields_arms_and_cancels_and_costs_nothing_if_it_cannot_matter(
+def test_a_save_arms_cancels_and_moves_and_one_of_some_fields_costs_nothing_if_it_cannot_matter(
     on: Stage, django_assert_num_queries: Callable[[int], AbstractContextManager[Any]]
 ) -> None:
     obj = on.create()
@@ -279,16 +232,23 @@ def test_a_save_of_some_fields_arms_and_cancels_and_costs_nothing_if_it_cannot_m
     # One query for all policies, without a lock, as the save is committed already.
     with django_assert_num_queries(len(without_policies) + (0 if on.case.own else 1)):
         obj.save(update_fields=["remark"])
-    for change in on.changes:
+    for number, change in enumerate(on.changes):
         names = assign(obj, change)
-        if not on.is_visible(obj):
+        if not on.is_visible(obj):  # Django itself cannot save a row that the base manager hides
             continue
         before = on.pending(obj)
         if names:  # in memory alone
             obj.save(update_fields=["remark"])
             assert on.pending(obj) == before == on.wanted(obj), change
-        obj.save(update_fields=names or (["owner"] if on.case.own else ["remark"]))
+        some = names or (["owner"] if on.case.own else ["remark"])
+        obj.save(update_fields=some if number % 2 else None)
         assert on.pending(obj) == on.wanted(obj), change
+        if obj.begun_at is not None:
+            obj.begun_at = on.now + timedelta(minutes=number)
+            obj.save()
+            assert on.pending(obj) == on.wanted(obj), change
+            due = Timeout.objects.filter(object_id=str(obj.pk), state="pending").values_list("due_at", flat=True)
+            assert set(due) <= {obj.begun_at + HOUR}
 
 
 @each_condition
@@ -306,10 +266,14 @@ def test_sync_makes_up_for_what_no_save_noticed(on: Stage) -> None:
         assert [on.pending(obj) for obj in objects] == [on.wanted(obj) for obj in objects]
 
 
+MODES: list[dict[str, Any]] = [{"alone": {}, "in_a_batch": {"batch": 50}}, {"together": {"together": 50}}]
+"""In which ways the policies of a condition fire, and those of its negation."""
+
+
 @each_condition
 def test_only_what_matches_on_the_locked_row_is_fired_and_the_story_says_so_before(on: Stage) -> None:
     for number, when in enumerate(on.conditions):
-        for how, options in (("alone", {}), ("together", {"together": 50}), ("in_a_batch", {"batch": 50})):
+        for how, options in MODES[number].items():
             ran: list[Any] = []
             policy = on.declare(on.model, note_in(ran), name=f"{how}{number}", when=when, **options)
             objects = [on.create() for _ in on.case.states]
@@ -321,11 +285,8 @@ def test_only_what_matches_on_the_locked_row_is_fired_and_the_story_says_so_befo
             assert ["will be skipped" not in outlook for outlook in outlooks] == holds
             for rows_now in [[row] for row in rows] if how == "alone" else [rows]:
                 fire(*rows_now)
-            expected = [
-                FIRED if yes else (UNMET if on.is_visible(obj) else HIDDEN)
-                for obj, yes in zip(objects, holds, strict=True)
-            ]
-            assert [state(row) for row in rows] == expected
+            unmet = [UNMET if on.is_visible(obj) else HIDDEN for obj in objects]
+            assert [state(row) for row in rows] == [FIRED if yes else no for yes, no in zip(holds, unmet, strict=True)]
             assert sorted(ran) == [obj.pk for obj, yes in zip(objects, holds, strict=True) if yes]
 
 
@@ -339,22 +300,20 @@ def note_in(ran: list[Any]) -> Callable[[Any, Any], None]:
 @each_condition
 def test_the_guard_lets_the_block_run_and_notes_why_the_round_ended(on: Stage) -> None:
     on.arm_by_itself(after=lambda obj: HOUR + obj.amount * HOUR)  # reads the object on each arming
-    states = on.case.states
-    for first, then in zip(states, [*states[1:], states[0]], strict=True):
-        for number, (policy, when) in enumerate(zip(on.automatic, on.conditions, strict=True)):
-            obj = on.create()
-            write(obj, first)
-            dq.sync_timeouts(obj)
-            if not on.is_visible(obj):
-                continue
-            armed = on.pending(obj)[number]
-            with dq.before_deadline(obj, policy) as row:
-                write(obj, then)
-            held = on.holds(obj, when)
-            if armed and row is not None:
-                assert state(row) == ("cancelled", "hand" if held else "condition")
-            dq.sync_timeouts(obj)
-            assert on.pending(obj)[number] == (on.wanted(obj)[number] and not armed)
+    for change, (first, then) in enumerate(pairwise(on.changes)):
+        number = change % len(on.conditions)
+        obj = on.create()
+        write(obj, first)
+        dq.sync_timeouts(obj)
+        if not on.is_visible(obj):
+            continue
+        armed = on.pending(obj)[number]
+        with dq.before_deadline(obj, on.automatic[number]) as row:
+            write(obj, then)
+        if armed and row is not None:
+            assert state(row) == ("cancelled", "hand" if on.holds(obj, on.conditions[number]) else "condition")
+        dq.sync_timeouts(obj)
+        assert on.pending(obj)[number] == (on.wanted(obj)[number] and not armed)
 
 
 @needs_row_locks

@@ -15,15 +15,19 @@ from django_delayq import DeadlinePassed, TimeoutPolicy
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from tests.integration.matrix.keys import CASES, World, make_world
+from tests.integration.operations.conftest import as_if
 from tests.testapp import keys
 from tests.testapp.models import Voucher
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db]
+
+
 PENDING, CANCELLED = ["pending"], ["cancelled"]
+Declare = Callable[..., TimeoutPolicy[Any]]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
-def world(request: pytest.FixtureRequest, declare: Callable[..., TimeoutPolicy[Any]]) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, declare: Declare) -> Iterator[World]:
     made = make_world(request.param, declare)
     dq.schedule_timeout(made.twin, made.hand, hours=1)
     before = [vars(row) | {"_state": None} for row in made.rows(made.twin)]
@@ -67,7 +71,6 @@ def test_the_single_verbs(world: World) -> None:
     extended = dq.extend_timeout(obj, hand, hours=1)
     assert extended is not None and extended.due_at == moved.due_at + timedelta(hours=1)
     assert dq.get_deadline(obj, hand) == extended.due_at
-    assert str(row.pk) in str(dq.explain_timeout(obj, hand)) or "extended" in str(dq.explain_timeout(obj, hand))
     assert "It is due" in str(dq.explain_timeout(obj, world.auto))
     again = dq.schedule_timeout(obj, hand, hours=5)
     assert again.pk == row.pk
@@ -159,11 +162,8 @@ def test_joins_along_the_relation(world: World) -> None:
     assert keys_of(rows.filter(~Q(timeouts__policy=world.hand.label))) == {obj.pk, other.pk}
     assert keys_of(rows.filter(timeouts__isnull=True)) == set()
     counted = rows.annotate(waiting=Count("timeouts", filter=Q(timeouts__state="pending")), all=Count("timeouts"))
-    assert {each.pk: (each.waiting, each.all) for each in counted} == {
-        obj.pk: (0, 1),
-        twin.pk: (2, 2),
-        other.pk: (1, 1),
-    }
+    numbers = {each.pk: (each.waiting, each.all) for each in counted}
+    assert numbers == {obj.pk: (0, 1), twin.pk: (2, 2), other.pk: (1, 1)}
     assert set(rows.values_list("timeouts__policy", flat=True)) == {world.auto.label, world.hand.label}
     assert keys_of(rows.filter(timeouts__in=[world.row(obj, world.auto)])) == {obj.pk}
     inner = model._base_manager.filter(timeouts__state="cancelled").values("pk")
@@ -173,37 +173,28 @@ def test_joins_along_the_relation(world: World) -> None:
 
 
 def test_joins_from_the_ledger(world: World) -> None:
-    owner = world.case.policy_model
+    owner, mine = world.case.policy_model, world.rows(world.obj)
     if owner not in {keys.Parent, keys.PolyBase} and owner._meta.all_parents:
         pytest.skip("the relation's name belongs to the parent")
-    name = owner._meta.model_name
-    key = world.auto.pk_of(world.obj)
-    found = Timeout.objects.filter(**{f"{name}__pk": key, f"{name}__status": "open"})
-    assert [row.pk for row in found] == [row.pk for row in world.rows(world.obj)]
-    assert list(Timeout.objects.filter(**{name: owner._base_manager.get(pk=key)})) == world.rows(world.obj)
+    name, key, to_python = owner._meta.model_name, world.auto.pk_of(world.obj), owner._meta.pk.to_python
+    assert list(Timeout.objects.filter(**{f"{name}__pk": key, f"{name}__status": "open"})) == mine
+    assert list(Timeout.objects.filter(**{name: owner._base_manager.get(pk=key)})) == mine
     left = Timeout.objects.exclude(**{f"{name}__pk": key})
-    assert {row.object_id for row in left} >= {row.object_id for row in world.rows(world.twin)}
-    assert not set(left) & set(world.rows(world.obj))
+    assert {*left} >= {*world.rows(world.twin)} and not {*left} & {*mine}
     expected = {row.pk: world.auto.pk_of(each) for each in (world.obj, world.twin) for row in world.rows(each)}
     pairs = Timeout.objects.filter(pk__in=expected).values_list("pk", f"{name}__pk")
-    assert {row_id: owner._meta.pk.to_python(pk) for row_id, pk in pairs} == {
-        row_id: owner._meta.pk.to_python(pk) for row_id, pk in expected.items()
-    }
+    assert {pk: to_python(found) for pk, found in pairs} == {pk: to_python(each) for pk, each in expected.items()}
 
 
-def test_a_deadline_as_a_column(world: World) -> None:
-    obj, twin, other = world.obj, world.twin, world.others[0]
-    dq.reschedule_timeout(obj, world.auto, hours=9)
-    dq.cancel_timeout(other, world.auto)
+def test_a_deadline_as_a_column_and_the_guard(world: World) -> None:
+    obj, twin, other, auto = world.obj, world.twin, world.others[0], world.auto
+    dq.reschedule_timeout(obj, auto, hours=9)
+    dq.cancel_timeout(other, auto)
     rows = world.case.model._base_manager.annotate(due=dq.Deadline("auto"))
     expected = {each.pk: dq.get_deadline(each, "auto") for each in (obj, twin, other)}
     assert dict(rows.values_list("pk", "due")) == expected or {each.pk: each.due for each in rows} == expected
     assert [each.pk for each in rows.filter(due__isnull=False).order_by("due")] == [twin.pk, obj.pk]
     assert [each.pk for each in rows.filter(due__gt=timezone.now() + timedelta(hours=5))] == [obj.pk]
-
-
-def test_the_guard(world: World) -> None:
-    obj, auto = world.obj, world.auto
     with dq.before_deadline(obj, auto) as row:
         assert row is not None and row.pk == world.row(obj, auto).pk
         obj.status = "done"
@@ -211,17 +202,13 @@ def test_the_guard(world: World) -> None:
     assert world.row(obj, auto).cause == "condition"
     obj.status = "open"
     obj.save()
-    Timeout.objects.filter(pk=world.row(obj, auto).pk).update(
-        state="fired", cause="due", settled_at=timezone.now(), slot_taken=None
-    )
+    as_if(world.row(obj, auto), "fired", "due")
     with pytest.raises(DeadlinePassed), dq.before_deadline(obj, "auto"):
         pytest.fail("the deadline has passed")
     assert not dq.cancel_timeout(obj, auto)
 
 
-def test_keys_of_timeouts_that_differ_in_case_or_spaces_are_different(
-    declare: Callable[..., TimeoutPolicy[Any]],
-) -> None:
+def test_keys_of_timeouts_that_differ_in_case_or_spaces_are_different(declare: Declare) -> None:
     hand = declare(keys.BigAutoKey, name="hand")
     obj = keys.BigAutoKey.objects.create()
     for key in ("a", "A", "a ", "ä"):
@@ -231,9 +218,7 @@ def test_keys_of_timeouts_that_differ_in_case_or_spaces_are_different(
     assert sorted(dq.pending_timeouts(obj, hand).values_list("key", flat=True)) == ["a", "a ", "ä"]
 
 
-def test_a_key_that_ends_with_spaces_is_stored_as_it_is_by_bulk_writes_too(
-    declare: Callable[..., TimeoutPolicy[Any]],
-) -> None:
+def test_a_key_that_ends_with_spaces_is_stored_as_it_is_by_bulk_writes_too(declare: Declare) -> None:
     options: Any = {"name": "auto", "since": "begun_at", "when": Q(status="open")}
     auto, hand = declare(keys.TextKey, after=timedelta(hours=1), **options), declare(keys.TextKey, name="hand")
     [obj] = keys.TextKey.objects.bulk_create([keys.TextKey(code="a  ", begun_at=timezone.now())])

@@ -28,23 +28,15 @@ class Reversed(models.CharField):  # type: ignore[type-arg]
         return value[::-1]
 
 
-REFUSED = {
-    "date": (models.DateField, {}, "is a DateField, which is not supported"),
-    "datetime": (models.DateTimeField, {}, "is a DateTimeField, which is not supported"),
-    "decimal": (
+NAMED = ("Date", "DateTime", "GenericIPAddress", "Duration", "Time", "Float", "Binary", "Boolean", "JSON", "Text")
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    **{name: (getattr(models, f"{name}Field"), {}, f"is a {name}Field, which is not supported") for name in NAMED},
+    "Decimal": (
         models.DecimalField,
         {"max_digits": 9, "decimal_places": 2},
         "is a DecimalField, which is not supported",
     ),
-    "IP address": (models.GenericIPAddressField, {}, "is a GenericIPAddressField, which is not supported"),
-    "duration": (models.DurationField, {}, "is a DurationField, which is not supported"),
-    "time": (models.TimeField, {}, "is a TimeField, which is not supported"),
-    "float": (models.FloatField, {}, "is a FloatField, which is not supported"),
-    "binary": (models.BinaryField, {}, "is a BinaryField, which is not supported"),
-    "boolean": (models.BooleanField, {}, "is a BooleanField, which is not supported"),
-    "json": (models.JSONField, {}, "is a JSONField, which is not supported"),
     "converted": (Reversed, {"max_length": 10}, "is a Reversed, which is not supported"),
-    "text without end": (models.TextField, {}, "is a TextField, which is not supported"),
     "long text": (models.CharField, {"max_length": 256}, "set max_length=255"),
 }
 

@@ -7,18 +7,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from django_delayq import DelayqError, before_deadline
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import WrongInstallation
 from django_delayq.models import Installation, PolicySync, Timeout, WorkerSeen
-from django_delayq.operations import Adoption, Result, adopt, retry
+from django_delayq.operations import Adoption, adopt, retry
 from django_delayq.redis_clients import get_engine, get_worker_engine, key_prefix
 from django_delayq.worker import Worker
 from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
-from tests.integration.operations.conftest import BY, as_if, dead, pending, said
+from tests.integration.operations.conftest import BY, as_if, contents, dead, die, many, pending, said
+from tests.integration.operations.names import HOUR, UNPAID, PagesOf
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
+each_option = pytest.mark.parametrize("option", ["cancel", "keep"])
 
 
 @pytest.fixture(autouse=True)
@@ -42,170 +44,122 @@ def seen(seconds_ago: float) -> None:
     )
 
 
+def owner() -> str:
+    return str(Installation.objects.get().name)
+
+
 def keys() -> dict[int, str]:
     return dict(Timeout.objects.values_list("pk", "idempotency_key"))
 
 
-def ledger() -> list[tuple[Any, ...]]:
-    return list(Timeout.objects.order_by("pk").values_list("pk", "state", "idempotency_key", "history", "settled_at"))
-
-
-def test_pending_and_firing_rows_are_cancelled_and_workers_start(order: Order) -> None:
+@each_option
+def test_pending_and_firing_rows_are_cancelled_or_get_new_keys_and_workers_start(order: Order, option: Any) -> None:
     row, firing = pending(order, seconds=0), as_if(pending(Order.objects.create(), "send_outside"), "firing")
-    fired = as_if(pending(Order.objects.create()), "fired", "due")
-    assert adopt(by=BY, reason="a restored dump", pending="cancel") == Adoption("production", "staging", cancelled=2)
-    for each in (row, firing):
-        assert said(each) == [("cancel_requested", BY, "a restored dump")]
-        assert (each.state, each.cause, each.reason) == ("cancelled", "hand", "a restored dump")
-    assert said(fired) == []
-    assert Installation.objects.get().name == "staging"
+    fired, died = as_if(pending(Order.objects.create()), "fired", "due"), dead(Order.objects.create())
+    before, rows = keys(), contents()
+    done = Adoption("production", "staging", *{"cancel": (2, 1), "keep": (0, 3)}[option])
+    assert adopt(by=BY, reason="a dump", pending=option, dry_run=True) == done
+    assert contents() == rows and owner() == "production"
+    assert adopt(by=BY, reason="a dump", pending=option) == done
+    renewed = {pk for pk, key in keys().items() if before[pk] != key}
+    assert said(fired) == [] and owner() == "staging"
+    if option == "cancel":
+        for each in (row, firing):
+            assert said(each) == [("cancel_requested", BY, "a dump")]
+            assert (each.state, each.cause, each.reason) == ("cancelled", "hand", "a dump")
+        assert renewed == {died.pk}
+        with before_deadline(order, "remind"):  # a customer can still pay in the copy
+            order.save()
+    else:
+        assert renewed == {row.pk, firing.pk, died.pk} and said(firing) == [("adopted", BY, "a dump")]
     Worker(burst=True).run()
-    assert not Effect.objects.exists()
-
-
-def test_kept_rows_get_new_keys_and_fire(order: Order) -> None:
-    pending(order, seconds=0)
-    firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
-    before = keys()
-    assert adopt(by=BY, pending="keep") == Adoption("production", "staging", renewed=2)
-    assert not set(keys().values()) & set(before.values())
-    assert said(firing) == [("adopted", BY, "")]
-    Worker(burst=True).run()
-    assert Effect.objects.get(what="remind").object_id == str(order.pk)
-
-
-@pytest.mark.parametrize("option", ["cancel", "keep"])
-def test_dead_rows_stay_dead_with_new_keys_as_they_may_be_retried(order: Order, option: Any) -> None:
-    row, fired = dead(order), as_if(pending(Order.objects.create()), "fired", "due")
-    before = keys()
-    assert adopt(by=BY, pending=option) == Adoption("production", "staging", renewed=1)
-    row.refresh_from_db()
-    assert row.state == "dead" and row.idempotency_key != before[row.pk]
-    assert keys()[fired.pk] == before[fired.pk]
-    assert retry(row, by=BY).changed == 1
+    assert Effect.objects.filter(what="remind").count() == (option == "keep")
+    assert retry(died, by=BY).changed == 1, "the dead stay so, and may be retried"
 
 
 def test_pending_rows_need_a_decision(order: Order) -> None:
     pending(order)
-    before = ledger()
+    before = contents()
     with pytest.raises(DelayqError, match="has 1 pending timeout: give --cancel-pending or --keep-pending"):
         adopt(by=BY)
-    assert ledger() == before and Installation.objects.get().name == "production"
+    with pytest.raises(ValueError, match="not 'drop'"):
+        adopt(by=BY, pending="drop")  # type: ignore[arg-type]
+    assert contents() == before and owner() == "production"
     as_if(Timeout.objects.get(), "fired", "due")
     assert adopt(by=BY) == Adoption("production", "staging")
 
 
 def test_heartbeats_and_claims_of_the_copied_workers_are_removed() -> None:
     seen(3600)
-    PolicySync.objects.create(policy="testapp.order.cancel_unpaid", claimed_until=timezone.now() + timedelta(hours=1))
+    PolicySync.objects.create(policy=UNPAID, claimed_until=timezone.now() + HOUR)
     adopt(by=BY)
     assert not WorkerSeen.objects.exists()
     assert PolicySync.objects.get().claimed_until is None
 
 
-@pytest.mark.parametrize("option", ["cancel", "keep"])
-def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(
-    option: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 4)
-    for _ in range(10):
-        pending(Order.objects.create())
+@each_option
+def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(option: Any, pages_of: PagesOf) -> None:
+    pages_of(4)
+    many(10)
     before = keys()
-
-    def die(page: Result) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         adopt(by=BY, pending=option, progress=die)
-    assert Installation.objects.get().name == "production"
+    assert owner() == "production"
     with pytest.raises(WrongInstallation):
         Worker(burst=True).run()
     adopt(by=BY, pending=option)
-    assert Installation.objects.get().name == "staging"
-    if option == "cancel":
-        assert Timeout.objects.filter(state="cancelled").count() == 10
-    else:
-        assert not set(keys().values()) & set(before.values())
+    assert owner() == "staging"
+    assert Timeout.objects.filter(state="cancelled").count() == (10 if option == "cancel" else 0)
+    assert option == "cancel" or not set(keys().values()) & set(before.values())
 
 
-def test_a_ledger_of_ones_own_is_left_alone(order: Order) -> None:
-    Installation.objects.update(name="staging")
+def test_ones_own_ledger_is_left_alone_and_without_a_name_nothing_is_adopted(order: Order, settings: Settings) -> None:
     pending(order)
-    before = ledger()
-    assert adopt(by=BY, pending="cancel") == Adoption("staging", "staging")
-    assert ledger() == before
-
-
-def test_without_a_name_of_its_own_nothing_is_adopted(order: Order, settings: Settings) -> None:
+    before = contents()
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": None}
-    pending(order)
-    before = ledger()
     with pytest.raises(ConfigError, match="INSTALLATION"):
         adopt(by=BY, pending="cancel")
-    assert ledger() == before
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
+    assert adopt(by=BY, pending="cancel") == Adoption("production", "production")
+    assert contents() == before
 
 
-def test_a_dry_run_counts_and_changes_nothing(order: Order) -> None:
-    pending(order), dead(Order.objects.create())
-    before = ledger()
-    assert adopt(by=BY, pending="cancel", dry_run=True) == Adoption("production", "staging", 1, 1)
-    assert adopt(by=BY, pending="keep", dry_run=True) == Adoption("production", "staging", 0, 2)
-    assert ledger() == before and Installation.objects.get().name == "production"
-
-
-def test_entries_of_another_installation_in_redis_are_not_removed(
-    order: Order, redis_client: redis.Redis, settings: Settings
-) -> None:
+def test_redis_keeps_entries_of_the_other_one(order: Order, redis_client: redis.Redis, settings: Settings) -> None:
     """Both ledgers have a row with this id; the entry belongs to production."""
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
     row = pending(order, seconds=30)
     entries = f"{key_prefix('default')}:{{default.0}}:l:{row.policy}"
-    assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging"}
-    adopt(by=BY, pending="cancel")
-    assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
+    for _ in range(2):
+        assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
+        adopt(by=BY, pending="cancel")
 
 
-def test_a_redis_that_does_not_answer_does_not_prevent_the_adoption(settings: Settings, order: Order) -> None:
+@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", None])
+def test_the_ledger_is_adopted_without_a_redis_that_answers(
+    settings: Settings, order: Order, address: str | None
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": address}
+    if address is None:
+        assert get_engine("default") is None and get_worker_engine("default") is None
     pending(order)
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
     assert adopt(by=BY, pending="cancel") == Adoption("production", "staging", cancelled=1)
 
 
-def test_an_unknown_option_is_refused_and_changes_nothing(order: Order) -> None:
-    pending(order)
-    before = ledger()
-    with pytest.raises(ValueError, match="not 'drop'"):
-        adopt(by=BY, pending="drop")  # type: ignore[arg-type]
-    assert ledger() == before and Installation.objects.get().name == "production"
-
-
-def test_without_redis_the_ledger_is_adopted(without_redis: None, order: Order) -> None:
-    assert get_engine("default") is None and get_worker_engine("default") is None
-    pending(order)
-    assert adopt(by=BY, pending="cancel").cancelled == 1
-
-
-def test_a_customer_can_still_pay_in_a_copy_where_all_was_cancelled(order: Order) -> None:
-    pending(order)
-    adopt(by=BY, pending="cancel")
-    with before_deadline(order, "remind"):
-        order.save()
-
-
-@pytest.mark.parametrize("option", ["cancel", "keep"])
+@each_option
 def test_the_command_does_it_and_asks_for_many(
     do: Do,  # noqa: F811
     typing: Callable[[str | None], None],  # noqa: F811
     option: str,
 ) -> None:
-    for _ in range(11):
-        pending(Order.objects.create())
+    many(11)
     with pytest.raises(CommandError, match="--cancel-pending or --keep-pending"):
         do("delayq_adopt")
+    with pytest.raises(CommandError, match="not allowed with"):
+        call_command("delayq_adopt", "--cancel-pending", "--keep-pending")
     with pytest.raises(CommandError, match=f"{option} 11 timeouts. Without a terminal"):
         do("delayq_adopt", f"--{option}-pending")
-    assert Installation.objects.get().name == "production"
+    assert owner() == "production"
     typing("y\n")
     output = do("delayq_adopt", f"--{option}-pending", "--reason", "a dump").out
     counts = {"cancel": (11, 0), "keep": (0, 11)}[option]
@@ -215,19 +169,12 @@ def test_the_command_does_it_and_asks_for_many(
     assert "already: no timeout was changed" in do("delayq_adopt", f"--{option}-pending").out
 
 
-def test_the_command_takes_one_of_the_options() -> None:
-    from django.core.management import call_command
-
-    with pytest.raises(CommandError, match="not allowed with"):
-        call_command("delayq_adopt", "--cancel-pending", "--keep-pending")
-
-
 def test_the_command_is_refused_while_workers_use_the_database(do: Do, order: Order) -> None:  # noqa: F811
     """Settings of staging with the database of production would otherwise cancel all timeouts of production."""
     pending(order)
     seen(5)
     with pytest.raises(CommandError, match="1 worker has used this database within the last 20 seconds"):
         do("delayq_adopt", "--cancel-pending")
-    assert Installation.objects.get().name == "production"
+    assert owner() == "production"
     do("delayq_adopt", "--cancel-pending", "--yes")
-    assert Installation.objects.get().name == "staging"
+    assert owner() == "staging"

@@ -17,7 +17,7 @@ from django.db import connection
 from django.db.models import QuerySet
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import include, path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import strip_tags
 from rest_framework.test import APIClient
@@ -27,30 +27,23 @@ from django_delayq import Brake, operations
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import runner
 from django_delayq.operations.previews import DEADLINES_CHANGE
-from django_delayq.operations.registry import (
-    NOT_MOVING,
-    OPERATIONS,
-    POLICY_OPERATIONS,
-    TIMEOUT_OPERATIONS,
-    Operation,
-)
-from django_delayq.sql import statements
+from django_delayq.operations.registry import NOT_MOVING, OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from tests.integration.operations import test_contract as contract
 from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.integration.operations.names import HOUR, MINUTE, UNPAID, Declare, PagesOf
 from tests.integration.operations.test_contract import (
-    COMMANDS,
     GOOD,
-    HOUR,
-    UNPAID,
+    address_in_admin,
+    command_of,
     each_example,
-    each_operation,
-    ready,
+    each_of,
+    entered,
     target_of,
 )
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
-urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
-__all__ = ["ready"]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("admin_and_rest")]
+ready = contract.ready
 
 POLICY = "testapp.order.braked"
 PACKAGE = str(Path(dq.__file__).parent)
@@ -63,22 +56,32 @@ def due_now() -> int:
     return Timeout.objects.filter(state="pending", run_at__lte=timezone.now()).count()
 
 
-def words(client: Any, address: str, sent: Any = None) -> str:
-    answer = client.get(address) if sent is None else client.post(address, sent)
+def words(client: Client, address: str, sent: Any = None) -> str:
+    answer: Any = client.get(address) if sent is None else client.post(address, sent)
+    assert answer.status_code == 200
     return " ".join(html.unescape(strip_tags(answer.content.decode().replace("<li", " <li"))).split())
 
 
-def dry_run(operation: Operation, *given: str) -> str:
-    out = io.StringIO()
-    call_command(f"delayq_{COMMANDS.get(operation.name, operation.name)}", *given, "--dry-run", stdout=out)
-    return out.getvalue()
+def address_of(operation: Operation) -> str:
+    """Return the address of its confirmation."""
+    has_ids = operation.name in TIMEOUT_OPERATIONS and not operation.has_preview
+    return address_in_admin(operation) + (f"?ids={target_of(operation).pk}" if has_ids else "")
+
+
+def dry_run(*command: str) -> str:
+    call_command(*command, "--dry-run", stdout=(out := io.StringIO()))
+    return " ".join(out.getvalue().split())
 
 
 @each_example
 @pytest.mark.usefixtures("ready")
-def test_a_preview_has_the_numbers_of_what_then_happens(operation: Operation, values: dict[str, Any]) -> None:
-    rows, target = list(Timeout.objects.values("pk", "due_at")), target_of(operation)
+def test_each_edge_shows_what_then_happens(operation: Operation, values: dict[str, Any], admin_client: Client) -> None:
+    rows, target, address = list(Timeout.objects.values("pk", "due_at")), target_of(operation), address_of(operation)
     preview, before = operation.preview(target, **values), due_now()
+    asked = preview if operation.has_preview else operation.preview(target)  # before the values are known
+    sent = entered(operation, values) if operation.has_preview else None
+    assert preview.sentences() and " ".join(asked.sentences()) in words(admin_client, address, sent)
+    assert " ".join(preview.sentences()) in dry_run(*command_of(operation, values))
     operation.call(target, by=BY, **values)
     if operation.name in TIMEOUT_OPERATIONS:
         assert preview.changed.value == 1 and preview.names()
@@ -88,41 +91,30 @@ def test_a_preview_has_the_numbers_of_what_then_happens(operation: Operation, va
     assert (preview.due.value if preview.due else 0) == due_now() - (before if not preview.due else 0)
 
 
-@each_operation
-@pytest.mark.usefixtures("ready")
-def test_each_edge_shows_the_sentences_of_the_preview(operation: Operation, admin_client: Client) -> None:
-    values = {name: value for name, value in GOOD[operation.name][-1].items() if operation.has_preview}
-    target = target_of(operation)
-    if operation.name not in TIMEOUT_OPERATIONS:
-        address, given = reverse(OPERATE, args=[UNPAID, operation.name]), [UNPAID]
+@each_of(*(each for each in OPERATIONS.values() if each.name in TIMEOUT_OPERATIONS or each.states < NOT_MOVING))
+def test_what_would_change_nothing_is_not_offered(operation: Operation, admin_client: Client) -> None:
+    if operation.name in POLICY_OPERATIONS:
+        operations.hold(UNPAID, by=BY)  # which may not be paused
+        if operation.name == "resume":
+            operations.resume(UNPAID, by=BY)
+    elif operation.states.isdisjoint({"pending"}):
+        pending(Order.objects.create())
     else:
-        address, given = reverse("admin:django_delayq_timeout_operate", args=[operation.name]), [f"--id={target.pk}"]
-    if operation.name == "delay":
-        sent: Any = {"amount": 1, "unit": "hours", "mode": "recompute", "hand_set": "on", "reason": "x"}
-        given += ["--after=1h", "--mode=recompute", "--hand-set"]
-    elif operation.has_preview:
-        at = timezone.localtime() + 24 * HOUR
-        sent = {"ids": target.pk, "reason": "x", "at": at.strftime("%Y-%m-%dT%H:%M"), "hand_set": "on"}
-        given += (
-            ["--hand-set"] if operation.name == "replan" else [f"--{'at' if operation.name == 'refire' else 'to'}=1d"]
-        )
-        values = {"hand_set": True} if operation.name == "replan" else {"at": at}
-    else:
-        sent = None
-        address += f"?ids={target.pk}" if operation.name in TIMEOUT_OPERATIONS else ""
-        given += {"late": ["6h"], "brake": ["5", "--per=1h"], "shadow": ["--share=10"]}.get(operation.name, [])
-    said = " ".join(operation.preview(target, **values).sentences())
-    assert said
-    page, line = words(admin_client, address, sent), " ".join(dry_run(operation, *given).split())
-    assert said in page, operation.name
-    assert said in line, operation.name
+        as_if(dead(Order.objects.create()), "fired", "due")
+    address, values = address_of(operation), GOOD[operation.name][-1]
+    answer: Any = (
+        admin_client.post(address, entered(operation, values)) if operation.has_preview else admin_client.get(address)
+    )
+    page = answer.content.decode()
+    assert answer.status_code == 200 and "Consequences" in page
+    assert 'name="confirmed"' not in page
 
 
 @pytest.fixture
-def braked(declare: Any) -> None:
+def braked(declare: Declare) -> None:
     """Twenty-five due timeouts of a policy that its brake has paused, which allows twenty in ten minutes."""
-    brake = Brake(20, per=timedelta(minutes=10))
-    policy = declare(Order, name="braked", since="created_at", after=timedelta(minutes=1), search="note", brake=brake)
+    brake = Brake(20, per=10 * MINUTE)
+    policy = declare(Order, name="braked", since="created_at", after=MINUTE, search="note", brake=brake)
     orders = [Order.objects.create(status="new", note=f"A-{number:02}") for number in range(25)]
     dq.schedule_timeouts(orders, policy, at=timezone.now() - HOUR)
     for number, order in enumerate(orders):
@@ -139,7 +131,7 @@ def test_resuming_after_a_brake_says_what_fires_and_that_it_will_stop_again(admi
     assert f'href="{brake}"' in page
     for foreign in ("Move deadlines", "created_at", "hold"):
         assert foreign not in text
-    line = dry_run(OPERATIONS["resume"], POLICY)
+    line = dry_run("delayq_resume", POLICY)
     assert f"{DUE} {AGAIN}" in line and ".;" not in line
     shown = APIClient()
     shown.force_login(User.objects.get())
@@ -171,10 +163,8 @@ def reminders(count: int) -> QuerySet[Timeout]:
     return Timeout.objects.filter(object_id__in=[order.pk for order in orders])
 
 
-def test_the_first_are_the_soonest_of_all_rows_also_of_those_that_a_result_does_not_list(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(statements, "CHUNK", 3)
+def test_the_first_are_the_soonest_of_all_rows(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
+    pages_of(3)
     monkeypatch.setattr(runner, "MAX_IDS", 4)
     rows = reminders(8)
     preview = TIMEOUT_OPERATIONS["cancel"].preview(rows)
@@ -213,30 +203,3 @@ class Calls:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-
-
-@each_operation
-@pytest.mark.usefixtures("controls_are_read_again")
-def test_what_would_change_nothing_is_not_offered(operation: Operation, admin_client: Client) -> None:
-    at, sent = (timezone.localtime() + 24 * HOUR).strftime("%Y-%m-%dT%H:%M"), None
-    if operation.name in POLICY_OPERATIONS:
-        if operation.states >= NOT_MOVING:
-            pytest.skip("it is possible in each state")
-        address = reverse(OPERATE, args=[UNPAID, operation.name])
-        operations.hold(UNPAID, by=BY)  # which may not be paused
-        if operation.name == "resume":
-            operations.resume(UNPAID, by=BY)
-    else:
-        address = reverse("admin:django_delayq_timeout_operate", args=[operation.name])
-        row = (
-            pending(Order.objects.create())
-            if operation.states.isdisjoint({"pending"})
-            else dead(Order.objects.create())
-        )
-        if operation.name == "cancel":
-            as_if(row, "fired", "due")
-        sent = {"ids": row.pk, "reason": "x", "at": at} if operation.has_preview else None
-        address += "" if sent else f"?ids={row.pk}"
-    answer = admin_client.get(address) if sent is None else admin_client.post(address, sent)
-    assert answer.status_code == 200 and "Consequences" in words(admin_client, address, sent)
-    assert 'name="confirmed"' not in answer.content.decode()

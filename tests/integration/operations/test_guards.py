@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,12 +11,12 @@ from django_delayq import Brake, Late, UnknownPolicy, get_policy, operations
 from django_delayq.ledger.controls import PolicyState, policy_state, policy_states, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl
 from tests.integration.operations.conftest import BY
+from tests.integration.operations.names import HOUR, REMIND
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LABEL = "testapp.order.guarded"
-HOUR = timedelta(hours=1)
 LATE = {"after": 3600, "then": "skip"}
 DECLARED: tuple[Late, Brake, int] = (Late(HOUR), Brake(500, HOUR), 100)
 
@@ -52,15 +51,22 @@ def test_what_an_operator_has_set_replaces_what_is_declared(guarded: None, guard
     assert not listed.is_stopped
 
 
+def test_the_actor_and_the_reason_of_a_stop_stay_while_guards_are_changed(guarded: None) -> None:
+    operations.pause(LABEL, by="brake", reason="501 fired in 10 minutes")
+    operations.brake(LABEL, most=1000, per=HOUR, by=BY, reason="it was a campaign")
+    state = policy_state(LABEL, "default")
+    assert (state.is_braked, state.by, state.reason) == (True, "brake", "501 fired in 10 minutes")
+    operations.pause(LABEL, by=BY, reason="wait for Ann")
+    assert not policy_state(LABEL, "default").is_braked, "an operator has paused it now"
+    operations.resume(LABEL, by=BY)
+    assert in_force()[1] == Brake(1000, HOUR)
+
+
 @pytest.mark.parametrize(
     "guards",
     [
-        {"late": {"after": "soon"}},
-        {"late": {"after": 1e300, "then": "skip"}},
-        {"brake": 5},
-        ["late"],
-        {"shadow": None},
-        {"shadow": 9, "by": "me"},
+        *({"late": {"after": "soon"}}, {"late": {"after": 1e300, "then": "skip"}}, {"brake": 5}, ["late"]),
+        *({"shadow": None}, {"shadow": 9, "by": "me"}),
     ],
     ids=str,
 )
@@ -74,25 +80,15 @@ def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_
     assert {getattr(record, "event", "") for record in caplog.records} == {"guards_wrong"}
     operations.shadow(LABEL, share=10, by=BY)
     assert in_force() == (*DECLARED[:2], 10)
-
-
-def test_a_policy_without_guards_has_none_in_force() -> None:
-    assert in_force(policy_state("testapp.order.remind", "default")) == (None, None, 0)
+    assert in_force(policy_state(REMIND, "default")) == (None, None, 0), "which declares none"
 
 
 @pytest.mark.parametrize(
     ("operation", "values", "stored", "before"),
     [
-        (
-            "late",
-            {"after": 6 * HOUR, "then": "dead"},
-            {"after": 21600, "then": "dead"},
-            {"after": 3600, "then": "skip"},
-        ),
-        ("late", {"off": True}, None, {"after": 3600, "then": "skip"}),
+        ("late", {"after": 6 * HOUR, "then": "dead"}, {"after": 21600, "then": "dead"}, LATE),
+        ("late", {"off": True}, None, LATE),
         ("brake", {"most": 50, "per": HOUR / 6}, {"most": 50, "per": 600}, {"most": 500, "per": 3600}),
-        ("brake", {"off": True}, None, {"most": 500, "per": 3600}),
-        ("shadow", {"share": 10}, 10, 100),
         ("shadow", {"share": 0}, 0, 100),
     ],
 )
@@ -104,69 +100,33 @@ def test_a_guard_is_set_and_declared_again_and_each_change_is_stored(
     assert (change.what, change.by, change.reason) == (operation, BY, "a wrong price")
     assert change.details == {"before": before, "after": stored, "declared": False}
     assert change.finished_at is not None
-    control = PolicyControl.objects.get()
-    assert control.guards == {operation: stored, "by": {operation: BY}}
+    assert PolicyControl.objects.get().guards == {operation: stored, "by": {operation: BY}}
     state = policy_state(LABEL, "default")
-    assert state.set_by(operation) == BY
-    assert not state.is_stopped
+    assert [state.set_by(guard) for guard in sorted({"late", "brake", "shadow"} - {operation})] == ["", ""]
+    assert state.set_by(operation) == BY and not state.is_stopped
     assert call(LABEL, by=BY, **values) is None, "it is in force already"
     declared = call(LABEL, by="cli:bob", **({"share": None} if operation == "shadow" else {}))
     assert declared.details == {"before": stored, "after": before, "declared": True}
     assert in_force() == DECLARED
     assert policy_state(LABEL, "default").set_by(operation) == ""
     assert PolicyControl.objects.get().guards == {}
-    assert list(PolicyChange.objects.order_by("id").values_list("what", "by")) == [
-        (operation, BY),
-        (operation, "cli:bob"),
-    ]
-
-
-def test_guards_are_set_independently(guarded: None) -> None:
-    operations.late(LABEL, after=2 * HOUR, by="cli:ann")
-    operations.shadow(LABEL, share=5, by="cli:bob")
-    operations.brake(LABEL, off=True, by="cli:eve")
-    operations.late(LABEL, by="cli:eve")
-    assert in_force() == (DECLARED[0], None, 5)
-    state = policy_state(LABEL, "default")
-    assert [state.set_by(guard) for guard in ("late", "brake", "shadow")] == ["", "cli:eve", "cli:bob"]
-
-
-def test_the_actor_and_the_reason_of_a_stop_stay_while_guards_are_changed(guarded: None) -> None:
-    operations.pause(LABEL, by="brake", reason="501 fired in 10 minutes")
-    operations.brake(LABEL, most=1000, per=HOUR, by=BY, reason="it was a campaign")
-    state = policy_state(LABEL, "default")
-    assert (state.is_braked, state.by, state.reason) == (True, "brake", "501 fired in 10 minutes")
-    operations.pause(LABEL, by=BY, reason="wait for Ann")
-    assert not policy_state(LABEL, "default").is_braked, "an operator has paused it now"
-    operations.resume(LABEL, by=BY)
-    assert in_force()[1] == Brake(1000, HOUR)
+    assert list(PolicyChange.objects.order_by("id").values_list("by", flat=True)) == [BY, "cli:bob"]
 
 
 @pytest.mark.parametrize(
     ("operation", "values", "words"),
     [
-        ("late", {"after": -HOUR}, "after must lie between"),
         ("late", {"after": 60}, "after must be a timedelta"),
-        ("late", {"after": HOUR, "then": "explode"}, "then must be"),
         ("late", {"after": HOUR, "off": True}, "either off=True or Late"),
-        ("brake", {"most": 0, "per": HOUR}, "most must lie between"),
         ("brake", {"most": 5}, "per must be a timedelta"),
         ("brake", {"per": HOUR}, "most must be an int"),
         ("brake", {"most": 5, "per": HOUR, "off": True}, "either off=True or Brake"),
-        ("shadow", {"share": 101}, "percentage"),
-        ("shadow", {"share": -1}, "percentage"),
         ("shadow", {"share": True}, "percentage"),
-        ("shadow", {"share": 0.5}, "percentage"),
     ],
 )
-def test_bad_input_is_refused_and_changes_nothing(
-    guarded: None, operation: str, values: dict[str, Any], words: str
-) -> None:
+def test_bad_input_says_what_is_meant(guarded: None, operation: str, values: dict[str, Any], words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         getattr(operations, operation)(LABEL, by=BY, **values)
-    with pytest.raises(ValueError, match="by="):
-        operations.shadow(LABEL, share=1, by=" ")
     with pytest.raises(UnknownPolicy):
         operations.shadow("testapp.order.guardet", share=1, by=BY)
     assert not PolicyControl.objects.exists() and not PolicyChange.objects.exists()
-    assert in_force() == DECLARED

@@ -11,20 +11,14 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import (
-    clock,
-    extend_timeout,
-    extend_timeouts,
-    get_deadline,
-    pending_timeouts,
-    reschedule_timeout,
-)
+from django_delayq import clock, extend_timeout, extend_timeouts, get_deadline, pending_timeouts, reschedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.operations import hold, postpone, resume, retry
-from tests.integration.operations.conftest import BY, dead, pending, said
-from tests.integration.operations.test_stops import HOUR, REMIND, held_for, state
+from tests.integration.operations.conftest import BY, dead, held_for, pending, said, state_of
+from tests.integration.operations.names import HOUR, MINUTE, REMIND, Declare
 from tests.testapp.models import Order
 
+BEGAN = timezone.now()
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
@@ -40,12 +34,12 @@ def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order)
     assert change is not None
     assert (change.moved, change.unmoved) == (2, 0)
     assert change.finished_at is not None
-    assert not state().is_stopped
+    assert not state_of().is_stopped
     after = {row.pk: (row.due_at - before[row.pk][0], row.run_at - before[row.pk][1]) for row in Timeout.objects.all()}
     assert after[other.pk] == (timedelta(0), timedelta(0))
     for pk, length in ((old.pk, 2 * HOUR), (new.pk, HOUR / 2)):
         assert after[pk][0] == after[pk][1]
-        assert length <= after[pk][0] < length + timedelta(minutes=2)
+        assert length <= after[pk][0] < length + 2 * MINUTE
     assert said(old) == [("hold_ended", BY, "outage; over")]
     assert "moved by the hold of its policy, to" in str(dq.explain_timeout(old))
 
@@ -60,7 +54,7 @@ def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(
     before = {row.pk: row.run_at for row in Timeout.objects.all()}
     resume(REMIND, by=BY)
     for row in Timeout.objects.all():
-        assert row.run_at - before[row.pk] < timedelta(minutes=2)
+        assert row.run_at - before[row.pk] < 2 * MINUTE
 
 
 @pytest.mark.parametrize(
@@ -72,9 +66,7 @@ def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(
     ],
     ids=["to a datetime", "from now", "future to a datetime"],
 )
-def test_what_was_postponed_during_a_hold_is_moved_by_the_rest_of_it(
-    order: Order, delay: float, to: dict[str, Any], due: timedelta
-) -> None:
+def test_what_is_postponed_is_moved_by_the_rest(order: Order, delay: float, to: dict[str, Any], due: timedelta) -> None:
     began = timezone.now()
     with clock.set_to(began):
         row, other = pending(order, hours=delay), pending(Order.objects.create(), hours=delay)
@@ -104,60 +96,48 @@ def test_a_future_deadline_that_was_made_later_during_a_hold_is_moved_by_the_who
     assert {row.due_at - began for row in Timeout.objects.all()} == {35 * HOUR}
 
 
-@pytest.mark.parametrize("granted", [timedelta(0), HOUR], ids=["", "and extended"])
-@pytest.mark.parametrize("after", [HOUR, lambda order: HOUR], ids=["a duration", "a function"])
-def test_what_is_armed_again_during_a_hold_loses_as_little_of_its_time_as_the_others(
-    declare: Callable[..., dq.TimeoutPolicy[Any]], after: Any, granted: timedelta
+def at(hours: float, *acts: Callable[[], object]) -> None:
+    with clock.set_to(BEGAN + hours * HOUR):
+        for act in acts:
+            act()
+
+
+def waits(order: Order, status: str) -> Callable[[], object]:
+    def save() -> None:
+        order.status = status
+        order.save()
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("after", "granted", "shift"),
+    [(HOUR, 0, True), (HOUR, 0, False), (lambda order: HOUR, 1, True)],
+    ids=["", "not moved", "of a function, and extended"],
+)
+def test_what_is_armed_again_during_or_after_a_hold_loses_as_little_of_its_time_as_the_others(
+    declare: Declare, after: Any, granted: int, shift: bool
 ) -> None:
     """The payment provider is down. A payment that is tried takes the order out of the condition and back."""
     policy = declare(Order, name="wait", after=after, since="created_at", when=Q(status="waiting"))
-    began = timezone.now()
-    with clock.set_to(began):
-        tried, quiet = (Order.objects.create(status="waiting", created_at=began) for _ in range(2))
-    with clock.set_to(began + HOUR / 4):
-        if granted:
-            extend_timeouts(pending_timeouts([tried, quiet], policy), after=granted)
-        hold(policy, by=BY)
-    for hours, status in ((3, "paying"), (4, "waiting")):
-        with clock.set_to(began + hours * HOUR):
-            tried.status = status
-            tried.save()
-    with clock.set_to(began + 4 * HOUR):
-        new = Order.objects.create(status="waiting", created_at=began + 4 * HOUR)
-    with clock.set_to(began + 5 * HOUR):
-        resume(policy, by=BY)
-    assert get_deadline(tried, policy) == get_deadline(quiet, policy) == began + 5 * HOUR + HOUR * 3 / 4 + granted
-    assert get_deadline(new, policy) == began + 6 * HOUR, "it began during the hold"
-
-
-@pytest.mark.parametrize("after", [HOUR, lambda order: HOUR], ids=["a duration", "a function"])
-@pytest.mark.parametrize("shift", [True, False])
-def test_what_is_armed_again_after_a_hold_has_the_time_of_the_hold_too(
-    declare: Callable[..., dq.TimeoutPolicy[Any]], after: Any, shift: bool
-) -> None:
-    """A payment was being tried when the hold ended, and fails afterwards."""
-    policy = declare(Order, name="wait", after=after, since="created_at", when=Q(status="waiting"))
-    began = timezone.now()
-    with clock.set_to(began):
-        early, late, quiet = (Order.objects.create(status="waiting", created_at=began) for _ in range(3))
-        early.status = "paying"
-        early.save()
-    with clock.set_to(began + HOUR / 4):
-        hold(policy, by=BY)
-    with clock.set_to(began + 2 * HOUR):
-        late.status = "paying"
-        late.save()
-    with clock.set_to(began + 3 * HOUR):
-        resume(policy, by=BY, shift=shift)
-        for order in (early, late):
-            order.status = "waiting"
-            order.save()
-    deadlines = {get_deadline(order, policy) for order in (early, late, quiet)}
-    assert deadlines == {began + HOUR + (HOUR * 11 / 4 if shift else timedelta(0))}
-    with clock.set_to(began + 3 * HOUR + HOUR / 8):
-        hold(policy, by=BY)
-    with clock.set_to(began + 4 * HOUR + HOUR / 8):
-        resume(policy, by=BY)
+    with clock.set_to(BEGAN):
+        quiet, *tried = (Order.objects.create(status="waiting", created_at=BEGAN) for _ in range(4))
+    during, early, late = tried
+    if granted:
+        at(0.1, lambda: extend_timeouts(pending_timeouts([quiet, *tried], policy), hours=granted))
+    at(0.2, waits(early, "paying"))
+    at(0.25, lambda: hold(policy, by=BY))
+    at(2, waits(late, "paying"), waits(during, "paying"))
+    at(2.5, waits(during, "waiting"))
+    with clock.set_to(BEGAN + 2.5 * HOUR):
+        new = Order.objects.create(status="waiting", created_at=BEGAN + 2.5 * HOUR)
+    at(3, lambda: resume(policy, by=BY, shift=shift), waits(early, "waiting"), waits(late, "waiting"))
+    held = HOUR * 11 / 4 if shift else timedelta(0)
+    deadlines = {get_deadline(order, policy) for order in (quiet, *tried)}
+    assert deadlines == {BEGAN + HOUR + granted * HOUR + held}
+    assert get_deadline(new, policy) == BEGAN + 3.5 * HOUR + (HOUR / 2 if shift else timedelta(0)), "it began later"
+    at(3.125, lambda: hold(policy, by=BY))
+    at(4.125, lambda: resume(policy, by=BY))
     # One that had passed is due when the hold ends.
-    moved = {max(at + HOUR, began + 4 * HOUR + HOUR / 8) for at in deadlines if at}
-    assert {get_deadline(order, policy) for order in (early, late, quiet)} == moved
+    moved = {max(due + HOUR, BEGAN + 4.125 * HOUR) for due in deadlines if due}
+    assert {get_deadline(order, policy) for order in (quiet, *tried)} == moved

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +21,8 @@ from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import PolicyChange, Timeout, slot_of
 from django_delayq.operations import Refusal, related_timeouts
 from django_delayq.testing import fire_due
-from tests.integration.operations.conftest import BY, as_if, dead, pending, said
+from tests.integration.operations.conftest import BY, as_if, many, said
+from tests.integration.operations.names import HOUR, Declare, PagesOf
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker
 from tests.testapp.market import Channel, Merchant, Purchase
@@ -32,8 +30,6 @@ from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-HOUR = timedelta(hours=1)
 SECRET = "jane@example.com"
 PERSONAL = {"payload", "reason", "history", "key", "share"}
 """The columns that are emptied."""
@@ -80,7 +76,7 @@ def everything(row: Timeout) -> str:
     )
 
 
-def test_nothing_personal_is_left_and_the_row_stays(declare: Declare) -> None:
+def test_nothing_personal_is_left_and_the_row_stays_also_when_it_is_dumped_and_loaded(declare: Declare) -> None:
     row = rich(declare)
     assert everything(row).count(SECRET) > 10
     before = {event["at"]: event["what"] for event in row.history}
@@ -97,13 +93,17 @@ def test_nothing_personal_is_left_and_the_row_stays(declare: Declare) -> None:
     assert (last["what"], last["by"], last["reason"]) == ("erased", BY, "request 4711")
     assert {event["error"] for event in erased.errors} == {"ValueError"}
     assert "personal data erased" in str(dq.explain_timeout(erased))
+    dumped = serializers.serialize("json", Timeout.objects.all())
+    Timeout.objects.all().delete()
+    for each in serializers.deserialize("json", dumped):
+        each.save()
+    assert Timeout.objects.get().slot == slot_of(row.policy, row.content_type_id, row.object_id, row.key)
 
 
 def test_every_column_of_text_is_emptied_or_known_to_be_impersonal() -> None:
     texts = (CharField, TextField, JSONField)
     columns = {field.name for field in Timeout._meta.concrete_fields if isinstance(field, texts)}
-    columns |= {"slot", "idempotency_key"}
-    assert columns == PERSONAL | IMPERSONAL.keys()
+    assert columns | {"slot", "idempotency_key"} == PERSONAL | IMPERSONAL.keys()
 
 
 def everywhere() -> list[str]:
@@ -155,22 +155,6 @@ def test_no_table_has_the_person_afterwards_and_no_stored_answer(
     assert json.loads(Delivery.objects.order_by("pk")[0].body)["data"]["payload"] is None
 
 
-def test_only_settled_rows_are_erased_because_the_others_need_their_data() -> None:
-    rows = [pending(Order.objects.create(), hours=1, payload=SECRET) for _ in range(6)]
-    states = ("pending", "firing", "fired", "skipped", "cancelled", "dead")
-    for row, state in zip(rows, states, strict=True):
-        as_if(row, state, "" if state in {"pending", "firing"} else "hand")
-    dq.hold_timeout(Order.objects.get(pk=rows[0].object_id), "remind")
-    pending(Order.objects.create(), hours=1, payload=SECRET)
-    result = operations.erase(Timeout.objects.all(), by=BY)
-    assert (result.changed, result.refused) == (4, {Refusal.NOT_SETTLED: 3})
-    assert {row.state: row.payload for row in Timeout.objects.all()} == {
-        **dict.fromkeys(("pending", "firing", "held"), SECRET),
-        **dict.fromkeys(("fired", "skipped", "cancelled", "dead")),
-    }
-    assert Timeout.objects.filter(payload__isnull=True).count() == 4, "NULL, and not the null of JSON"
-
-
 def test_an_erased_timeout_is_neither_retried_nor_repeated(declare: Declare) -> None:
     row = rich(declare)
     operations.erase(row, by=BY)
@@ -207,26 +191,10 @@ def test_a_round_that_was_erased_stays_closed(declare: Declare) -> None:
     assert dq.pending_timeouts(other).count() == 1, "the round without a key was open"
 
 
-def test_a_dry_run_erases_nothing(declare: Declare) -> None:
-    row = rich(declare)
-    before = everything(row)
-    assert operations.erase(Timeout.objects.all(), by=BY, dry_run=True).changed == 1
-    assert everything(Timeout.objects.get(pk=row.pk)) == before
-
-
-def test_loaddata_keeps_the_slot_of_an_erased_row(declare: Declare) -> None:
-    row = rich(declare)
-    operations.erase(row, by=BY)
-    dumped = serializers.serialize("json", Timeout.objects.all())
-    Timeout.objects.all().delete()
-    for each in serializers.deserialize("json", dumped):
-        each.save()
-    loaded = Timeout.objects.get()
-    assert loaded.slot == row.slot == slot_of(row.policy, row.content_type_id, row.object_id, row.key)
-
-
-def market() -> tuple[Merchant, list[Timeout]]:
-    """Return a merchant, and timeouts of its purchases: one pending, one settled. Another merchant has two more."""
+@pytest.fixture
+def owned(declare: Declare) -> tuple[str, list[Timeout]]:
+    """A merchant, and timeouts of its purchases: one pending, one settled. Another merchant has two more."""
+    declare(Purchase, name="chase_owner", owner="channel__merchant")
     rows = []
     for name in ("ada", "bob"):
         merchant = Merchant.objects.create(name=name)
@@ -234,20 +202,13 @@ def market() -> tuple[Merchant, list[Timeout]]:
             purchase = Purchase.objects.create(channel=Channel.objects.create(merchant=merchant))
             row = dq.schedule_timeout(purchase, "chase_owner", hours=1, payload={"name": name}, key=name)
             rows.append(as_if(row, state, "due") if state == "fired" else row)
-    return Merchant.objects.get(name="ada"), rows[:2]
-
-
-@pytest.fixture
-def owned(declare: Declare) -> tuple[Merchant, list[Timeout]]:
-    declare(Purchase, name="chase_owner", owner="channel__merchant")
-    return market()
+    return f"testapp.merchant:{Merchant.objects.get(name='ada').pk}", rows[:2]
 
 
 def test_the_timeouts_of_one_owner_are_erased_by_command_and_what_is_pending_is_reported(
-    owned: tuple[Merchant, list[Timeout]], capsys: pytest.CaptureFixture[str]
+    owned: tuple[str, list[Timeout]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    merchant, (waiting, fired) = owned
-    reference = f"testapp.merchant:{merchant.pk}"
+    reference, (waiting, fired) = owned
     call_command("delayq_erase", "--related", reference, "--state", "fired", "--dry-run")
     assert capsys.readouterr().out.startswith("1 erased. 1 timeout will change. The first: ")
     with pytest.raises(CommandError, match=rf"1 left unchanged: not settled yet \({waiting.pk}\)"):
@@ -259,51 +220,34 @@ def test_the_timeouts_of_one_owner_are_erased_by_command_and_what_is_pending_is_
     assert not PolicyChange.objects.exists()
 
 
-def test_everything_about_one_owner_is_exported(
-    owned: tuple[Merchant, list[Timeout]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    merchant, rows = owned
+def test_all_about_an_owner_is_exported(owned: tuple[str, list[Timeout]], capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*options: str) -> Any:
+        call_command("delayq_export", *options)
+        return capsys.readouterr().out
+
+    reference, rows = owned
+    merchant = Merchant.objects.get(name="ada")
+    assert list(related_timeouts(merchant)) == rows[:1], "those that wait, unless settled ones are wanted"
     found = list(operations.export(related_timeouts(merchant, settled=True)))
     assert found == json.loads(json.dumps(found))
     assert [each["id"] for each in found] == [row.pk for row in rows]
-    assert found[0].keys() == {field.attname for field in Timeout._meta.concrete_fields} - {"content_type_id"} | {
-        "model"
-    }
+    columns = {field.attname for field in Timeout._meta.concrete_fields}
+    assert found[0].keys() == columns - {"content_type_id"} | {"model"}
     for each, row in zip(found, rows, strict=True):
         row.refresh_from_db()
         assert (each["payload"], each["history"], each["key"]) == ({"name": "ada"}, row.history, "ada")
         assert (each["model"], each["due_at"]) == ("testapp.purchase", row.due_at.isoformat())
-    reference = f"testapp.merchant:{merchant.pk}"
-    call_command("delayq_export", "--related", reference)
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
-    call_command("delayq_export", "--related", reference, "--json")
-    assert json.loads(capsys.readouterr().out) == found
-    call_command("delayq_export", "--related", reference, "--state", "fired", stdout=(stream := io.StringIO()))
-    assert json.loads(stream.getvalue())["state"] == "fired"
-
-
-def test_an_export_needs_a_selection_and_reports_missing_ids(declare: Declare) -> None:
+    assert [json.loads(line) for line in told("--related", reference).splitlines()] == found
+    assert json.loads(told("--related", reference, "--json")) == found
+    assert json.loads(told("--related", reference, "--state", "fired"))["state"] == "fired"
     with pytest.raises(CommandError, match="Which timeouts"):
-        call_command("delayq_export")
+        told()
     with pytest.raises(CommandError, match="1 not found: 4711"):
-        call_command("delayq_export", "--id", "4711")
+        told("--id", "4711")
 
 
-def test_waiting_timeouts_alone_are_related_unless_settled_ones_are_wanted(
-    owned: tuple[Merchant, list[Timeout]],
-) -> None:
-    merchant, rows = owned
-    assert list(related_timeouts(merchant)) == rows[:1]
-    assert list(related_timeouts(merchant, settled=True)) == rows
-
-
-def test_an_export_of_many_reads_page_by_page(
-    django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from django_delayq.sql import statements
-
-    monkeypatch.setattr(statements, "CHUNK", 10)
-    for _ in range(25):
-        dead(Order.objects.create())
+def test_an_export_of_many_reads_page_by_page(django_assert_max_num_queries: Any, pages_of: PagesOf) -> None:
+    pages_of(10)
+    many(25)
     with django_assert_max_num_queries(12):
         assert len(list(operations.export(Timeout.objects.all()))) == 25

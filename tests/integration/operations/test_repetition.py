@@ -1,31 +1,30 @@
-"""Refire: settled timeouts get a new round, which arming leaves alone, and which a worker fires if `when` holds."""
+"""Repeat a settled round as a new one, which arming leaves alone, and which a worker fires if `when` holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import InvalidDelay, TimeoutPolicy, explain_timeout, schedule_timeout, signals, sync_timeouts
+from django_delayq import InvalidDelay, explain_timeout, schedule_timeout, sync_timeouts
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result, pause, refire, retry
 from django_delayq.policy.policies import get_policy
 from django_delayq.testing import fire_due
-from tests.integration.operations.conftest import BY, as_if, dead, pending, said
+from tests.integration.operations.conftest import BY, as_if, dead, pending, refused, said
+from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, REMIND, Declare, PagesOf
 from tests.testapp.models import Effect, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
-SETTLED = [("fired", "due"), ("skipped", "condition"), ("cancelled", "hand"), ("dead", "retries")]
 
 
-def fired(order: Order, policy: Any = "remind", **delay: Any) -> Timeout:
-    return as_if(pending(order, policy, **delay), "fired", "due")
+def fired(order: Order | None = None, policy: Any = "remind", **delay: Any) -> Timeout:
+    return as_if(pending(order or Order.objects.create(), policy, **delay), "fired", "due")
 
 
 def newest() -> Timeout:
@@ -33,55 +32,48 @@ def newest() -> Timeout:
     return found
 
 
-@pytest.mark.parametrize(("state", "cause"), SETTLED)
+@pytest.mark.parametrize(
+    ("state", "cause"), [("fired", "due"), ("skipped", "condition"), ("cancelled", "hand"), ("dead", "retries")]
+)
 def test_every_settled_row_is_repeated_by_a_new_one_and_stays(order: Order, state: str, cause: str) -> None:
     row = schedule_timeout(order, "remind", hours=1, key="second", payload={"to": "anna"})
     Timeout.objects.filter(pk=row.pk).update(queue="mail")
     row = as_if(row, state, cause, attempts=3, reason="as it was")
     result = refire(row, by=BY, reason="the provider lost it")
     assert (result.verb, result.changed, result.ids, result.unchanged) == ("refire", 1, (row.pk,), 0)
-    row.refresh_from_db()
+    new, events = newest(), said(row)
     assert (row.state, row.cause, row.attempts, row.reason) == (state, cause, 3, "as it was")
-    new = newest()
     assert (new.state, new.attempts, new.extensions, new.reason) == ("pending", 0, 0, "the provider lost it")
     same = ("policy", "content_type_id", "object_id", "key", "queue", "payload", "slot")
     assert all(getattr(new, name) == getattr(row, name) for name in same)
     assert new.due_at == new.run_at == new.first_due_at <= timezone.now()
     assert new.idempotency_key != row.idempotency_key
+    assert (events[-1], said(new)) == (("refired", BY, "the provider lost it"), [("refires", *events[-1][1:])])
+    assert (row.history[-1]["timeout"], new.history[-1]["timeout"]) == (new.pk, row.pk)
+    story = str(explain_timeout(order, "remind", key="second"))
+    assert f"fired again by the new round {new.pk}" in story and f"repeats the round {row.pk}" in story
+    assert refused(refire(row, by=BY)) == {row.pk: "slot_taken"}, "while the first is pending"
     assert fire_due() == 1
     assert Effect.objects.get().timeout_id == new.pk
 
 
-def test_each_policy_of_a_table_gets_objects_of_its_own_model(
-    order: Order, declare: Callable[..., TimeoutPolicy[Any]]
-) -> None:
+def test_each_policy_of_a_table_gets_objects_of_its_own_model(order: Order, declare: Declare) -> None:
     asked: list[type[Order]] = []
 
     def since(obj: Order) -> Any:
         asked.append(type(obj))
         return timezone.now()
 
-    models = (Order, OrderProxy, Order)
-    for number, model in enumerate(models):
-        policy = declare(model, name=f"of_{number}", since=since, after=timedelta(hours=1))
+    for number, model in enumerate((Order, OrderProxy, Order)):
+        policy = declare(model, name=f"of_{number}", since=since, after=HOUR)
         as_if(schedule_timeout(model.objects.get(pk=order.pk), policy), "fired", "due")
     asked.clear()
     assert refire(Timeout.objects.all(), by=BY).changed == 3
     assert sorted(asked, key=str) == [Order, Order, OrderProxy]
 
 
-def test_both_rows_name_each_other(order: Order) -> None:
-    row = fired(order)
-    refire(row, by=BY, reason="lost")
-    new = newest()
-    assert said(row) == [("refired", BY, "lost")] and said(new) == [("refires", BY, "lost")]
-    assert (row.history[-1]["timeout"], new.history[-1]["timeout"]) == (new.pk, row.pk)
-    story = str(explain_timeout(order, "remind"))
-    assert f"fired again by the new round {new.pk}" in story and f"repeats the round {row.pk}" in story
-
-
-def test_many_rows_are_repeated_in_few_queries_and_name_their_own(order: Order) -> None:
-    rows = [fired(Order.objects.create()) for _ in range(8)]
+def test_many_rows_are_repeated_in_few_queries_and_name_their_own() -> None:
+    rows = [fired() for _ in range(8)]
     with CaptureQueriesContext(connection) as few:
         assert refire(Timeout.objects.filter(pk__lte=rows[1].pk), by=BY).changed == 2
     with CaptureQueriesContext(connection) as many:
@@ -93,38 +85,24 @@ def test_many_rows_are_repeated_in_few_queries_and_name_their_own(order: Order) 
         assert (new.object_id, new.state, new.history[-1]["timeout"]) == (row.object_id, "pending", row.pk)
 
 
-def test_a_later_deadline_can_be_given_and_a_past_one_is_now(order: Order) -> None:
-    later = timezone.now() + timedelta(hours=3)
-    refire(fired(order), by=BY, at=later)
+def test_a_later_deadline_can_be_given_and_a_past_one_is_now() -> None:
+    later = timezone.now() + 3 * HOUR
+    refire(fired(), by=BY, at=later)
     assert newest().due_at == newest().run_at == later
-    refire(fired(Order.objects.create()), by=BY, at=timezone.now() - timedelta(days=1))
+    refire(fired(), by=BY, at=timezone.now() - DAY)
     assert timedelta(0) <= timezone.now() - newest().due_at < timedelta(minutes=1)
-
-
-@pytest.mark.parametrize(
-    "at", ["tomorrow", timezone.now().replace(tzinfo=None), timezone.now().replace(year=9000, day=1)]
-)
-def test_a_wrong_deadline_changes_nothing(order: Order, at: Any) -> None:
-    row = fired(order)
-    with pytest.raises(InvalidDelay):
-        refire(row, by=BY, at=at)
-    assert Timeout.objects.count() == 1
 
 
 def test_what_cannot_be_repeated_is_refused_with_its_reason(order: Order) -> None:
     waiting, firing = pending(order), as_if(pending(Order.objects.create(), "send_outside"), "firing")
-    again = Order.objects.create()
-    taken = fired(again)
+    again, gone_order = Order.objects.create(), Order.objects.create()
+    taken, gone = fired(again), fired(gone_order)
     pending(again)
-    gone_order = Order.objects.create()
-    gone = fired(gone_order)
     gone_order.delete()
-    unknown = as_if(fired(Order.objects.create()), "fired", "due", policy="testapp.order.forgotten")
+    unknown = as_if(fired(), "fired", "due", policy=FORGOTTEN)
     result = refire([waiting, firing, taken, gone, unknown], by=BY)
-    assert result.changed == 0
-    assert {row_id: str(why) for row_id, why in result.refusals} == {
-        waiting.pk: "not_settled",
-        firing.pk: "not_settled",
+    assert refused(result) == {
+        **dict.fromkeys((waiting.pk, firing.pk), "not_settled"),
         taken.pk: "slot_taken",
         gone.pk: "object_gone",
         unknown.pk: "policy_unknown",
@@ -133,40 +111,29 @@ def test_what_cannot_be_repeated_is_refused_with_its_reason(order: Order) -> Non
     assert Timeout.objects.count() == 6
 
 
-def test_of_several_rounds_of_one_object_the_newest_is_repeated(order: Order) -> None:
-    older, newer = fired(order), fired(order)
-    result = refire(Timeout.objects.all(), by=BY)
-    assert result.ids == (newer.pk,) and result.refusals == ((older.pk, Refusal.SLOT_TAKEN),)
-
-
 def on_two_pages(given: str) -> tuple[Timeout, Timeout, Any]:
     """Return the older and the newer round of one object, which are on different pages of two rows, and all rows."""
-    first, order, last = (Order.objects.create() for _ in range(3))
-    older, _, _, newer = fired(order), fired(first), fired(last), fired(order)
+    order = Order.objects.create()
+    older, _, _, newer = fired(order), fired(), fired(), fired(order)
     rows = Timeout.objects.filter(state="fired")
     return older, newer, {"queryset": rows, "list": list(rows), "slice": rows.order_by("pk")[:4]}[given]
 
 
 @pytest.mark.parametrize("given", ["queryset", "list", "slice"])
-def test_the_newest_round_is_repeated_and_no_older_one_although_they_are_on_different_pages(
-    monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_the_newest_round_is_repeated_although_they_are_on_different_pages(pages_of: PagesOf, given: str) -> None:
     """A worker fires what a page has begun before the next page is read."""
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
+    pages_of(2)
     older, newer, rows = on_two_pages(given)
     dry = refire(rows, by=BY, dry_run=True)
     result = refire(rows, by=BY, progress=lambda page: fire_due())
-    assert newer.pk in result.ids and result.changed == 3
+    assert newer.pk in result.ids and result.changed == 3 == Effect.objects.count()
     assert result.refusals == ((older.pk, Refusal.SLOT_TAKEN),)
-    assert Effect.objects.filter(object_id=newer.object_id).count() == 1
     assert (dry.changed, dry.refusals) == (result.changed, result.refusals)
 
 
-def test_a_round_is_not_repeated_after_a_newer_one_that_was_scheduled_and_fired_meanwhile(
-    order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
-    row, other = fired(order), fired(Order.objects.create())
+def test_a_round_is_not_repeated_after_one_that_was_fired_meanwhile(order: Order, pages_of: PagesOf) -> None:
+    pages_of(1)
+    row, other = fired(order), fired()
 
     def schedule_and_fire(page: Result) -> None:
         if page.ids == (other.pk,):
@@ -178,23 +145,9 @@ def test_a_round_is_not_repeated_after_a_newer_one_that_was_scheduled_and_fired_
     assert Effect.objects.filter(object_id=str(order.pk)).count() == 1
 
 
-def test_what_a_worker_fires_meanwhile_is_not_repeated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
-    rows = [fired(Order.objects.create()) for _ in range(4)]
-    result = refire(Timeout.objects.filter(state="fired"), by=BY, progress=lambda page: fire_due())
-    assert result.changed == 4 == Effect.objects.count()
-    assert sorted(result.ids) == [row.pk for row in rows]
-
-
-def test_a_second_call_repeats_nothing_while_the_first_is_pending(order: Order) -> None:
-    row = fired(order)
-    assert refire(row, by=BY).changed == 1
-    assert refire(row, by=BY).refused == {Refusal.SLOT_TAKEN: 1}
-
-
 def test_a_closed_round_of_an_automatic_policy_is_repeated_and_neither_save_nor_sync_cancels_it() -> None:
     """The handler has run, but its effect was lost: the order is unpaid again, and its round stays closed."""
-    order = Order.objects.create(created_at=timezone.now() - timedelta(hours=1))
+    order = Order.objects.create(created_at=timezone.now() - HOUR)
     Timeout.objects.update(run_at=timezone.now())
     assert fire_due() == 1
     Order.objects.filter(pk=order.pk).update(status="unpaid")
@@ -215,81 +168,41 @@ def test_a_closed_round_of_an_automatic_policy_is_repeated_and_neither_save_nor_
     assert not Timeout.objects.filter(state="pending").exists()
 
 
-def test_a_repetition_counts_from_the_present_value_of_since_not_from_the_former_one() -> None:
-    order = Order.objects.create(created_at=timezone.now() - timedelta(days=30))
-    armed = pending(order, "cancel_unpaid", seconds=0)
-    row = as_if(armed, "fired", "due")
-    moved = timezone.now() - timedelta(days=20)
+def test_a_repetition_counts_from_the_present_value_of_since_not_from_the_former_one(declare: Declare) -> None:
+    order = Order.objects.create(created_at=timezone.now() - 30 * DAY)
+    row = fired(order, "cancel_unpaid", seconds=0)
+    moved = timezone.now() - 20 * DAY
     Order.objects.filter(pk=order.pk).update(created_at=moved)
-    refire(row, by=BY, at=timezone.now() + timedelta(hours=1))
+    refire(row, by=BY, at=timezone.now() + HOUR)
     order.refresh_from_db()
     order.save()
     assert (newest().state, newest().since_at) == ("pending", moved)
 
+    def since(order: Order) -> Any:
+        if order.note == "broken":
+            raise KeyError("no")
+        return moved
 
-def test_a_callable_since_is_asked_again(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    began = timezone.now() - timedelta(days=2)
-    declare(Order, name="called", since=lambda order: began, after=timedelta(days=9))
-    refire(fired(Order.objects.create(), "called"), by=BY)
-    assert newest().since_at == began
+    declare(Order, name="called", since=since, after=9 * DAY)
+    row = fired(policy="called")
+    refire(row, by=BY)
+    assert newest().since_at == moved, "a callable is asked again"
+    Timeout.objects.filter(pk=newest().pk).delete()
+    Order.objects.update(note="broken")
+    with pytest.raises(InvalidDelay, match=rf"object {row.object_id}: KeyError"):
+        refire(row, by=BY)
+    assert not Timeout.objects.filter(pk__gt=row.pk).exists()
 
 
-def test_the_handler_still_checks_the_condition(order: Order) -> None:
+def test_the_handler_still_checks_the_condition_and_a_paused_policy_waits(order: Order) -> None:
     row = fired(order, "cancel_unpaid")
     Order.objects.filter(pk=order.pk).update(status="paid")
     assert refire(row, by=BY).changed == 1
     assert fire_due() == 0
     assert (newest().state, newest().cause) == ("skipped", "condition")
-
-
-def test_a_repetition_of_a_paused_policy_waits(order: Order) -> None:
-    row = fired(order)
-    pause("testapp.order.remind", by=BY)
-    assert refire(row, by=BY).changed == 1
+    pause(REMIND, by=BY)
+    assert refire(fired(order), by=BY).changed == 1
     assert newest().state == "pending"
-
-
-def test_a_dry_run_counts_the_same_and_writes_nothing(order: Order) -> None:
-    fired(order), dead(order), fired(Order.objects.create()), pending(Order.objects.create())
-    before = list(Timeout.objects.order_by("pk").values_list("pk", "history", "state"))
-    dry = refire(Timeout.objects.all(), by=BY, dry_run=True)
-    assert list(Timeout.objects.order_by("pk").values_list("pk", "history", "state")) == before
-    real = refire(Timeout.objects.all(), by=BY)
-    assert (dry.changed, dry.refused, dry.ids) == (real.changed, real.refused, real.ids)
-    assert (dry.changed, dry.refused) == (2, {"slot_taken": 1, "not_settled": 1})
-
-
-def test_a_single_one_announces_the_new_row(order: Order) -> None:
-    heard: list[int] = []
-
-    def hear(sender: Any, timeout: Timeout, **_: Any) -> None:
-        heard.append(timeout.pk)
-
-    one, many = fired(order), [fired(Order.objects.create()) for _ in range(2)]
-    signals.timeout_scheduled.connect(hear)
-    try:
-        refire(one, by=BY)
-        assert heard == [newest().pk]
-        refire(many, by=BY)
-        assert len(heard) == 1
-    finally:
-        signals.timeout_scheduled.disconnect(hear)
-
-
-def test_inside_a_transaction_all_is_undone_with_it(order: Order) -> None:
-    row = fired(order)
-    with pytest.raises(RuntimeError), transaction.atomic():
-        assert refire(row, by=BY).changed == 1
-        raise RuntimeError
-    assert Timeout.objects.count() == 1 and said(row) == []
-
-
-def test_of_two_dead_rounds_of_one_object_the_newer_is_retried(order: Order) -> None:
-    older = dead(order)
-    newer = dead(order)
-    assert dict(retry(Timeout.objects.all(), by=BY).refusals) == {older.pk: "slot_taken"}
-    newer.refresh_from_db()
-    assert newer.state == "pending"
 
 
 @pytest.mark.parametrize("state", ["fired", "cancelled", "skipped"])
@@ -297,7 +210,7 @@ def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, s
     """To retry all that are dead must not send what the newer one has sent, or what a customer has cancelled."""
     older = dead(order)
     as_if(pending(order), state, "due" if state == "fired" else "hand")
-    assert dict(retry(Timeout.objects.all(), by=BY).refusals) == {older.pk: "superseded", older.pk + 1: "not_dead"}
+    assert refused(retry(Timeout.objects.all(), by=BY)) == {older.pk: "superseded", older.pk + 1: "not_dead"}
     older.refresh_from_db()
     assert older.state == "dead"
 
@@ -314,17 +227,3 @@ def test_dead_rounds_before_a_settled_one_are_all_superseded_at_the_same_number_
         assert result.refused == {Refusal.SUPERSEDED: 2 * number}
         counts.append(len(captured))
     assert counts[0] == counts[1]
-
-
-def test_a_since_that_raises_names_the_object_and_changes_nothing(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    def broken(order: Order) -> Any:
-        if order.note == "broken":
-            raise KeyError("no")
-        return order.created_at
-
-    declare(Order, name="broken", after=timedelta(hours=1), since=broken)
-    row = fired(Order.objects.create(created_at=timezone.now()), "broken", hours=1)
-    Order.objects.update(note="broken")
-    with pytest.raises(InvalidDelay, match=rf"object {row.object_id}: KeyError"):
-        refire(row, by=BY)
-    assert not Timeout.objects.filter(pk__gt=row.pk).exists()

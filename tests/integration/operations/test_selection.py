@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.db import connection, models
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, isolate_apps
-from django.urls import include, path, reverse
+from django.urls import reverse
 
 import django_delayq as dq
 from django_delayq import checks
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policy.reads import unindexed
+from tests.integration.operations.names import Declare
 from tests.testapp import keys
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Task
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
-Declare = Callable[..., Any]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("admin_and_rest")]
 LIST = "admin:django_delayq_timeout_changelist"
 
 
@@ -62,47 +59,32 @@ def staff(*codenames: str) -> Client:
     return client
 
 
-def test_a_number_finds_all_timeouts_of_its_object_and_no_others() -> None:
-    first, other = row("N-1"), row("N-12")
+def test_a_number_finds_all_timeouts_of_its_object_and_no_others(admin_client: Client) -> None:
+    first, other, child = row("N-1"), row("N-12"), row("N-2", model=ExpressOrder)
     second = dq.schedule_timeout(Order.objects.get(note="N-1"), "linger", hours=1)
     assert found("N-1") == [second.pk, first.pk]
-    assert found(" N-1 ") == [], "blanks belong to a string: without them it is another one"
-    assert found("N-12") == [other.pk]
-    assert found("N") == found("") == found("N-1\0") == []
+    assert (found("N-12"), found("N-2")) == ([other.pk], [child.pk])
+    for text in ("", "N", "N-1\0", "no number", "9" * 30, "-1", "1.5", "ffffffff", "x" * 5000, "😀", "%", "' OR 1=1"):
+        assert found(text) == [], text
+    page = admin_client.get(reverse(LIST)).content.decode()
+    assert "key or webhook message message id, order note, order ID, parcel id." in page
 
 
-def test_blanks_around_a_text_are_part_of_it_and_those_around_a_number_or_a_uuid_are_not() -> None:
+def test_blanks_around_a_text_are_part_of_it_and_those_around_a_number_or_a_uuid_are_not(admin_client: Client) -> None:
     plain, padded = row("N-1"), row(" N-1")
     keyed = dq.schedule_timeout(Order.objects.create(status="new"), "linger", key=" k ", hours=1)
     parcel = dq.schedule_timeout(Parcel.objects.create(), "by_uuid", hours=1)
-    assert (found("N-1"), found(" N-1")) == ([plain.pk], [padded.pk])
     assert found("N-1 ") == ([plain.pk] if connection.vendor == "mysql" else []), "as MySQL compares strings"
     assert (found(" k "), found("k")) == ([keyed.pk], [])
-    assert found(f" {padded.object_id} ") == [padded.pk]
-    assert found(f" {parcel.object_id} ") == [parcel.pk]
-
-
-def test_the_search_of_the_admin_keeps_blanks_and_says_so(admin_client: Client) -> None:
-    plain, padded = row("N-1"), row(" N-1")
-    assert listed(admin_client, q=" N-1") == [padded.pk]
+    assert (found(f" {padded.object_id} "), found(f" {parcel.object_id} ")) == ([padded.pk], [parcel.pk])
+    for text, each in (("N-1", plain), (" N-1", padded)):
+        assert found(text) == listed(admin_client, q=text) == [each.pk]
     page = admin_client.get(f"{reverse(LIST)}?q=N-1+").content.decode()
     assert "begins or ends with a blank" in page and "?q=N-1&quot;" not in page and 'href="?q=N-1"' in page
-    assert listed(admin_client, q="N-1") == [plain.pk]
     assert "begins or ends with a blank" not in admin_client.get(f"{reverse(LIST)}?q=N-1").content.decode()
 
 
-def test_a_number_finds_the_timeouts_of_a_child_also_as_its_parent() -> None:
-    child = row("N-2", policy="remind", model=ExpressOrder)
-    assert found("N-2") == [child.pk]
-
-
-@pytest.mark.parametrize("text", ["no number", "9" * 30, "-1", "1.5", "ffffffff", "x" * 5000, "😀", "%", "' OR 1=1"])
-def test_a_search_that_does_not_fit_a_field_finds_nothing(text: str) -> None:
-    row("N-3")
-    assert found(text) == []
-
-
-def test_a_search_takes_a_bounded_number_of_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_is_bounded_and_a_command_refuses_what_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "MAX_OBJECTS", 3)
     rows = [row("same").pk for _ in range(5)]
     found("warm")
@@ -110,19 +92,10 @@ def test_a_search_takes_a_bounded_number_of_statements(monkeypatch: pytest.Monke
         assert len(found("same")) == 3 and set(found("same")) <= set(rows)
     assert len(captured) <= 2 * 12
     assert all("LIMIT" in query["sql"] for query in captured if "testapp_order" in query["sql"])
-
-
-def test_a_command_refuses_a_search_that_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.management.options.MAX_HITS", 2)
-    row("N-6"), row("N-6")
     with pytest.raises(CommandError, match="add --policy"):
-        call_command("delayq_cancel", search="N-6")
+        call_command("delayq_cancel", search="same")
     assert not Timeout.objects.filter(state="cancelled").exists()
-
-
-def test_the_search_names_the_fields_that_it_accepts(admin_client: Client) -> None:
-    page = admin_client.get(reverse(LIST)).content.decode()
-    assert "key or webhook message message id, order note, order ID, parcel id." in page
 
 
 def test_a_search_needs_the_permission_to_view_the_model_whose_field_it_compares(declare: Declare) -> None:
@@ -138,32 +111,42 @@ def test_a_search_needs_the_permission_to_view_the_model_whose_field_it_compares
             assert (name in client.get(reverse(LIST)).context["cl"].search_help_text) == bool(ids)
         assert listed(client, q=mine.object_id) == [mine.pk], "the ledger itself has the id"
     assert found("Ada") == found("N-14") == [mine.pk]  # of the commands
-
-
-def test_a_search_over_a_relation_needs_the_permission_for_the_model_that_the_path_ends_in(declare: Declare) -> None:
     declare(Task, name="by_kin", search="parent__owner__name")
     task = Task.objects.create(parent=Task.objects.create(owner=Customer.objects.create(name="Ben")))
     other = dq.schedule_timeout(task, "by_kin", hours=1)
-    rows = Timeout.objects.using("default")
-    assert selection.find_ids(rows, "Ben", staff_user("view_task")) == []
-    assert selection.find_ids(rows, "Ben", staff_user("view_customer")) == [other.pk]
+    for codename, ids in (("view_task", []), ("view_customer", [other.pk])):  # that of the end of the path
+        assert selection.find_ids(Timeout.objects.using("default"), "Ben", staff_user(codename)) == ids
 
 
-def test_one_page_shows_the_timeouts_of_a_customer_across_models(declare: Declare, admin_client: Client) -> None:
+def test_one_page_shows_the_timeouts_of_a_customer_across_models_and_other_pages_link_to_it(
+    declare: Declare, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "MAX_OBJECTS", 2)  # it shows all, however many
     declare(Customer, name="greet")
     ada, ben = Customer.objects.create(name="Ada"), Customer.objects.create(name="Ben")
-    mine = [row("N-7", ada), row("N-8", ada), dq.schedule_timeout(ada, "greet", hours=1)]
-    row("N-9", ben), row("N-10")
-    assert listed(admin_client, related=f"testapp.customer:{ada.pk}") == [each.pk for each in reversed(mine)]
-    answer = admin_client.get(f"{reverse(LIST)}?related=testapp.customer:{ada.pk}")
+    mine = [row("N-7", ada), row("N-8", ada), row("N-9", ada), dq.schedule_timeout(ada, "greet", hours=1)]
+    alone, reference = row("N-10"), f"testapp.customer:{ada.pk}"
+    row("N-11", ben)
+    assert listed(admin_client, related=reference) == [each.pk for each in reversed(mine)]
+    answer = admin_client.get(f"{reverse(LIST)}?related={reference}")
     assert f"<h1>Timeouts of customer {ada.pk}</h1>" in answer.content.decode()
     assert listed(admin_client, related="testapp.order:1000000000") == []
 
+    def page_of(timeout: Timeout, client: Client = admin_client) -> str:
+        return client.get(reverse("admin:django_delayq_timeout_change", args=[timeout.pk])).content.decode()
+
+    assert f'?object=testapp.order%3A{mine[0].object_id}">All timeouts of this object</a>' in page_of(mine[0])
+    assert f'?related=testapp.customer%3A{ada.pk}">All timeouts of customer {ada.pk}</a>' in page_of(mine[0])
+    assert "?object=" in page_of(alone) and "?related=" not in page_of(alone)
+    for codename, status in (("view_order", 403), ("view_customer", 200), ("change_customer", 200)):
+        client = staff("view_timeout", codename)
+        assert ("?related=" in page_of(mine[0], client)) == (status == 200)
+        assert client.get(f"{reverse(LIST)}?related={reference}").status_code == status
+    assert staff("view_customer").get(f"{reverse(LIST)}?related={reference}").status_code == 403
+
 
 @pytest.mark.parametrize("model", [keys.OwnChild, keys.OwnGrandchild])
-def test_the_page_of_an_owner_shows_what_belongs_to_it_as_an_object_of_its_parent_model(
-    declare: Declare, admin_client: Client, model: Any
-) -> None:
+def test_an_owner_is_known_by_its_parent_model_too(declare: Declare, admin_client: Client, model: Any) -> None:
     declare(keys.Holder, name="hold", owner="child")
     owners = [keys.OwnGrandchild.objects.create(id=n, number=n + 1, code=str(n + 2)) for n in (1, 2, 3)]
     held = [keys.Holder.objects.create(child=owner.ownchild_ptr) for owner in owners]
@@ -173,55 +156,24 @@ def test_the_page_of_an_owner_shows_what_belongs_to_it_as_an_object_of_its_paren
     assert listed(admin_client, related=f"{model._meta.label_lower}:99") == []
 
 
-def test_a_customer_of_many_orders_shows_all_of_them(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
-    monkeypatch.setattr(selection, "MAX_OBJECTS", 2)
-    ada = Customer.objects.create(name="Ada")
-    rows = [row("", ada).pk for _ in range(4)]
-    assert listed(admin_client, related=f"testapp.customer:{ada.pk}") == rows[::-1]
-
-
-def test_pages_link_to_all_timeouts_of_the_object_and_of_its_customer(admin_client: Client) -> None:
-    ada = Customer.objects.create(name="Ada")
-    mine, alone = row("N-11", ada), row("N-12")
-    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[mine.pk])).content.decode()
-    assert f'?object=testapp.order%3A{mine.object_id}">All timeouts of this object</a>' in page
-    assert f'?related=testapp.customer%3A{ada.pk}">All timeouts of customer {ada.pk}</a>' in page
-    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[alone.pk])).content.decode()
-    assert "?object=" in page and "?related=" not in page
-
-
-def test_without_permission_for_customers_there_is_neither_link_nor_page() -> None:
-    ada = Customer.objects.create(name="Ada")
-    mine = row("N-13", ada)
-    for codename, status in (("view_order", 403), ("view_customer", 200), ("change_customer", 200)):
-        client = staff("view_timeout", codename)
-        page = client.get(reverse("admin:django_delayq_timeout_change", args=[mine.pk])).content.decode()
-        assert ("?related=" in page) == (status == 200)
-        assert client.get(f"{reverse(LIST)}?related=testapp.customer:{ada.pk}").status_code == status
-    assert staff("view_customer").get(f"{reverse(LIST)}?related=testapp.customer:{ada.pk}").status_code == 403
+STRINGS = "is not a field of strings"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"search": "noet"},
-            "search='noet' is not a field of strings, integers or UUIDs of Order. Did you mean 'note'?",
-        ),
-        ({"search": "created_at"}, "is not a field of strings, integers or UUIDs of Order. It has: "),
-        ({"search": ("note", "customer")}, "search='customer' is not a field of strings"),
+        ({"search": "noet"}, f"search='noet' {STRINGS}, integers or UUIDs of Order. Did you mean 'note'?"),
+        ({"search": "created_at"}, f"{STRINGS}, integers or UUIDs of Order. It has: "),
+        ({"search": ("note", "customer")}, f"search='customer' {STRINGS}"),
         ({"search": "customer__nam"}, "search='customer__nam' is not a field of"),
-        ({"search": "note__name"}, "search='note__name' is not a field of"),
-        ({"search": (1,)}, "search=1 is not a field of strings"),
+        ({"search": (1,)}, f"search=1 {STRINGS}"),
         ({"owner": "custmer"}, "owner='custmer' is not a path of foreign keys of Order. Did you mean 'customer'?"),
         ({"owner": "note"}, "owner='note' is not a path of foreign keys"),
         ({"owner": "timeouts"}, "owner='timeouts' is not a path"),
         ({"owner": 1}, "owner=1 is not a path of foreign keys"),
     ],
 )
-def test_a_wrong_field_is_refused_with_the_one_that_was_meant(
-    declare: Declare, options: dict[str, Any], says: str
-) -> None:
+def test_a_wrong_field_is_refused_with_what_was_meant(declare: Declare, options: dict[str, Any], says: str) -> None:
     with pytest.raises(dq.PolicyError) as caught:
         declare(Order, name="wrong", **options)
     assert says in str(caught.value)
@@ -250,8 +202,5 @@ def test_a_field_without_an_index_is_warned_of() -> None:
     names = ("id", "unique", "indexed", "first", "second", "constrained", "partial", "bare", "other__bare")
     policy = dq.TimeoutPolicy(model=Numbered, name="x", handler=lambda obj, timeout: None, search=names)
     assert unindexed(policy) == ["second", "partial", "bare", "other__bare"]
-
-
-def test_the_system_checks_report_a_field_without_an_index() -> None:
     found = [message.msg for message in checks.check_policies() if message.id == "django_delayq.W016"]
     assert any("testapp.order.by_note names note, which has no index" in each for each in found)

@@ -1,27 +1,35 @@
-"""The content of the snapshot, its limits, and that it lists each running worker."""
+"""The snapshot: its content, its limits, each running worker, and why due timeouts do not fire."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.checks import ERROR
+from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_delayq import Limits, Rate
-from django_delayq.ledger import controls, search
-from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.ledger import search
+from django_delayq.ledger.controls import BRAKE_ACTOR
+from django_delayq.models import PolicyControl, Timeout, WorkerSeen
 from django_delayq.monitoring import reports
 from django_delayq.monitoring import snapshot as status
-from django_delayq.operations import pause
-from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.monitoring.doctor import examine
+from django_delayq.monitoring.snapshot import obstacles, snapshot
+from django_delayq.operations import hold, pause
+from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
-from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.integration.commands.conftest import a_worker
+from tests.integration.operations.conftest import BY, as_if, dead, many, pending, running
+from tests.integration.operations.names import FORGOTTEN, HOUR, LINGER, MINUTE, REMIND, Declare
 from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -29,8 +37,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
 
 
 def of(label: str, hours: bool = True) -> status.PolicyStatus:
@@ -40,39 +47,41 @@ def of(label: str, hours: bool = True) -> status.PolicyStatus:
 
 def test_a_policy_is_counted_by_what_its_rows_do() -> None:
     now = timezone.now()
-    for minutes in (30, 90, 95, 60 * 30):
+    for minutes in (30, 90, 95, 60 * 30, 0):
         pending(Order.objects.create(), minutes=minutes)
-    as_if(pending(Order.objects.create()), "pending", run_at=now - HOUR)
-    pending(Order.objects.create(), seconds=0)
     dead(Order.objects.create())
-    for late in (1, 2, 30):
-        due_at = now - HOUR
-        as_if(
-            pending(Order.objects.create()),
-            "fired",
-            "due",
-            due_at=due_at,
-            run_at=due_at,
-            settled_at=due_at + timedelta(seconds=late),
-        )
-    as_if(pending(Order.objects.create(), minutes=40), "pending", attempts=1)
     days_ago = now - timedelta(days=3)
-    as_if(pending(Order.objects.create()), "fired", "due", run_at=days_ago, settled_at=days_ago)
-    as_if(pending(Order.objects.create()), "skipped", "condition", run_at=now - HOUR)
-    found = of("testapp.order.remind")
+    at: list[tuple[str, dict[str, Any]]]
+    at = [("pending", {"run_at": now - HOUR}), ("pending", {"run_at": now + 40 * MINUTE, "attempts": 1})]
+    at += [("fired", {"run_at": now - HOUR, "settled_at": now - HOUR + late * SECOND}) for late in (1, 2, 30)]
+    at += [("fired", {"run_at": days_ago, "settled_at": days_ago}), ("skipped", {"run_at": now - HOUR})]
+    for state, values in at:
+        due = {"due_at": values["run_at"]} if state == "fired" else {}
+        as_if(pending(Order.objects.create()), state, "" if state == "pending" else "due", **due, **values)
+    found = of(REMIND)
     assert (found.pending.value, found.due.value, found.overdue.value) == (7, 2, 1)
     assert found.failing.value == 1, "a dead row with attempts, or one that fired after some, is not failing"
     assert (found.dead.value, found.fired.value, found.skipped.value, found.firing.value) == (1, 3, 1, 0)
     assert (found.lag_p50, found.lag_p99) == (2.0, 30.0)
     assert found.oldest_due_at == now - HOUR
     assert [count.value for count in found.hours] == [2, 2, *[0] * 22]
-    assert of("testapp.order.linger").pending == search.NOTHING
-    assert of("testapp.order.remind", hours=False).hours == ()
+    assert of(LINGER).pending == search.NOTHING
+    assert of(REMIND, hours=False).hours == ()
+
+
+def test_the_hours_of_a_policy_with_very_many_pending_timeouts_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "MAX_COUNT", 2)
+    for minutes in (10, 20, 30, 90, 150, 160):
+        pending(Order.objects.create(), minutes=minutes)
+    pending(Order.objects.create(), "linger", minutes=70)
+    found, other = of("testapp.order.remind"), of("testapp.order.linger")
+    assert (str(found.pending), [str(count) for count in found.hours[:4]]) == ("2+", ["2+", "1", "2", "0"])
+    assert (str(other.pending), [str(count) for count in other.hours[:3]]) == ("1", ["0", "1", "0"])
 
 
 @pytest.mark.parametrize(("examined", "cap", "fired"), [(5, 5, "3"), (3, 5, "3"), (2, 5, "3"), (2, 2, "2+")])
 def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired(
-    monkeypatch: pytest.MonkeyPatch, declare: Any, examined: int, cap: int, fired: str
+    monkeypatch: pytest.MonkeyPatch, declare: Declare, examined: int, cap: int, fired: str
 ) -> None:
     declare(Order, name="nudge", aliases=["remind_before"])
     monkeypatch.setattr(reports, "MAX_LATE", examined)
@@ -87,24 +96,24 @@ def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired
     found = of("testapp.order.nudge")
     assert (str(found.fired), str(found.skipped)) == (fired, "1")
     assert found.lag_p50 is not None and found.lag_p50 > 46 * 3600
-    assert of("testapp.order.remind").lag_p50 is None
+    assert of(REMIND).lag_p50 is None
 
 
 def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
     row = pending(order)
-    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
-    found = of("testapp.order.forgotten")
+    Timeout.objects.filter(pk=row.pk).update(policy=FORGOTTEN)
+    found = of(FORGOTTEN)
     assert (found.state, found.pending.value) == (None, 1)
     for state, cause, counted in (("firing", "", "firing"), ("dead", "retries", "dead"), ("fired", "due", "fired")):
         as_if(row, state, cause, run_at=timezone.now())
-        assert getattr(of("testapp.order.forgotten"), counted).value == 1, "a row that is shown elsewhere is counted"
+        assert getattr(of(FORGOTTEN), counted).value == 1, "a row that is shown elsewhere is counted"
     as_if(row, "dead", "retries")
     seen = status.snapshot()
     assert seen.dead.value == 1
-    assert [each.state for each in seen.policies if each.label == "testapp.order.forgotten"] == [None]
+    assert [each.state for each in seen.policies if each.label == FORGOTTEN] == [None]
     as_if(row, "cancelled", "hand")
-    assert "testapp.order.forgotten" not in {each.label for each in status.policy_statuses()}
-    assert search.labels_in(Timeout.objects.using("default")) == ["testapp.order.forgotten"]
+    assert FORGOTTEN not in {each.label for each in status.policy_statuses()}
+    assert search.labels_in(Timeout.objects.using("default")) == [FORGOTTEN]
 
 
 def test_counts_go_no_further_than_they_promise(order: Order) -> None:
@@ -122,11 +131,11 @@ def test_the_whole_is_the_sum_and_leaves_out_what_is_paused_where_lateness_is_me
     now = timezone.now()
     as_if(pending(Order.objects.create()), "pending", run_at=now - 5 * HOUR)
     as_if(pending(Order.objects.create(), "linger"), "pending", run_at=now - HOUR)
-    pause("testapp.order.remind", by=BY)
+    pause(REMIND, by=BY)
     seen = status.snapshot()
     assert (seen.pending.value, seen.overdue.value) == (2, 2)
     assert HOUR <= timedelta(seconds=seen.oldest_overdue_seconds) < 2 * HOUR
-    assert [each.label for each in seen.policies if each.is_stopped] == ["testapp.order.remind"]
+    assert [each.label for each in seen.policies if each.is_stopped] == [REMIND]
 
 
 def test_a_snapshot_asks_as_much_of_a_full_ledger_as_of_an_empty_one() -> None:
@@ -143,19 +152,6 @@ def test_a_snapshot_asks_as_much_of_a_full_ledger_as_of_an_empty_one() -> None:
     assert len(many) == len(few)
 
 
-def test_without_redis_that_is_said(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    assert not status.snapshot().redis.is_configured
-
-
-def test_a_redis_that_is_away_is_said_and_nothing_is_raised(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://:secret@127.0.0.1:1/0"}
-    seen = status.snapshot().redis
-    assert (seen.is_configured, seen.is_reachable, seen.is_in_step) == (True, False, False)
-    assert seen.error
-    assert "secret" not in seen.error
-
-
 def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis.Redis) -> None:
     rows = [pending(Order.objects.create(), seconds=1) for _ in range(3)]
     pending(Order.objects.create(), minutes=4)
@@ -166,50 +162,100 @@ def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis
     assert engine is not None
     remove_ids(engine.queue("default", 0), [row.pk for row in rows[:2]])
     assert status.snapshot().redis.missing == 2
-    pause("testapp.order.remind", by=BY)
+    pause(REMIND, by=BY)
     assert status.snapshot().redis.compared == 0
 
 
+def test_a_redis_that_is_away_and_one_that_is_not_configured_are_said_and_nothing_is_raised(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://:secret@127.0.0.1:1/0"}
+    seen = status.snapshot().redis
+    assert (seen.is_configured, seen.is_reachable, seen.is_in_step) == (True, False, False)
+    assert seen.error and "secret" not in seen.error
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    assert not status.snapshot().redis.is_configured
+
+
 @pytest.mark.usefixtures("redis_client")
-def test_due_timeouts_that_wait_for_a_rate_are_not_missing_in_redis(declare: Any) -> None:
-    declare(Order, name="paced", limits=Limits(rate=Rate(1, per=timedelta(hours=1))))
-    for _ in range(3):
-        pending(Order.objects.create(), "paced", seconds=0)
-    running = RunningWorker()
-    try:
+def test_due_timeouts_that_wait_for_a_rate_are_not_missing_in_redis(declare: Declare) -> None:
+    declare(Order, name="paced", limits=Limits(rate=Rate(1, per=HOUR)))
+    many(3, "paced", seconds=0)
+    with running():
         wait_until(lambda: Timeout.objects.pending().count() == 2)
         seen = status.snapshot().redis
-    finally:
-        running.stop()
     # Workers claim them from the ledger, and remove their entries some time.
     assert (seen.is_in_step, seen.compared) == (True, 0)
 
 
-@pytest.mark.parametrize("source", ["redis", "ledger"])
-def test_a_worker_is_seen_while_it_lives(source: str, request: pytest.FixtureRequest, settings: Settings) -> None:
-    if source == "redis":
-        request.getfixturevalue("redis_client")
-    else:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    WorkerSeen.objects.create(
-        id="killed long ago", host="x", pid=1, concurrency=1, version="0", uses_redis=False,
-        started_at=timezone.now() - 3 * HOUR, seen_at=timezone.now() - 2 * HOUR, passed_at=timezone.now() - 2 * HOUR,
-    )  # fmt: skip
+def test_a_worker_is_seen_while_it_lives_and_a_burst_is_none_that_anybody_waits_for(source: str) -> None:
+    ago = timezone.now() - 2 * HOUR
+    common = {"host": "x", "pid": 1, "concurrency": 1, "version": "0", "uses_redis": False, "started_at": ago}
+    WorkerSeen.objects.create(id="killed long ago", seen_at=ago, passed_at=ago, **common)
     assert status.workers_alive("default") == []
-    running = RunningWorker(concurrency=3, queues=["default", "mail"])
-    try:
+    with running(concurrency=3, queues=["default", "mail"]):
         wait_until(lambda: status.workers_alive("default"))
         (seen,) = status.workers_alive("default")
         assert (seen.queues, seen.concurrency, seen.uses_redis) == (("default", "mail"), 3, source == "redis")
         wait_until(lambda: not WorkerSeen.objects.filter(pk="killed long ago").exists())
-    finally:
-        running.stop()
     wait_until(lambda: not WorkerSeen.objects.exists())
-    forget_engine()
-
-
-def test_a_burst_is_no_worker_that_anybody_waits_for() -> None:
     due_orders("remind")
-    controls.stop_cache.forget()
     Worker(burst=True, concurrency=1).run()
     assert not WorkerSeen.objects.exists()
+
+
+def codes(*labels: str, queues: tuple[str, ...] | None = None) -> list[tuple[str, str]]:
+    return [(each.code, each.policy or each.queue) for each in obstacles("default", labels or None, queues)]
+
+
+def test_workers_that_do_not_run_or_serve_a_queue_are_obstacles_and_so_is_a_label_that_nobody_declares(
+    declare: Declare, django_assert_max_num_queries: Any
+) -> None:
+    declare(Order, name="mailed", queue="mail")
+    assert codes() == codes(REMIND) == [("no_worker", "")]
+    a_worker(seen_at=timezone.now() - MINUTE)
+    assert codes() == [("no_worker", "")]
+    a_worker(queues=["default"])
+    assert codes() == codes("testapp.order.mailed") == [("no_worker_for_queue", "mail")]
+    assert codes(REMIND) == []
+    assert codes(REMIND, queues=("rare",)) == [("no_worker_for_queue", "rare")], "a row may have a queue of its own"
+    assert codes(REMIND, FORGOTTEN) == [("undeclared", FORGOTTEN)]
+    for labels in (None, [REMIND], [REMIND, LINGER]):
+        with django_assert_max_num_queries(3):
+            obstacles("default", labels)
+
+
+def test_stopped_policies_are_obstacles_with_who_and_why(declare: Declare) -> None:
+    former = declare(Order, name="nudge", aliases=["nudge_before"])
+    a_worker()
+    pause(REMIND, by=BY, reason="outage")
+    hold(LINGER, by=BY)
+    pause(former, by=BRAKE_ACTOR)
+    assert codes() == [("held", LINGER), ("braked", "testapp.order.nudge"), ("paused", REMIND)]
+    assert codes("testapp.order.nudge_before") == [("braked", "testapp.order.nudge")]
+    (found,) = obstacles("default", [REMIND])
+    assert str(found) == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
+    (found,) = obstacles("default", ["testapp.order.nudge"])
+    assert str(found) == "Its policy is paused by its brake until an operator resumes it."
+    PolicyControl.objects.update(until=timezone.now() - timedelta(seconds=1))
+    assert codes(REMIND) == [], "the pause is over"
+
+
+def test_status_and_doctor_name_the_same_obstacles(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:
+    declare(Order, name="mailed", queue="mail")
+    call_command("delayq_status")
+    assert "No worker is running: nothing fires." in capsys.readouterr().out
+    assert ("No worker is running: nothing fires.", ERROR) in {(each.msg, each.level) for each in examine(quick=True)}
+    a_worker(queues=["default"])
+    pause(REMIND, by=BY)
+    with translation.override("de"):  # commands are in English, whatever LANGUAGE_CODE is
+        call_command("delayq_status")
+        assert "No worker serves the queue 'mail'." in capsys.readouterr().out
+        assert [each.msg for each in examine(quick=True) if each.id == "workers.queues"] == [
+            "No worker serves the queue 'mail', which policies name."
+        ]
+    assert [each.code for each in snapshot().obstacles] == ["no_worker_for_queue", "paused"]
+    call_command("delayq_status", "--json")
+    told = json.loads(capsys.readouterr().out)["obstacles"]
+    assert [(each["code"], each["policy"], each["by"]) for each in told] == [
+        ("no_worker_for_queue", "", ""),
+        ("paused", REMIND, BY),
+    ]

@@ -1,7 +1,8 @@
-"""Pause, hold, resume: what fires, what moves, and by how much."""
+"""Pause, hold, resume: what fires, what moves, and by how much. A worker resumes a hold that has an end, once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,17 +12,14 @@ from django.utils import timezone
 
 from django_delayq import (
     InvalidDelay,
-    UnknownPolicy,
     clock,
     explain_timeout,
-    get_policy,
     reschedule_timeout,
 )
 from django_delayq.firing import plan, run
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import (
-    PolicyConflict,
     change_delay,
     continue_moves,
     hold,
@@ -30,53 +28,40 @@ from django_delayq.operations import (
 )
 from django_delayq.operations import changes as policy_changes
 from django_delayq.operations.changes import ABANDONED_AFTER
-from tests.integration.operations.conftest import BY, pending
+from django_delayq.operations.policies import end_holds, outlasts
+from django_delayq.worker import Worker
+from tests.integration.operations.conftest import BY, changes, held_for, many, pending, running, said, state_of, stops
+from tests.integration.operations.names import DAY, HOUR, LINGER, MINUTE, REMIND, UNPAID, Declare
+from tests.support.waiting import wait_until
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-REMIND = "testapp.order.remind"
-HOUR = timedelta(hours=1)
+
+def planned(*rows: Timeout) -> list[int]:
+    """Return which of these a worker would fire."""
+    return [row_id for work in plan({row.pk: 1 for row in rows}, "default")[0] for row_id in work.ids]
 
 
-def state() -> controls.PolicyState:
-    return controls.policy_state(get_policy(REMIND), "default")
-
-
-def stops() -> set[str]:
-    return set(controls.stop_cache.read("default"))
-
-
-def changes() -> list[tuple[str, str, str]]:
-    return list(PolicyChange.objects.order_by("id").values_list("what", "by", "reason"))
-
-
-def held_for(length: timedelta) -> None:
-    """As if the hold had begun earlier."""
-    PolicyControl.objects.update(stopped_at=timezone.now() - length)
-
-
-def test_a_paused_policy_is_released_and_the_others_are_not(order: Order) -> None:
+def test_a_paused_policy_is_released_and_the_others_are_not_and_the_story_says_by_whom(order: Order) -> None:
     paused, other = pending(order, seconds=0), pending(order, "linger", seconds=0)
+    before, _ = plan({paused.pk: 1}, "default")
     pause(REMIND, by=BY, reason="the provider is down")
     works, report = plan({paused.pk: 1, other.pk: 1}, "default")
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
     assert report.again == {paused.pk: report.now + timedelta(seconds=controls.CACHE_SECONDS)}
+    assert set(run(before[0], "default").again) == {paused.pk}, "also what waited for a thread"
+    paused.refresh_from_db()
+    assert (paused.state, paused.attempts) == ("pending", 0)
+    outlook = explain_timeout(paused).outlook
+    assert "paused by admin:alice" in outlook and "(the provider is down)" in outlook
     assert resume(REMIND, by=BY) is not None
-    works, _ = plan({paused.pk: 1}, "default")
-    assert [work.ids for work in works] == [(paused.pk,)]
-
-
-def test_what_waits_for_a_thread_when_its_policy_is_paused_does_not_fire(order: Order) -> None:
-    row = pending(order, seconds=0)
-    works, _ = plan({row.pk: 1}, "default")
-    pause(REMIND, by=BY)
-    report = run(works[0], "default")
-    assert report.fired == ()
-    assert set(report.again) == {row.pk}
-    row.refresh_from_db()
-    assert (row.state, row.attempts) == ("pending", 0)
+    assert planned(paused) == [paused.pk]
+    assert "due at" in explain_timeout(paused).outlook
+    hold(REMIND, by="rest:bob")
+    assert "held by rest:bob" in explain_timeout(paused).outlook
 
 
 def test_a_pause_ends_by_itself_at_its_moment(order: Order) -> None:
@@ -85,31 +70,15 @@ def test_a_pause_ends_by_itself_at_its_moment(order: Order) -> None:
     pause(REMIND, by=BY, until=until)
     _, report = plan({row.pk: 1}, "default")
     assert report.again[row.pk] <= until
-    assert state().until == until
+    assert state_of().until == until
     with clock.set_to(until):
         controls.stop_cache.forget()
         assert stops() == set()
-        assert not state().is_stopped
-        works, _ = plan({row.pk: 1}, "default")
-        assert len(works) == 1
+        assert not state_of().is_stopped
+        assert planned(row) == [row.pk]
         assert resume(REMIND, by=BY) is None
         hold(REMIND, by=BY)
-        assert state().stop == "held"
-
-
-@pytest.mark.parametrize("until", [timedelta(0), timedelta(days=-1)])
-def test_a_pause_that_would_be_over_already_is_refused(until: timedelta) -> None:
-    with pytest.raises(InvalidDelay, match="in the past"):
-        pause(REMIND, by=BY, until=timezone.now() + until)
-    with pytest.raises(UnknownPolicy, match="remind"):
-        pause("testapp.order.remin", by=BY)
-    with pytest.raises(ValueError, match="who does it"):
-        pause(REMIND, by="")
-    for until_wrong in ("tomorrow", HOUR):
-        with pytest.raises(InvalidDelay, match="until must be a datetime, not (str|timedelta)"):
-            pause(REMIND, by=BY, until=until_wrong)  # type: ignore[arg-type]
-    assert changes() == []
-    assert stops() == set()
+        assert state_of().stop == "held"
 
 
 def test_a_pause_ends_after_its_beginning_by_the_clock_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,53 +91,36 @@ def test_a_pause_ends_after_its_beginning_by_the_clock_of_the_database(monkeypat
     assert pause(REMIND, by=BY, until=now - HOUR / 2) is not None
 
 
-def test_every_change_is_kept_with_who_and_why() -> None:
-    pause(REMIND, by=BY, reason="first")
-    pause(REMIND, by="rest:bob", reason="longer", until=timezone.now() + HOUR)
-    assert (state().by, state().reason) == ("rest:bob", "longer")
-    resume(REMIND, by="cli:root", reason="over")
-    hold(REMIND, by=BY)
-    resume(REMIND, by=BY)
-    assert changes() == [
-        ("paused", BY, "first"),
-        ("paused", "rest:bob", "longer"),
-        ("resumed", "cli:root", "over"),
-        ("held", BY, ""),
-        ("resumed", BY, ""),
-    ]
-    assert not PolicyChange.objects.filter(finished_at=None).exists()
-    assert resume(REMIND, by=BY) is None
-    assert len(changes()) == 5
-
-
 def test_pausing_again_keeps_the_end_and_the_reason_unless_given() -> None:
     until = timezone.now() + HOUR
     pause(REMIND, by=BY, reason="outage", until=until)
-    began = state().stopped_at
+    began = state_of().stopped_at
     assert pause(REMIND, by="rest:bob") is None, "nothing changed"
     assert pause(REMIND, by="rest:bob", reason="outage", until=until) is None
     assert changes() == [("paused", BY, "outage")]
-    assert (state().until, state().reason, state().by) == (until, "outage", BY)
+    assert (state_of().until, state_of().reason, state_of().by) == (until, "outage", BY)
     change = pause(REMIND, by="rest:bob", reason="a longer outage")
     assert change is not None
     assert change.details == {
         "until": until.isoformat(), "was": "paused", "since": began and began.isoformat(),
         "was_until": until.isoformat(), "was_reason": "outage",
     }  # fmt: skip
-    assert (state().until, state().reason, state().by) == (until, "a longer outage", "rest:bob")
+    assert (state_of().until, state_of().reason, state_of().by) == (until, "a longer outage", "rest:bob")
     pause(REMIND, by=BY, until=until + HOUR)
-    assert (state().until, state().reason, state().by) == (until + HOUR, "a longer outage", BY)
+    assert (state_of().until, state_of().reason, state_of().by) == (until + HOUR, "a longer outage", BY)
     pause(REMIND, by=BY, until=None)
-    assert (state().until, state().reason) == (None, "a longer outage")
-    assert state().stopped_at == began
-
-
-def test_a_pause_after_one_that_is_over_begins_anew(order: Order) -> None:
-    until = timezone.now() + HOUR
-    pause(REMIND, by=BY, reason="outage", until=until)
-    with clock.set_to(until + HOUR):
+    assert (state_of().until, state_of().reason) == (None, "a longer outage")
+    assert state_of().stopped_at == began
+    with clock.set_to(timezone.now() + HOUR):
+        pause(REMIND, by=BY, until=timezone.now() + 2 * HOUR)
+    with clock.set_to(timezone.now() + 3 * HOUR):  # that one is over, and the next one begins anew
         assert pause(REMIND, by="rest:bob") is not None
-        assert (state().until, state().reason, state().by) == (None, "", "rest:bob")
+        assert (state_of().until, state_of().reason, state_of().by) == (None, "", "rest:bob")
+    change_delay(UNPAID, HOUR, by="rest:bob", reason="holidays")
+    pause(UNPAID, by=BY, reason="outage")
+    change_delay(UNPAID, 2 * HOUR, by="rest:bob", reason="holidays")
+    found = state_of(UNPAID)
+    assert (found.by, found.reason, found.after) == (BY, "outage", 2 * HOUR), "another delay leaves it its name"
 
 
 def test_a_pause_becomes_a_hold_that_begins_now(order: Order) -> None:
@@ -179,34 +131,11 @@ def test_a_pause_becomes_a_hold_that_begins_now(order: Order) -> None:
     change = hold(REMIND, by="rest:bob")
     assert change is not None
     assert (change.what, change.details["was"], change.details["was_reason"]) == ("held", "paused", "outage")
-    assert (state().stop, state().until, state().reason, state().by) == ("held", None, "outage", "rest:bob")
+    assert (state_of().stop, state_of().until, state_of().reason, state_of().by) == ("held", None, "outage", "rest:bob")
     resume(REMIND, by=BY)
     before = row.due_at
     row.refresh_from_db()
-    assert row.due_at - before < timedelta(minutes=2), "deadlines move by the hold, not by the pause before it"
-
-
-def test_holding_again_keeps_the_beginning_and_changes_the_reason_if_given() -> None:
-    hold(REMIND, by=BY, reason="outage")
-    began = state().stopped_at
-    assert hold(REMIND, by="rest:bob") is None
-    assert hold(REMIND, by="rest:bob", reason="still down") is not None
-    assert (state().stopped_at, state().reason, state().by) == (began, "still down", "rest:bob")
-
-
-def test_a_hold_ends_by_resuming_and_not_by_a_pause() -> None:
-    hold(REMIND, by=BY)
-    with pytest.raises(PolicyConflict, match="on hold: resume it first"):
-        pause(REMIND, by=BY)
-    assert [what for what, *_ in changes()] == ["held"]
-
-
-def test_another_delay_leaves_a_pause_its_name_and_its_reason() -> None:
-    label = "testapp.order.cancel_unpaid"
-    pause(label, by=BY, reason="outage")
-    change_delay(label, HOUR, by="rest:bob", reason="holidays")
-    found = controls.policy_state(get_policy(label), "default")
-    assert (found.by, found.reason, found.after) == (BY, "outage", HOUR)
+    assert row.due_at - before < 2 * MINUTE, "deadlines move by the hold, not by the pause before it"
 
 
 @pytest.mark.parametrize("offset", ["", "+00:00"], ids=["naive", "aware"])
@@ -222,17 +151,6 @@ def test_times_in_histories_are_read_whatever_use_tz_was_when_they_were_written(
     row.refresh_from_db()
     assert [event["what"] for event in row.history] == ["rescheduled", "hold_ended"]
     assert str(explain_timeout(order, REMIND)).count("2020-01-01") == 1
-
-
-def test_a_hold_may_end_without_a_shift(order: Order) -> None:
-    row = pending(order)
-    hold(REMIND, by=BY)
-    held_for(HOUR)
-    change = resume(REMIND, by=BY, shift=False)
-    assert change is not None and change.moved == 0
-    before = row.due_at
-    row.refresh_from_db()
-    assert row.due_at == before
 
 
 def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
@@ -252,17 +170,19 @@ def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
             resume(REMIND, by=BY, reason="over")
 
 
-@pytest.mark.parametrize("pages", [0, 1, 2])
-@pytest.mark.parametrize("who", ["the operator", "a worker", "a worker after the clock was set back"])
+@pytest.mark.parametrize(
+    ("pages", "who"),
+    [(0, "a worker"), (1, "the operator"), (1, "a worker"), (2, "a worker after the clock was set back")],
+)
 def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch, pages: int, who: str) -> None:
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
-    rows = [pending(Order.objects.create()) for _ in range(6)]
+    rows = many(6)
     Timeout.objects.update(created_at=timezone.now() - 5 * HOUR)
     hold(REMIND, by=BY)
     held_for(2 * HOUR)
     before = {row.pk: row.due_at for row in rows}
     release_that_dies(monkeypatch, pages)
-    assert state().stop == "releasing"
+    assert state_of().stop == "releasing"
     assert stops() == {REMIND}
     assert [row.due_at == before[row.pk] for row in Timeout.objects.order_by("pk")].count(False) == 2 * pages
     if who != "the operator":
@@ -280,12 +200,9 @@ def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Mon
     assert all(len(row.history) == 1 for row in Timeout.objects.all())
 
 
-def test_a_row_that_is_settled_or_scheduled_during_a_release_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, order: Order
-) -> None:
+def test_what_changes_during_a_release_is_left_alone(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
-    for _ in range(2):
-        pending(Order.objects.create())
+    many(2)
     last = pending(order)
     hold(REMIND, by=BY)
     held_for(2 * HOUR)
@@ -313,7 +230,7 @@ def test_inside_a_transaction_the_moving_begins_after_its_commit(order: Order) -
         assert row.due_at == before
     row.refresh_from_db()
     assert row.due_at > before
-    assert not state().is_stopped
+    assert not state_of().is_stopped
 
 
 def test_what_is_undone_was_never_in_force(order: Order) -> None:
@@ -323,59 +240,33 @@ def test_what_is_undone_was_never_in_force(order: Order) -> None:
         assert stops() == {REMIND}
         raise RuntimeError
     controls.stop_cache.forget()
-    works, _ = plan({row.pk: 1}, "default")
-    assert len(works) == 1
+    assert planned(row) == [row.pk]
     assert changes() == []
 
 
-def test_the_story_says_that_it_is_paused_and_by_whom(order: Order) -> None:
-    row = pending(order, seconds=0)
-    pause(REMIND, by=BY, reason="the provider is down")
-    assert "paused by admin:alice" in explain_timeout(row).outlook
-    assert "(the provider is down)" in explain_timeout(row).outlook
-    resume(REMIND, by=BY)
-    hold(REMIND, by="rest:bob")
-    assert "held by rest:bob" in explain_timeout(row).outlook
-    resume(REMIND, by=BY)
-    assert "due at" in explain_timeout(row).outlook
-
-
-def test_a_pause_survives_the_renaming_of_its_policy(order: Order, declare: Any) -> None:
-    PolicyControl.objects.create(policy="testapp.order.old_name", stop="paused", changed_at=timezone.now())
-    renamed = declare(Order, name="new_name", aliases=["old_name"])
-    assert stops() == {"testapp.order.new_name"}
-    assert controls.policy_state(renamed, "default").is_stopped
-    row = pending(order, renamed, seconds=0)
-    assert plan({row.pk: 1}, "default")[0] == []
-    assert resume(renamed, by=BY) is not None
-    assert len(plan({row.pk: 1}, "default")[0]) == 1
-    assert PolicyControl.objects.count() == 1
-
-
-def test_policies_that_are_joined_into_one_are_stopped_until_it_is_resumed(order: Order, declare: Any) -> None:
+def test_policies_that_are_joined_into_one_are_stopped_until_it_is_resumed(order: Order, declare: Declare) -> None:
     began = timezone.now() - HOUR
     stop = {"stop": "paused", "stopped_at": began, "changed_at": began, "by": "admin:bob", "reason": "outage"}
     PolicyControl.objects.create(policy="testapp.order.first", **stop)
-    after = timedelta(minutes=7)
+    after = 7 * MINUTE
     PolicyControl.objects.create(policy="testapp.order.second", changed_at=timezone.now(), by=BY, after=after)
     joined = declare(Order, name="joined", after=HOUR, aliases=["first", "second"])
+    assert stops() == {joined.label}
     state = controls.policy_state(joined, "default")
     assert (state.stop, state.stopped_at, state.by, state.reason) == ("paused", began, "admin:bob", "outage")
     assert state.after == after, "the newest one"
     row = pending(order, joined, seconds=0)
-    assert plan({row.pk: 1}, "default")[0] == []
+    assert planned(row) == []
     assert pause(joined, by=BY) is None, "it is paused"
     assert resume(joined, by=BY) is not None
-    assert len(plan({row.pk: 1}, "default")[0]) == 1
+    assert planned(row) == [row.pk]
     state = controls.policy_state(joined, "default")
     assert (state.stop, state.after) == ("", after)
     assert not PolicyControl.objects.exclude(stop="").exists()
 
 
 @pytest.mark.parametrize("until", [[None, HOUR], [HOUR, None], [HOUR, 2 * HOUR], [2 * HOUR, HOUR]])
-def test_of_the_stops_of_joined_policies_the_one_that_ends_last_is_in_force(
-    until: list[timedelta | None], declare: Any
-) -> None:
+def test_of_the_stops_of_joined_policies_the_last_is_in_force(until: list[timedelta | None], declare: Declare) -> None:
     now = timezone.now()
     ends = [None if each is None else now + each for each in until]
     for name, end in zip(("first", "second"), ends, strict=True):
@@ -394,3 +285,113 @@ def test_a_process_asks_once_a_second_what_is_stopped(order: Order, django_asser
         plan({row.pk: 1}, "default")
     with django_assert_num_queries(1):
         plan({row.pk: 1}, "default")
+
+
+def over(after: timedelta = timedelta(0)) -> None:
+    """As if the hold had begun two hours ago, and ended `after` an hour of it."""
+    now = timezone.now()
+    PolicyControl.objects.update(stopped_at=now - 2 * HOUR, until=now - HOUR + after)
+    controls.stop_cache.forget()
+
+
+def test_a_hold_that_is_over_stops_its_policy_until_its_deadlines_have_moved(order: Order) -> None:
+    row = pending(order, seconds=0)
+    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR, due_at=timezone.now() - HOUR * 1.5)
+    hold(REMIND, by=BY, reason="outage", until=timezone.now() + HOUR)
+    assert "held until" in str(explain_timeout(row))
+    over()
+    assert stops() == {REMIND}
+    works, report = plan({row.pk: 1}, "default")
+    assert not works
+    assert report.now is not None
+    assert report.again[row.pk] > report.now, "a worker does not recheck it at once, and again and again"
+    due_at = Timeout.objects.get().due_at
+    assert end_holds("default") == 1
+    assert Timeout.objects.get().due_at == due_at + HOUR, "not by the time until a worker noticed its end"
+    assert said(row) == [("hold_ended", BY, "outage")]
+    assert not state_of().is_stopped
+    assert changes() == [("held", BY, "outage"), ("resumed", BY, "")]
+    assert end_holds("default") == 0
+
+
+@pytest.mark.parametrize("end", [lambda: end_holds("default"), lambda: resume(REMIND, by="admin:bob")])
+def test_whoever_ends_it_later_moves_deadlines_by_its_length(order: Order, end: Callable[[], object]) -> None:
+    row = pending(order)
+    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
+    hold(REMIND, by=BY, until=timezone.now() + HOUR)
+    over()
+    later = pending(Order.objects.create())
+    end()
+    moved = dict(Timeout.objects.values_list("pk", "due_at"))
+    assert moved == {row.pk: row.due_at + HOUR, later.pk: later.due_at}
+    assert PolicyChange.objects.latest("id").moved == 1
+
+
+def test_a_hold_that_is_not_over_or_was_extended_elsewhere_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
+    hold(REMIND, by=BY, until=timezone.now() + HOUR)
+    hold(LINGER, by=BY)
+    assert end_holds("default") == 0
+    assert stops() == {REMIND, LINGER}
+    over()
+    assert controls.stop_cache.recent("default").ended_holds()
+    with transaction.atomic():
+        assert end_holds("default") == 0, "a transaction ends first"
+    PolicyControl.objects.update(until=timezone.now() + HOUR)
+    assert end_holds("default") == 0
+    assert state_of().stop == "held"
+
+
+def test_the_end_of_a_hold_can_be_changed_and_removed() -> None:
+    end = timezone.now() + HOUR
+    assert hold(REMIND, by=BY, reason="outage", until=end) is not None
+    began = state_of().stopped_at
+    assert hold(REMIND, by="rest:bob") is None
+    assert hold(REMIND, by=BY, until=end) is None
+    assert hold(REMIND, by=BY, until=end + HOUR) is not None
+    assert (state_of().until, state_of().reason, state_of().stopped_at) == (end + HOUR, "outage", began)
+    assert hold(REMIND, by="rest:bob", reason="still down", until=None) is not None
+    found = state_of()
+    assert (found.until, found.stopped_at, found.reason, found.by) == (None, began, "still down", "rest:bob")
+
+
+def test_a_stop_outlasts_one_that_ends_earlier_or_at_the_same_time(order: Order) -> None:
+    end = timezone.now() + HOUR
+    assert not outlasts(state_of(), end)
+    pause(REMIND, by=BY, until=end)
+    assert [outlasts(state_of(), until) for until in (end - HOUR / 2, end, end + HOUR, None)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    hold(REMIND, by=BY)
+    assert outlasts(state_of(), None) and outlasts(state_of(), end)
+
+
+@pytest.mark.usefixtures("source", "frequent_sweeps")
+def test_two_workers_resume_a_hold_at_its_end_and_its_timeouts_fire() -> None:
+    hold(REMIND, by=BY, until=timezone.now() + DAY)
+    due_orders("remind", 5)
+    with running(2, concurrency=2):
+        PolicyControl.objects.update(until=timezone.now())
+        wait_until(lambda: Timeout.objects.filter(policy=REMIND, state="fired").count() == 5)
+    assert PolicyChange.objects.filter(what="resumed").count() == 1
+
+
+def test_a_burst_resumes_a_hold_at_its_end(source: str) -> None:
+    hold(REMIND, by=BY, until=timezone.now() + DAY)
+    due_orders("remind", 2)
+    PolicyControl.objects.update(stopped_at=timezone.now(), until=timezone.now())
+    Worker(burst=True).run()
+    assert Timeout.objects.filter(state="fired").count() == 2
+
+
+def test_a_refused_resume_writes_nothing(order: Order) -> None:
+    assert resume(REMIND, by=BY) is None
+    assert not PolicyControl.objects.exists()
+    with transaction.atomic():
+        assert resume(REMIND, by=BY) is None
+        Order.objects.create()
+    assert not PolicyControl.objects.exists()
+    assert Order.objects.count() == 2

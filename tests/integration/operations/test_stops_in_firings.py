@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,14 +30,12 @@ from django_delayq.worker.sources.ledger import LedgerSource
 from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
+from tests.integration.operations.names import LINGER, MINUTE, REMIND, Declare
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_pace")]
-
-REMIND = "testapp.order.remind"
-MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture(autouse=True)
@@ -83,15 +82,16 @@ def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_n
     assert set(fire(*rows).fired) == {row.pk for row in rows}
 
 
-def test_what_was_stopped_so_late_is_released_until_each_process_knows_and_its_line_not_asked_any_more() -> None:
+def test_a_suspect_that_was_stopped_so_late_waits_until_each_process_knows_and_its_line_is_not_asked_any_more() -> None:
     [row] = due_orders("remind")
     works, _ = plan({row.pk: 2}, "default")
     lines = Lines("default", 4, 0.5)
     assert REMIND in lines.may_run()
     at("noted", lambda: pause(REMIND, by=BY))
     report = run(works[0], "default")
-    assert report.now is not None
+    assert report.now is not None and report.fired == ()
     assert report.again[row.pk] == report.now + timedelta(seconds=controls.CACHE_SECONDS)
+    assert waits(row), "it is charged for nothing"
     assert REMIND not in lines.may_run(by_last_answer=True)
 
 
@@ -104,18 +104,10 @@ def test_the_line_of_a_pause_that_is_over_is_asked_without_a_query() -> None:
     assert not queries
 
 
-def test_a_suspect_that_is_stopped_is_charged_for_nothing() -> None:
-    [row] = due_orders("remind")
-    at("noted", lambda: pause(REMIND, by=BY))
-    report = fire(row, deliveries=2)
-    assert (report.fired, set(report.again)) == ((), {row.pk})
-    assert waits(row)
-
-
 @pytest.mark.dialect
 @needs_row_locks
 @pytest.mark.parametrize("option", ["batch", "together"])
-def test_what_is_undone_with_others_is_not_fired_one_by_one_after_a_pause(declare: Any, option: str) -> None:
+def test_what_is_undone_with_others_is_not_fired_one_by_one_after_a_pause(declare: Declare, option: str) -> None:
     """However long it took until one of them raised."""
 
     def handler(orders: Any, timeouts: Any) -> None:
@@ -139,29 +131,19 @@ def test_whoever_pauses_does_not_wait_for_a_firing_nor_a_firing_for_him() -> Non
     at("checked", lambda: pause(REMIND, by=BY))
     assert fire(row).fired == (row.pk,), "it was resumed before"
     rows = due_orders("linger", 1)
-    with another_session(lambda: pause("testapp.order.linger", by=BY)):
+    with another_session(lambda: pause(LINGER, by=BY)):
         assert fire(*rows).fired == (rows[0].pk,), "what is not committed is not in force"
 
 
-def controls_of(label: str) -> list[PolicyControl]:
-    """One in each form that a control may have."""
-    now = timezone.now()
-    moments = [None, now - MINUTE, now + MINUTE]
-    return [
-        PolicyControl(policy=label, stop=stop, until=until, changed_at=now, stopped_at=now)
-        for stop in PolicyControl.Stop.values
-        for until in moments
-    ]
-
-
-def test_a_firing_means_the_same_by_stopped_as_everybody_else(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_firing_means_the_same_by_stopped_as_others(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
     policy = declare(Order, name="new_name", aliases=["old_name"])
     [row] = due_orders(policy)
-    outcomes = []
-    for control in [each for label in (*policy.labels, REMIND) for each in controls_of(label)]:
+    outcomes, now = [], timezone.now()
+    for label, stop, until in product((*policy.labels, REMIND), PolicyControl.Stop.values, (None, -MINUTE, MINUTE)):
         assert controls.stop_cache.read("default") == {}  # and so it is remembered
-        control.save()
+        end = None if until is None else now + until
+        control = PolicyControl.objects.create(policy=label, stop=stop, until=end, changed_at=now, stopped_at=now)
         works, _ = plan({row.pk: 1}, "default")
         fires = bool(run(works[0], "default").fired)
         assert fires is (policy.label not in controls.stop_cache.read("default")), vars(control)

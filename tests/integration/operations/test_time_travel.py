@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -27,14 +28,14 @@ from django_delayq.operations import advance_clock, time_travel
 from django_delayq.redis_clients import get_engine
 from django_delayq.sql.now import database_now
 from django_delayq.testing import fire_due
-from tests.integration.operations.conftest import BY, pending
-from tests.support.waiting import wait_until
+from tests.integration.operations.conftest import BY, as_if, contents, many, pending
+from tests.integration.operations.names import DAY, HOUR, LINGER, REMIND, Declare
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
-DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
+SECOND = timedelta(seconds=1)
+NO = {"INSTALLATION": None, "PRODUCTION": None}
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +63,10 @@ def noting(name: str) -> Callable[[Order, Timeout], None]:
     return handler
 
 
-def vars_of(row: Timeout) -> dict[str, Any]:
-    return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
+@pytest.fixture
+def trial(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """A policy of orders that are on trial, for a day from their creation."""
+    return declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
 
 
 def is_about(a: Any, b: Any) -> bool:
@@ -71,11 +74,9 @@ def is_about(a: Any, b: Any) -> bool:
 
 
 def test_what_is_due_within_the_duration_fires_in_order_and_the_rest_comes_closer(declare: Declare) -> None:
+    armed: dict[str, Any] = {"since": "created_at", "when": Q(status="trial")}
     for days in (3, 1, 2, 5):
-        declare(
-            Order, noting(f"day {days}"), name=f"on_{days}", after=days * DAY, since="created_at",
-            when=Q(status="trial"),
-        )  # fmt: skip
+        declare(Order, noting(f"day {days}"), name=f"on_{days}", after=days * DAY, **armed)
     order = Order.objects.create(status="trial", created_at=timezone.now())
     created_at: Any = order.created_at
     done = advance(4 * DAY)
@@ -104,74 +105,58 @@ def test_what_a_handler_schedules_within_the_duration_happens_too(declare: Decla
     assert is_about(Timeout.objects.pending().get().due_at, timezone.now() + DAY - HOUR)
 
 
-def test_what_is_computed_later_counts_from_a_time_before_the_advance(declare: Declare) -> None:
-    """A chain whose deadlines count from the creation of its object."""
-
-    def remind(order: Order, timeout: Timeout) -> None:
-        created_at: Any = order.created_at
-        Effect.objects.create(what=f"reminder {(created_at - began) // DAY + 1}", object_id=order.pk)
-        order.created_at = created_at + DAY
-        order.save()
-
-    began = timezone.now()
-    declare(Order, remind, name="chain", after=DAY, since="created_at", when=Q(status="trial"))
-    order = Order.objects.create(status="trial", created_at=began)
-    advance(3 * DAY + HOUR)
-    assert effects() == ["reminder 1", "reminder 2", "reminder 3"]
-    row = dq.pending_timeouts(order).get()
-    assert is_about(row.due_at, began + DAY - HOUR)
-    order.refresh_from_db()
-    assert order.created_at == began + 3 * DAY
-
-
-def test_objects_that_begin_after_an_advance_have_all_of_their_time(declare: Declare) -> None:
-    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
-    before = timezone.now()
+def test_what_begins_later_has_all_of_its_time_and_appointments_come_closer(declare: Declare, trial: Any) -> None:
+    begins = declare(Order, noting("begins"), name="begins", after=-HOUR, since="created_at", when=Q(status="booked"))
+    began, in_five_days = timezone.now(), timezone.now() + 5 * DAY
+    before = Order.objects.create(status="booked", created_at=in_five_days)
     advance(3 * DAY)
     new = Order.objects.create(status="trial", created_at=timezone.now())
-    assert is_about(dq.get_deadline(new, policy), timezone.now() + DAY)
-    old = Order.objects.create(status="trial", created_at=before - DAY)
-    assert is_about(dq.get_deadline(old, policy), timezone.now() - 3 * DAY)
-    by_hand = dq.schedule_timeout(new, "remind", hours=1)
-    assert is_about(by_hand.due_at, timezone.now() + HOUR)
-
-
-def test_an_appointment_that_is_ahead_comes_closer(declare: Declare) -> None:
-    policy = declare(Order, noting("begins"), name="begins", after=-HOUR, since="created_at", when=Q(status="trial"))
-    before = Order.objects.create(status="trial", created_at=timezone.now() + 5 * DAY)
-    advance(3 * DAY)
-    after = Order.objects.create(status="trial", created_at=timezone.now() + 5 * DAY)
+    old = Order.objects.create(status="trial", created_at=began - DAY)
+    after = Order.objects.create(status="booked", created_at=in_five_days)
+    assert is_about(dq.get_deadline(new, trial), timezone.now() + DAY)
+    assert is_about(dq.get_deadline(old, trial), timezone.now() - 3 * DAY)
+    assert is_about(dq.schedule_timeout(new, "remind", hours=1).due_at, timezone.now() + HOUR)
     for order in (before, after):
-        assert is_about(dq.get_deadline(order, policy), timezone.now() + 2 * DAY - HOUR)
+        assert is_about(dq.get_deadline(order, begins), timezone.now() + 2 * DAY - HOUR)
+    explained = dq.explain_timeout(Order.objects.create(status="trial", created_at=began - 20 * DAY), trial).outlook
+    assert explained.startswith("Nothing is pending: the deadline passed too long ago")
+    assert explained.endswith("The clock of this installation is 3 d ahead: deadlines are earlier by it.")
 
 
-def test_nothing_counts_as_late_because_of_it(declare: Declare) -> None:
+@pytest.mark.parametrize("has_workers", [True, False], ids=["step by step", "without workers, all at once"])
+def test_nothing_counts_as_late_because_of_it(declare: Declare, has_workers: bool) -> None:
     declare(Order, noting("in time"), name="strict", late=Late(timedelta(minutes=1)))
     for hours in (1, 1.001, 20):
-        dq.schedule_timeout(Order.objects.create(), "strict", hours=hours)
-    advance(10 * DAY)
+        pending(Order.objects.create(), "strict", hours=hours)
+    done = advance(10 * DAY) if has_workers else advance(10 * DAY, between=lambda: False)
+    if not has_workers:
+        assert (done.steps, done.due, done.is_complete) == (2, 3, False)
+        assert fire_due() == 3
     assert effects() == ["in time"] * 3
     assert all((row.lateness() or 0) < 5 for row in Timeout.objects.all())
 
 
-def test_a_rest_of_one_step_fires_in_time_too(declare: Declare) -> None:
-    """Without workers: all becomes due at once."""
-    declare(Order, noting("in time"), name="strict", late=Late(timedelta(minutes=1)))
-    for days in (1, 2, 3):
-        dq.schedule_timeout(Order.objects.create(), "strict", days=days)
-    done = advance(3 * DAY, between=lambda: False)
-    assert (done.steps, done.due, done.is_complete) == (2, 3, False)
-    assert fire_due() == 3
-    assert effects() == ["in time"] * 3
-
-
-def test_many_deadlines_take_a_bounded_number_of_steps(declare: Declare) -> None:
+def test_many_deadlines_take_a_bounded_number_of_steps(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_travel, "MAX_STEPS", 5)
     declare(Order, noting("one"), name="many")
-    for number in range(300):
-        dq.schedule_timeout(Order.objects.create(), "many", minutes=number + 1)
-    done = advance(5 * HOUR + SECOND)
-    assert done.steps <= time_travel.MAX_STEPS + 1
-    assert len(effects()) == 300
+    for number in range(20):
+        pending(Order.objects.create(), "many", minutes=number + 1)
+    assert advance(HOUR).steps <= 5 + 1
+    assert len(effects()) == 20
+
+
+def test_settled_firing_and_due_rows_stay_and_a_failed_attempt_is_tried_again(declare: Declare) -> None:
+    def fail(order: Order, timeout: Timeout) -> None:
+        raise ValueError
+
+    declare(Order, fail, name="fails", retry=dq.Retry([HOUR, HOUR]))
+    failing, fired, firing = pending(Order.objects.create(), "fails", hours=1), *many(2)
+    as_if(fired, "fired", "due"), as_if(firing, "firing"), pending(Order.objects.create(), seconds=0)
+    before = contents()
+    advance(DAY, between=lambda: fire_due(failing.policy, raises=False))
+    failing.refresh_from_db()
+    assert (failing.state, failing.attempts) == ("dead", 3)
+    assert contents()[1:] == before[1:]
 
 
 def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_closer() -> None:
@@ -179,7 +164,7 @@ def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_close
     dq.hold_timeout(Order.objects.get(pk=held.object_id), "remind")
     dq.hold_timeout(Order.objects.get(pk=until.object_id), "remind", until=timezone.now() + 5 * DAY)
     dq.hold_timeout(Order.objects.get(pk=paused.object_id), "remind", keep_deadline=True)
-    operations.pause("testapp.order.linger", by=BY, until=timezone.now() + 5 * DAY)
+    operations.pause(LINGER, by=BY, until=timezone.now() + 5 * DAY)
     rests = dict(Timeout.objects.values_list("pk", "remaining"))
     advance(3 * DAY)
     rows = Timeout.objects.in_bulk()
@@ -187,29 +172,7 @@ def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_close
     assert {pk: row.remaining for pk, row in rows.items()} == rests
     assert is_about(rows[until.pk].held_until, timezone.now() + 2 * DAY)
     assert is_about(rows[paused.pk].due_at, timezone.now() - DAY)
-    assert is_about(policy_state("testapp.order.linger", "default").until, timezone.now() + 2 * DAY)
-
-
-def test_settled_firing_and_due_rows_stay_as_they_are() -> None:
-    rows = [pending(Order.objects.create(), hours=hours) for hours in (1, 1, 0)]
-    now = timezone.now()
-    Timeout.objects.filter(pk=rows[0].pk).update(state="fired", cause="due", settled_at=now, slot_taken=None)
-    Timeout.objects.filter(pk=rows[1].pk).update(state="firing", slot_taken=None)
-    before = list(map(vars_of, Timeout.objects.order_by("pk")))
-    advance(DAY, between=lambda: None)
-    assert list(map(vars_of, Timeout.objects.order_by("pk"))) == before
-
-
-def test_a_failed_attempt_is_tried_again_within_the_duration(declare: Declare) -> None:
-    def fail(order: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what="attempt", object_id=order.pk)
-        raise ValueError
-
-    declare(Order, fail, name="fails", retry=dq.Retry([HOUR, HOUR]))
-    row = dq.schedule_timeout(Order.objects.create(), "fails", hours=1)
-    advance(DAY)
-    row.refresh_from_db()
-    assert (row.state, row.attempts) == ("dead", 3)
+    assert is_about(policy_state(LINGER, "default").until, timezone.now() + 2 * DAY)
 
 
 def test_steps_run_in_order_at_their_part_of_the_time(declare: Declare) -> None:
@@ -231,83 +194,91 @@ def test_steps_run_in_order_at_their_part_of_the_time(declare: Declare) -> None:
     assert row.created_at > timezone.now() - HOUR, "its own time is not changed"
 
 
+PRODUCTION = {"INSTALLATION": "production", "PRODUCTION": "production"}
+OTHERS = "belongs to the installation 'production'"
+
+
 @pytest.mark.parametrize(
-    ("options", "debug", "says"),
+    ("options", "debug", "is_copied", "says"),
     [
-        ({"INSTALLATION": "production", "PRODUCTION": "production"}, False, "which DELAYQ..PRODUCTION.. names"),
-        ({"INSTALLATION": "production", "PRODUCTION": "production"}, True, "which DELAYQ..PRODUCTION.. names"),
-        ({"INSTALLATION": None, "PRODUCTION": "production"}, False, "INSTALLATION.. is not set"),
-        ({"INSTALLATION": "staging", "PRODUCTION": None}, False, "PRODUCTION.. is not set"),
-        ({"INSTALLATION": None, "PRODUCTION": None}, False, "INSTALLATION.. and DELAYQ..PRODUCTION.. are not set"),
-        ({"INSTALLATION": None, "PRODUCTION": None}, True, ""),
-        ({"INSTALLATION": "staging", "PRODUCTION": "production"}, False, ""),
+        (PRODUCTION, False, False, "which DELAYQ..PRODUCTION.. names"),
+        (PRODUCTION, True, False, "which DELAYQ..PRODUCTION.. names"),
+        ({"INSTALLATION": None}, False, False, "INSTALLATION.. is not set"),
+        ({"PRODUCTION": None}, False, False, "PRODUCTION.. is not set"),
+        (NO, False, False, "INSTALLATION.. and DELAYQ..PRODUCTION.. are not set"),
+        (NO, True, False, ""),
+        ({}, False, False, ""),
+        ({}, False, True, f"{OTHERS}.*delayq_adopt"),
+        ({"PRODUCTION": "prodution"}, True, True, OTHERS),
+        ({"INSTALLATION": "anna", "PRODUCTION": None}, True, True, OTHERS),
+        (NO, True, True, OTHERS),
     ],
 )
-def test_it_is_refused_where_it_may_be_production(settings: Any, options: Any, debug: bool, says: str) -> None:
+def test_it_is_refused_where_it_may_be_production_or_another_installation(
+    settings: Any, options: Any, debug: bool, is_copied: bool, says: str
+) -> None:
     settings.DELAYQ, settings.DEBUG = {**settings.DELAYQ, **options}, debug
-    row = pending(Order.objects.create(), hours=5)
-    before = vars_of(Timeout.objects.get())
+    if is_copied:
+        Installation.objects.create(name="production", since_at=timezone.now())
+    pending(Order.objects.create(), days=31)
+    before = contents()
     if not says:
         assert advance(HOUR).ahead == HOUR
         return
-    for call in (lambda: advance(HOUR), lambda: operations.reset_clock(actor=BY)):
-        with pytest.raises(DelayqError, match=says):
-            call()
-    with pytest.raises(CommandError, match=says):
-        call_command("delayq_clock", "--advance", "1h")
-    assert vars_of(Timeout.objects.get()) == before
-    assert not ClockAdvance.objects.exists()
-    assert row.pk
-
-
-def test_a_copy_of_the_database_of_production_is_adopted_first() -> None:
-    Installation.objects.create(name="production", since_at=timezone.now())
-    with pytest.raises(DelayqError, match="belongs to the installation 'production'.*delayq_adopt"):
-        advance(HOUR)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"INSTALLATION": "staging", "PRODUCTION": "prodution"},
-        {"INSTALLATION": "staging", "PRODUCTION": "another production"},
-        {"INSTALLATION": "anna", "PRODUCTION": None},
-        {"INSTALLATION": None, "PRODUCTION": None},
-    ],
-    ids=str,
-)
-def test_it_is_refused_on_the_database_of_any_other_installation(
-    settings: Any, options: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Installation.objects.create(name="production", since_at=timezone.now())
-    settings.DELAYQ, settings.DEBUG = {**settings.DELAYQ, **options}, True
-    pending(Order.objects.create(), days=31)
-    before = vars_of(Timeout.objects.get())
-    with pytest.raises(DelayqError, match="belongs to the installation 'production'"):
+    with pytest.raises(DelayqError, match=says):
         advance(30 * DAY)
-    with pytest.raises(CommandError, match="belongs to the installation 'production'"):
+    with pytest.raises(CommandError, match=says):
         call_command("delayq_clock", "--advance", "30d", "--yes")
-    assert vars_of(Timeout.objects.get()) == before
+    if not is_copied:
+        with pytest.raises(DelayqError, match=says):
+            operations.reset_clock(actor=BY)
+    assert contents() == before and not ClockAdvance.objects.exists()
 
 
-def test_production_shows_that_its_clock_was_advanced(settings: Any) -> None:
-    pending(Order.objects.create(), days=31)
-    advance(30 * DAY)
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
-    [found] = [finding for finding in examine(quick=True) if finding.id == "clock.advanced"]
-    assert found.level == WARNING
-    assert found.msg.startswith("The clock of this database was advanced 1 time, by 30 d, last by admin:alice on ")
-
-
-def test_it_asks_before_many_timeouts_come_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_does_not_run_back_nor_during_a_hold_nor_for_many_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_travel, "wait_for_workers", lambda using: True)
-    for _ in range(11):
-        pending(Order.objects.create(), days=30)
+    wrong: Any
+    for wrong in (timedelta(0), -HOUR, 3):
+        with pytest.raises(InvalidDelay, match="positive timedelta"):
+            advance(wrong)
+    operations.hold(REMIND, by=BY)
+    with pytest.raises(DelayqError, match="testapp.order.remind is on hold"):
+        advance(HOUR)
+    operations.resume(REMIND, by=BY)
+    many(11, days=30)
     with pytest.raises(CommandError, match="advance the clock of staging for 11 timeouts.*give --yes[.]"):
         call_command("delayq_clock", "--advance", "1d")
     assert not ClockAdvance.objects.exists()
     call_command("delayq_clock", "--advance", "1d", "--yes")
     assert ClockAdvance.objects.count() == 1
+
+
+def test_production_reads_nothing_of_it_and_says_so(trial: Any, settings: Any, django_assert_num_queries: Any) -> None:
+    """Reads nothing even of what a copy of the staging database has."""
+    began = timezone.now()
+    pending(Order.objects.create(), days=31)
+    advance(30 * DAY)
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
+    with django_assert_num_queries(0):
+        assert not advances.total("default")
+        assert trial.due_of(None, began) == began + DAY
+    assert snapshot().clock_ahead_seconds == 0
+    [found] = [finding for finding in examine(quick=True) if finding.id == "clock.advanced"]
+    assert found.level == WARNING
+    assert found.msg.startswith("The clock of this database was advanced 1 time, by 30 d, last by admin:alice on ")
+
+
+def test_others_know_it_in_a_second(
+    trial: Any, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = timezone.now()
+    assert trial.due_of(None, began) == began + DAY
+    ClockAdvance.objects.create(at=timezone.now(), length=HOUR, by=BY)  # as another process does
+    with django_assert_num_queries(0):
+        assert trial.due_of(None, began) == began + DAY, "cached"
+    now = time.monotonic()
+    monkeypatch.setattr("django_delayq.ledger.advances.time.monotonic", lambda: now + 1.1)
+    assert trial.due_of(None, began) == began + DAY - HOUR
 
 
 def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_passed(admin_client: Client) -> None:
@@ -320,52 +291,6 @@ def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_
         page = admin_client.get(f"/admin/django_delayq/timeout/{row.pk}/change/").content.decode()
         [seconds] = re.findall(r"fired ([\d.,]+) s after it", page)
         assert float(seconds.replace(",", "")) < 600
-
-
-def test_a_story_says_that_the_clock_is_ahead_of_a_round_that_is_not_armed(declare: Declare) -> None:
-    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
-    advance(15 * DAY)
-    order = Order.objects.create(status="trial", created_at=timezone.now() - HOUR)
-    outlook = dq.explain_timeout(order, policy).outlook
-    assert outlook.startswith("Nothing is pending: the deadline passed too long ago")
-    assert outlook.endswith("The clock of this installation is 15 d ahead: deadlines are earlier by it.")
-
-
-def test_production_reads_nothing_of_it(declare: Declare, settings: Any, django_assert_num_queries: Any) -> None:
-    """Not even what a copy of the staging database has."""
-    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
-    began = timezone.now()
-    advance(3 * DAY)
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
-    with django_assert_num_queries(0):
-        assert not advances.total("default")
-        assert policy.due_of(None, began) == began + DAY
-    assert snapshot().clock_ahead_seconds == 0
-
-
-def test_other_processes_know_it_after_a_second(declare: Declare, django_assert_num_queries: Any) -> None:
-    policy = declare(Order, noting("late"), name="new", after=DAY, since="created_at", when=Q(status="trial"))
-    began = timezone.now()
-    assert policy.due_of(None, began) == began + DAY
-    with django_assert_num_queries(0):
-        assert policy.due_of(None, began) == began + DAY, "cached"
-    ClockAdvance.objects.create(at=timezone.now(), length=HOUR, by=BY)  # as another process does
-    wait_until(lambda: policy.due_of(None, began) == began + DAY - HOUR)
-
-
-@pytest.mark.parametrize("wrong", [timedelta(0), -HOUR, 3])
-def test_time_does_not_run_back(wrong: Any) -> None:
-    with pytest.raises(InvalidDelay, match="positive timedelta"):
-        advance(wrong)
-    assert not ClockAdvance.objects.exists()
-
-
-def test_it_is_refused_while_a_policy_is_on_hold() -> None:
-    operations.hold("testapp.order.remind", by=BY)
-    with pytest.raises(DelayqError, match="testapp.order.remind is on hold"):
-        advance(HOUR)
-    operations.resume("testapp.order.remind", by=BY)
-    assert advance(HOUR).ahead == HOUR
 
 
 def test_it_is_shown_everywhere(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from django.utils import timezone
@@ -19,26 +17,19 @@ from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep
-from tests.integration.operations.conftest import BY, pending
+from tests.integration.operations.conftest import BY, pending, running
+from tests.integration.operations.names import DAY, REMIND
 from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, due_orders, states
+from tests.support.workers import due_orders, states
 from tests.testapp.models import Effect, Order
-
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-REMIND = "testapp.order.remind"
-
 
 @pytest.fixture
-def worker(source: str, settings: Settings) -> Iterator[RunningWorker]:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
-    running = RunningWorker(concurrency=2)
-    yield running
-    running.stop()
+def worker(source: str, frequent_sweeps: None) -> Iterator[None]:
+    with running(concurrency=2):
+        yield
 
 
 def fires(label: str) -> int:
@@ -51,9 +42,10 @@ def witness(label: str = "linger") -> None:
     wait_until(lambda: Timeout.objects.filter(pk=row.pk, state="fired").exists())
 
 
-def test_nothing_of_a_paused_policy_fires_and_all_of_it_when_it_goes_on(worker: RunningWorker) -> None:
+def test_what_is_stopped_fires_when_it_goes_on_and_what_is_told_to_at_once(worker: None) -> None:
     pause(REMIND, by=BY)
     due_orders("remind", 20)
+    later = pending(Order.objects.create(), hours=5)
     witness()
     witness()
     assert fires(REMIND) == 0
@@ -61,32 +53,17 @@ def test_nothing_of_a_paused_policy_fires_and_all_of_it_when_it_goes_on(worker: 
     resume(REMIND, by=BY)
     wait_until(lambda: fires(REMIND) == 20)
     assert Effect.objects.filter(what="remind").count() == 20
-
-
-def test_a_pause_that_ends_by_itself_brings_its_timeouts_back(worker: RunningWorker) -> None:
-    pause(REMIND, by=BY, until=timezone.now() + timedelta(days=1))
+    pause(REMIND, by=BY, until=timezone.now() + DAY)
     due_orders("remind", 5)
     witness()
-    assert fires(REMIND) == 0
+    assert fires(REMIND) == 20
     PolicyControl.objects.update(until=timezone.now())
-    wait_until(lambda: fires(REMIND) == 5)
+    wait_until(lambda: fires(REMIND) == 25)
+    assert fire_now(later, by=BY).changed == 1
+    wait_until(lambda: fires(REMIND) == 26)
 
 
-def test_what_was_held_fires_after_its_release_at_its_new_deadline(worker: RunningWorker) -> None:
-    hold(REMIND, by=BY)
-    rows = due_orders("remind", 3)
-    witness()
-    assert fires(REMIND) == 0
-    resume(REMIND, by=BY)
-    wait_until(lambda: fires(REMIND) == 3)
-    for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):
-        assert row.due_at > row.first_due_at
-        assert row.settled_at is not None and row.settled_at >= row.due_at
-
-
-def test_a_worker_carries_on_with_a_release_whose_process_died(
-    worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_carries_on_with_a_release_whose_process_died(worker: None, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(REMIND, by=BY)
     rows = due_orders("remind", 3)
     with monkeypatch.context() as patched:
@@ -96,35 +73,23 @@ def test_a_worker_carries_on_with_a_release_whose_process_died(
     assert fires(REMIND) == 0
     PolicyChange.objects.update(touched_at=timezone.now() - 2 * ABANDONED_AFTER)
     wait_until(lambda: fires(REMIND) == len(rows))
-
-
-def test_what_is_told_to_fire_now_fires(worker: RunningWorker) -> None:
-    row = pending(Order.objects.create(), hours=5)
-    witness()
-    assert states() == {"pending": 1, "fired": 1}
-    assert fire_now(row, by=BY).changed == 1
-    wait_until(lambda: fires(REMIND) == 1)
+    for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):
+        assert row.due_at > row.first_due_at
+        assert row.settled_at is not None and row.settled_at >= row.due_at, "at its new deadline"
 
 
 @pytest.mark.usefixtures("source")
-def test_a_burst_does_not_wait_for_what_is_paused() -> None:
+def test_a_burst_does_not_wait_for_what_is_paused_and_the_sweep_restores_it() -> None:
     pause(REMIND, by=BY)
-    due_orders("remind", 3)
+    rows = due_orders("remind", 3)
     due_orders("linger", 1)
     Worker(burst=True, concurrency=2).run()
     assert states() == {"pending": 3, "fired": 1}
-
-
-def test_the_sweep_restores_what_is_paused_like_all_others(redis_client: redis.Redis) -> None:
-    """Its line is not asked while it is paused."""
-    engine = get_engine("default")
-    assert isinstance(engine, Engine)
-    pause(REMIND, by=BY)
-    rows = due_orders("remind", 2)
-    queue = engine.queue("default", 0)
-    queue.remove(REMIND, [row.pk for row in rows])
-    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-    assert queue.stats().due == 2
+    if isinstance(engine := get_engine("default"), Engine):  # its line is not asked while it is paused
+        queue = engine.queue("default", 0)
+        queue.remove(REMIND, [row.pk for row in rows])
+        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+        assert queue.stats().due == 3
 
 
 @pytest.mark.usefixtures("worker")

@@ -66,9 +66,19 @@ def fire_hold_and_resume(order: Order, policy: Any) -> None:
         dq.resume_timeout(order, policy)
 
 
-@pytest.mark.parametrize("act", [fire, fire_and_hold, fire_hold_and_resume])
-@pytest.mark.parametrize("wait", ["snooze", "retry"])
-@pytest.mark.parametrize("case", [(True, 4, 2), (False, 4, 2), (False, 30_000, 20_000)])
+@pytest.mark.parametrize(
+    ("act", "wait", "case"),
+    [
+        (fire, "snooze", (True, 4, 2)),
+        (fire, "retry", (False, 30_000, 20_000)),
+        (fire, "snooze", (False, 30_000, 20_000)),
+        (fire, "retry", (True, 4, 2)),
+        (fire_and_hold, "snooze", (False, 4, 2)),
+        (fire_and_hold, "retry", (True, 4, 2)),
+        (fire_hold_and_resume, "snooze", (True, 4, 2)),
+        (fire_hold_and_resume, "retry", (False, 4, 2)),
+    ],
+)
 def test_a_condition_that_comes_back_does_not_end_a_wait(declare: Declare, act: Any, wait: str, case: Any) -> None:
     """Not even after as many days as are too late to arm a round."""
     is_step, waited, returns = case
@@ -92,29 +102,18 @@ def test_a_condition_that_comes_back_does_not_end_a_wait(declare: Declare, act: 
     assert found[0] == found[1]
 
 
-def test_a_payload_survives_a_payment_that_fails(declare: Declare) -> None:
+def test_what_was_moved_fires_once_for_its_deadline_also_if_it_came_back(declare: Declare) -> None:
     given: list[Any] = []
-    policy = declare(Order, lambda order, timeout: given.append(timeout.payload), name="tells", **ARMED)
-    order = Order.objects.create(status="unpaid", created_at=at(-20))
-    dq.schedule_timeout(order, policy, payload={"channel": "sms"})
-    flap(order)
-    with dq.clock.set_to(at(10)):
-        assert testing.fire_due(policy) == 1
-    assert given == [{"channel": "sms"}]
-
-
-def test_what_an_operator_has_moved_fires_once_for_its_deadline_also_if_its_condition_came_back(
-    declare: Declare,
-) -> None:
-    policy = declare(Order, name="once", **ARMED)
+    policy = declare(Order, lambda order, timeout: given.append(timeout.payload), name="once", **ARMED)
     order = Order.objects.create(status="unpaid", created_at=at(0))
-    dq.schedule_timeout(order, policy, at=at(60), on_conflict="once")
+    dq.schedule_timeout(order, policy, at=at(60), on_conflict="once", payload={"channel": "sms"})
     operations.postpone(newest(order, policy), by=BY, minutes=5)
     flap(order)
     with dq.clock.set_to(at(66)):
         assert testing.fire_due(policy) == 1
         again = dq.schedule_timeout(order, policy, at=at(60), on_conflict="once")
     assert (again.state, again.due_at, again.asked_due_at) == ("fired", at(65), at(60))
+    assert given == [{"channel": "sms"}], "its payload survives, too"
 
 
 def test_what_is_to_fire_now_has_no_step_before_it_unless_that_is_taken_back(declare: Declare) -> None:
@@ -132,6 +131,10 @@ def test_what_is_to_fire_now_has_no_step_before_it_unless_that_is_taken_back(dec
     operations.postpone(row, by=BY, minutes=30)
     row.refresh_from_db()
     assert (row.step, row.due_at, row.run_at) == ("", at(90), at(95)), "at the end of its grace"
+    for minutes in (0, 5):
+        with dq.clock.set_to(at(minutes)):
+            dq.hold_timeout(order, policy, keep_deadline=True)
+    assert newest(order, policy).held_at == NOW, "what is paused again is paused since the first time"
 
 
 @pytest.mark.parametrize("ends", ["at its deadline", "while it fires"])
@@ -149,13 +152,3 @@ def test_the_story_tells_why_it_ended_and_not_why_it_was_scheduled(declare: Decl
     row.refresh_from_db()
     assert (row.state, row.reason) == ("skipped", "")
     assert "customer" not in str(dq.explain_timeout(row))
-
-
-def test_what_is_paused_again_is_paused_since_the_first_time(declare: Declare) -> None:
-    policy = declare(Order, name="paused")
-    order = Order.objects.create()
-    dq.schedule_timeout(order, policy, hours=1)
-    for minutes in (0, 5):
-        with dq.clock.set_to(at(minutes)):
-            dq.hold_timeout(order, policy, keep_deadline=True)
-    assert newest(order, policy).held_at == NOW

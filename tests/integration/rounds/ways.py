@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
+import pytest
 from django.db.models import Q
 
 import django_delayq as dq
@@ -97,31 +99,29 @@ def both(*acts: Act) -> Act:
     return lambda stage: [act(stage) for act in acts]
 
 
-def again(stage: Stage) -> None:
-    stage.set(created_at=at(-285))
-    dq.schedule_timeout(stage.obj, stage.policy, hours=2, **GIVEN)
+def scheduled(values: dict[str, Any], *, in_bulk: bool = False, **delay: Any) -> Act:
+    """Schedule it for its object, which has these values now."""
+
+    def act(stage: Stage) -> None:
+        stage.set(created_at=at(-285), **values)
+        if in_bulk:
+            dq.schedule_timeouts([stage.obj], stage.policy, **GIVEN, **delay)
+        else:
+            dq.schedule_timeout(stage.obj, stage.policy, **GIVEN, **delay)
+
+    return act
 
 
-def again_in_bulk(stage: Stage) -> None:
-    stage.set(created_at=at(-285))
-    dq.schedule_timeouts([stage.obj], stage.policy, hours=2, **GIVEN)
-
-
-def computed(stage: Stage) -> None:
-    stage.set(created_at=at(-285), grace=360 * MINUTE)
-    dq.schedule_timeout(stage.obj, stage.policy, **GIVEN)
-
-
-def computed_in_bulk(stage: Stage) -> None:
-    stage.set(created_at=at(-285), grace=360 * MINUTE)
-    dq.schedule_timeouts([stage.obj], stage.policy, **GIVEN)
+again, again_in_bulk = scheduled({}, hours=2), scheduled({}, in_bulk=True, hours=2)
+GRACE = {"grace": 360 * MINUTE}
+computed, computed_in_bulk = scheduled(GRACE), scheduled(GRACE, in_bulk=True)
 
 
 def fire(stage: Stage) -> None:
     stage.fire()
 
 
-def expire(stage: Stage) -> None:
+def expire(_stage: Stage) -> None:
     settle_expired("default")
 
 
@@ -133,13 +133,9 @@ def die(stage: Stage) -> None:
             raise KeyboardInterrupt
 
     set_checkpoint_hook(look)
-    try:
+    with pytest.raises(KeyboardInterrupt):  # it is fired alone
         stage.fire()
-    except KeyboardInterrupt:
-        return
-    finally:
-        set_checkpoint_hook(None)
-    raise AssertionError("it was not fired alone")
+    set_checkpoint_hook(None)
 
 
 def is_paid(stage: Stage) -> None:
@@ -257,19 +253,27 @@ def arming() -> Iterator[Way]:
     yield Way("`hold_when` ends", sync(note=""), HOLDING, "held by its condition")
 
 
+MOVES: dict[str, list[Act]] = {
+    "rescheduled": [function("reschedule_timeout", hours=1), bulk("reschedule_timeouts", hours=1)],
+    "extended": [function("extend_timeout", hours=1), bulk("extend_timeouts", hours=1)],
+    "moved by an operator": [operation("postpone", hours=1), operation("change_deadline", shift=7 * MINUTE)],
+    "moved by an operator to a datetime": [operation("postpone", at=at(600)), operation("change_deadline", at=at(600))],
+    "its declared delay changes": [changed("recompute")],
+    "all are shifted": [changed("shift")],
+}
+CLOCKS: dict[str, list[Act]] = {
+    "held by hand": [function("hold_timeout"), operation("hold_timeout")],
+    "paused by hand": [function("hold_timeout", keep_deadline=True), operation("pause_timeout")],
+    "its policy was held": [stopped(operations.hold)],
+    "its policy was paused": [stopped(operations.pause)],
+}
+RESUMES = (function("resume_timeout"), operation("resume_timeout"))
+
+
 def moves() -> Iterator[Way]:
     for start in WAITING:
-        for options in (AUTO, PLANNED):
-            yield Way("rescheduled", function("reschedule_timeout", hours=1), options, start)
-            yield Way("rescheduled", bulk("reschedule_timeouts", hours=1), options, start)
-            yield Way("extended", function("extend_timeout", hours=1), options, start)
-            yield Way("extended", bulk("extend_timeouts", hours=1), options, start)
-            yield Way("moved by an operator", operation("postpone", hours=1), options, start)
-            yield Way("moved by an operator", operation("change_deadline", shift=7 * MINUTE), options, start)
-            yield Way("moved by an operator to a datetime", operation("postpone", at=at(600)), options, start)
-            yield Way("moved by an operator to a datetime", operation("change_deadline", at=at(600)), options, start)
-            yield Way("its declared delay changes", changed("recompute"), options, start)
-            yield Way("all are shifted", changed("shift"), options, start)
+        for options, (event, acts) in product((AUTO, PLANNED), MOVES.items()):
+            yield from (Way(event, act, options, start) for act in acts)
         yield Way("computed again", both(lambda s: s.set(grace=360 * MINUTE), operation("replan")), DATA, start)
     yield Way("fire now", operation("fire_now"), AUTO, "not requested")
     yield Way("fire now", operation("fire_now"), BARE, "not requested")
@@ -278,18 +282,10 @@ def moves() -> Iterator[Way]:
 
 
 def clocks() -> Iterator[Way]:
-    for start in WAITING:
-        for options in (AUTO, PLANNED):
-            yield Way("held by hand", function("hold_timeout"), options, start)
-            yield Way("held by hand", operation("hold_timeout"), options, start)
-            yield Way("paused by hand", function("hold_timeout", keep_deadline=True), options, start)
-            yield Way("paused by hand", operation("pause_timeout"), options, start)
-            yield Way("its policy was held", stopped(operations.hold), options, start)
-            yield Way("its policy was paused", stopped(operations.pause), options, start)
-    for start in ("held", "paused"):
-        for options in (AUTO, PLANNED):
-            yield Way("resumed by hand", function("resume_timeout"), options, start)
-            yield Way("resumed by hand", operation("resume_timeout"), options, start)
+    for start, options, (event, acts) in product(WAITING, (AUTO, PLANNED), CLOCKS.items()):
+        yield from (Way(event, act, options, start) for act in acts)
+    for start, options, act in product(("held", "paused"), (AUTO, PLANNED), RESUMES):
+        yield Way("resumed by hand", act, options, start)
     yield Way("its hold reaches its end", lambda s: end_holds_by_hand("default"), AUTO, "held until now")
 
 
