@@ -25,7 +25,15 @@ from django_delayq.worker.sources.ledger import SlotQueue
 from django_delayq.worker.sources.redis import Sources
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until
-from tests.support.workers import Declare, StartWorker, all_are, due_orders, needs_more_connections, states
+from tests.support.workers import (
+    Declare,
+    StartWorker,
+    all_are,
+    due_orders,
+    needs_more_connections,
+    queue_in_redis,
+    states,
+)
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -273,7 +281,26 @@ def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_
     assert plan(taken.deliveries, "default", slots=taken.slots)[1].done == tuple(ids)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": 8}, {"atomic": False}], ids=["alone", "in batches", "outside"])
+def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
+    source: str, declare: Declare, start_worker: StartWorker
+) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=Rate(60, per=timedelta(seconds=3))))
+    ids = overdue(policy, 90)
+    start_worker(concurrency=2)
+    wait_until(lambda: len(begins.ids) > 5, "some have fired")
+    others = {row.pk for row in due_orders("remind", 30)}
+    wait_until(lambda: not Timeout.objects.pending().filter(pk__in=others).exists(), "the others have fired")
+    assert len(begins.ids) < len(ids), "they had to wait"
+    assert Timeout.objects.pending().filter(policy=policy.label, claimed_until__isnull=False).count() <= 30
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
+    if source == "redis":
+        wait_until(lambda: queue_in_redis().stats().total == 0, "Redis has no entry any more")
+    assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
+
+
+@pytest.mark.parametrize("options", [{"batch": 8}, {"atomic": False}], ids=["in batches", "outside"])
 def test_the_rate_is_kept_while_redis_fails_and_returns(
     own_redis: Any, declare: Declare, start_worker: StartWorker, options: dict[str, Any]
 ) -> None:
@@ -281,8 +308,7 @@ def test_the_rate_is_kept_while_redis_fails_and_returns(
     begins = Begins()
     policy = declare(Order, begins, name="rated", limits=Limits(rate=Rate(60, per=timedelta(seconds=3))), **options)
     overdue(policy, 75)
-    for _ in range(1 if options else 2):
-        start_worker(concurrency=1 + bool(options))
+    start_worker(concurrency=2)
     wait_until(lambda: len(begins.ids) > 20, "some have fired")
     own_redis.kill()
     wait_until(lambda: len(begins.ids) > 40, "more have fired")
