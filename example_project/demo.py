@@ -1,4 +1,4 @@
-"""Run `make demo`: Redis, web server and worker for the shop, then a few dozen orders.
+"""Run `make demo`: Redis, web server and worker for the shop, a few dozen orders, and then a page to play with it.
 
 In a terminal the shop stays open until Ctrl-C; without a terminal the demo exits after the orders. Its processes
 always end with it.
@@ -12,7 +12,6 @@ Standard library only; Django runs in the children.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -22,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,16 +35,6 @@ USUAL_PORT = 8000
 PATIENCE_SECONDS = 60
 LOG_LINES = 25
 SHOW_CURSOR = "\x1b[?25h"
-
-# Delays in seconds for visitors: long enough to click, short enough to watch. The command that plays orders sets its
-# own delays.
-VISITOR_DELAYS = {
-    "cancel_unpaid": 60,
-    "cancel_unaccepted": 45,
-    "review_by_default": 60,
-    "notify_trial_expiry": 120,
-    "promised_delivery": 45,
-}
 
 
 class DemoFailed(Exception):
@@ -64,6 +53,8 @@ class Demo:
             "DJANGO_SETTINGS_MODULE": "config.settings",
             "DATABASE_URL": os.environ.get("DEMO_DATABASE_URL") or f"sqlite:///{directory / 'shop.sqlite3'}",
             "PYTHONUNBUFFERED": "1",
+            "DJANGO_SUPERUSER_USERNAME": ADMIN,
+            "DJANGO_SUPERUSER_EMAIL": "admin@example.com",
             "DJANGO_SUPERUSER_PASSWORD": PASSWORD,
         }
         if redis_url:
@@ -73,13 +64,12 @@ class Demo:
     def prepare(self) -> None:
         """Create a migrated database with an administrator."""
         self._finish("migrate", "--verbosity", "0")
-        self._finish("createsuperuser", "--no-input", "--username", ADMIN, "--email", "admin@example.com")
+        self._finish("createsuperuser", "--no-input")
 
     def serve(self) -> None:
         """Start worker and web server, and wait until the shop responds."""
-        delays = {"SHOP_DELAYS": json.dumps(VISITOR_DELAYS), **self.environment}
-        self._start("worker", delays, "delayq_worker")
-        self._start("web", delays, "runserver", "--noreload", f"127.0.0.1:{self.port}")
+        self._start("worker", "delayq_worker")
+        self._start("web", "runserver", "--noreload", f"127.0.0.1:{self.port}")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._answers():
             self.check()
@@ -121,7 +111,8 @@ class Demo:
         for process in self.serving.values():
             processes.stop(process)
 
-    def _start(self, name: str, environment: Mapping[str, str], *arguments: str) -> None:
+    def _start(self, name: str, *arguments: str) -> None:
+        environment = {**self.environment, "DJANGO_SETTINGS_MODULE": "config.demo"}
         with (self.directory / f"{name}.log").open("wb") as log:
             self.serving[name] = processes.start(
                 _manage(*arguments), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -174,10 +165,10 @@ def _show(demo: Demo, *, stay: bool) -> None:
     orders = _recorded_orders()
     demo.prepare()
     demo.serve()
-    _say(f"The shop is open: {demo.url}/")
+    _say("The shop is open. Its first orders:")
     demo.play(orders)
     if stay:
-        _say(f"Shop: {demo.url}/   Admin: {demo.url}/admin/ ({ADMIN} / {PASSWORD})   Ctrl-C: stop")
+        _say(f"Now play with it: {demo.url}/   (admin: {ADMIN} / {PASSWORD})   Ctrl-C: stop")
         demo.stay()
 
 

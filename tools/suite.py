@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 IN_THREADS = str(2 * int(WORKERS))
+SPREAD = ("-n", WORKERS, "--dist", "worksteal")
+"""Each process has whole files, so that what a file prepares is prepared once; only the last ones are divided."""
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
@@ -84,7 +86,7 @@ NO_BROWSER = f"not browser and {NO_RECORDED_ORDERS}"
 """Pages are the same on each database."""
 LEFT_OUT = "DELAYQ_TEST_DESELECTED"
 """Names the file into which `tests/support/left_out.py` writes the tests that marks leave out."""
-MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "6", "--workers", "1")
+MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "3", "--workers", "1")
 REAL_ORDERS: Command = ("pytest", "-m", "real_orders", "tests/shop")
 
 
@@ -192,7 +194,7 @@ class Job:
 
 def _computing(*paths: str, marks: str = "", ignored: Command = ()) -> Command:
     """Return the command for tests that compute: with more processes than cores they would get in each other's way."""
-    return ["pytest", "-n", WORKERS, "-m", marks, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
+    return ["pytest", *SPREAD, "-m", marks, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
 def _in_threads(marks: str = "", ignored: Command = ()) -> Command:
@@ -249,7 +251,7 @@ def _stages(*, everything: bool = False) -> list[Stage]:
         Stage(
             "check",
             "style and types, and the tests that are not slow, on SQLite",
-            [["pytest", "-n", WORKERS, "-m", f"not slow and {NO_BROWSER}", *_ignore([THREADS]), "tests"]],
+            [["pytest", *SPREAD, "-m", f"not slow and {NO_BROWSER}", *_ignore([THREADS]), "tests"]],
             [*LINT[:3], LINT[4], _in_threads("not slow")],
             {"DELAYQ_TEST_DB": "sqlite"},
             is_on_demand=True,
@@ -304,7 +306,7 @@ def _oracle(name: str) -> Stage:
     return Stage(
         f"oracle-{name}",
         "what a change of the structure must not change",
-        [["pytest", "-n", WORKERS, *model, *PLANS]],
+        [["pytest", *SPREAD, *model, *PLANS]],
         [_in_processes(NO_RECORDED_ORDERS if is_first else NO_BROWSER)],
         {"DELAYQ_TEST_DB": name},
         needs_variable=None if is_first else f"DELAYQ_TEST_{name.upper()}_URL",

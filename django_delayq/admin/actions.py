@@ -6,7 +6,7 @@ Only a POST of such a page changes anything. Changes are written to Django's adm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -38,7 +38,7 @@ from django_delayq.ledger.subjects import about_objects, about_outer_row, tables
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import whatif
 from django_delayq.monitoring.reports import MAX_READ
-from django_delayq.monitoring.snapshot import Obstacle, workers_alive
+from django_delayq.monitoring.snapshot import Names, Snapshot, obstacles_among, workers_alive
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.policies import outlasts
 from django_delayq.operations.previews import Preview
@@ -108,32 +108,36 @@ def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[st
 
 
 def banners(
-    request: HttpRequest, site: AdminSite, found: Iterable[Obstacle], labels: Collection[str] | None = None
+    request: HttpRequest, site: AdminSite, labels: Names = None, queues: Names = None, seen: Snapshot | None = None
 ) -> list[dict[str, Any]]:
     """Return what a page shows of the reasons why nothing fires, or fires late, with the address that helps.
 
-    `labels`: the policies of the page, by present or former labels; None: all.
+    `labels`: the policies of the page, by present or former labels; None: all. `queues`: those of its rows; None: of
+    these policies. `seen`: what the page has read already, of all policies.
     """
+    if labels is not None and not labels:
+        return clock_banners()
     operation, shown, using = POLICY_OPERATIONS["resume"], list[dict[str, Any]](), database_of(Timeout)
-    stops = {state.label: state for state in policy_states(using)}
+    if seen is None:
+        states, workers = policy_states(using), workers_alive(using)
+        found = list(obstacles_among(states, workers, labels, queues))
+    else:
+        states, workers = [each.state for each in seen.policies if each.state], [*seen.workers]
+        # Of a policy that is stopped, its own row shows that; that a brake has stopped it belongs to the top, too.
+        found = [each for each in seen.obstacles if not each.policy or each.code == "braked"]
+    stops = {state.label: state for state in states}
     for obstacle in found:
         state = stops.get(obstacle.policy)
         may_resume_it = state is not None and operation.is_permitted(request.user) and operation.fits(state)
         resume = address(site, "policycontrol_operate", obstacle.policy, "resume") if may_resume_it else ""
         text = str(obstacle) if state is None else render.stop(state)
         shown.append({"obstacle": obstacle, "text": text, "address": resume, "label": operation.label})
-    running = (state.policy for state in stops.values() if not state.is_stopped)
+    running = (state.policy for state in states if not state.is_stopped)
     policies = [policy for policy in running if labels is None or not set(labels).isdisjoint(policy.labels)]
-    late = [*_redis_banners(using), *_backlog(request, site, policies, using)] if policies else []
-    return [*clock_banners(), *late, *shown]
-
-
-def _redis_banners(using: str) -> list[dict[str, Any]]:
-    """Return what a page shows if workers do not reach the Redis that is configured."""
-    workers = [] if get_settings().redis is None else workers_alive(using)
-    without = [worker for worker in workers if not worker.uses_redis]
+    without = [worker for worker in workers if not worker.uses_redis and get_settings().redis and policies]
     words = _("Workers that do not reach Redis, and read due timeouts from the database once a second: {n} of {count}.")
-    return [{"text": words.format(n=len(without), count=len(workers))}] if without else []
+    redis = [{"text": words.format(n=len(without), count=len(workers))}] if without else []
+    return [*clock_banners(), *redis, *_backlog(request, site, policies, using), *shown]
 
 
 def _backlog(request: HttpRequest, site: AdminSite, policies: list[Any], using: str) -> list[dict[str, Any]]:

@@ -40,11 +40,11 @@ DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
 SET_BY: Final = {"policy": _("policy"), "hand": _("hand")}
 """Who may have set a deadline."""
 DUE_LABELS: Final = {
-    "waiting": _("pending, soonest first"),
-    "hour": _("due in the next hour"),
     "overdue": _("overdue"),
     "failing": _("failing: an attempt has failed"),
     "dead": _("dead"),
+    "hour": _("due in the next hour"),
+    "waiting": _("pending, soonest first"),
 }
 DUE_STATES: Final = {**dict.fromkeys(DUE_LABELS, State.PENDING), "dead": State.DEAD}
 """The state of the rows of each choice of the filter by urgency and `mixins.TimeoutsFilter`."""

@@ -29,7 +29,6 @@ from django_delayq.ledger import search
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.subjects import about_objects, about_outer_row, kind_of, tables_of
 from django_delayq.models import Timeout
-from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.operations import selection
 from django_delayq.operations.selection import MAX_OBJECTS
 from django_delayq.policy.policies import get_policies
@@ -55,7 +54,7 @@ class TimeoutsFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self.site = model_admin.admin_site
-        return [(choice, filters.DUE_LABELS[choice]) for choice in ("hour", "overdue", "waiting", "dead")]
+        return [(choice, filters.DUE_LABELS[choice]) for choice in ("overdue", "dead", "hour", "waiting")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
@@ -243,7 +242,7 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
         if not waiting:
             return []
         labels, queues = {row.policy for row in waiting}, {row.queue for row in waiting}
-        return banners(self.request, self.site, obstacles(database_of(Timeout), labels, queues), labels)
+        return banners(self.request, self.site, labels, queues)
 
     @cached_property
     def links(self) -> list[dict[str, str]]:

@@ -35,7 +35,7 @@ from django_delayq.admin.reports import chart, report_view
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import PolicyStatus, obstacles, overview
+from django_delayq.monitoring.snapshot import PolicyStatus, overview
 from django_delayq.operations import selection
 from django_delayq.operations.changes import unfinished
 from django_delayq.operations.registry import POLICY_OPERATIONS, operations_for
@@ -137,8 +137,7 @@ class TimeoutAdmin(LedgerAdmin):
         if owner is not None and not selection.may_view(request.user, owner):
             raise PermissionDenied
         policy = request.GET.get(filters.POLICY)
-        labels = [policy] if policy else None
-        shown = operate.banners(request, self.admin_site, obstacles(database_of(Timeout), labels), labels)
+        shown = operate.banners(request, self.admin_site, [policy] if policy else None)
         return super().changelist_view(request, {"delayq_banners": shown, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,8 +145,7 @@ class TimeoutAdmin(LedgerAdmin):
         context["delayq_buttons"] = operate.buttons(request, row, self.admin_site) if row else []
         if row is not None:
             labels = [] if row.is_settled else [row.policy]
-            found = obstacles(database_of(Timeout), labels, [row.queue]) if labels else []
-            context["delayq_banners"] = operate.banners(request, self.admin_site, found, labels)
+            context["delayq_banners"] = operate.banners(request, self.admin_site, labels, [row.queue])
             (row,) = named([row], request.user)
             if row.delayq_name:  # type: ignore[attr-defined]
                 about = render.titled("", row.object_id, row.delayq_name)  # type: ignore[attr-defined]
@@ -197,8 +195,6 @@ class PolicyControlAdmin(LedgerAdmin):
         if not listed and not self.has_view_permission(request):
             return {}
         seen: Any = overview(using)
-        # Of a policy that is stopped, its own row shows that; that a brake has stopped it belongs to the top, too.
-        found = [each for each in seen.obstacles if not each.policy or each.code == "braked"]
         changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
         names = [f"{clock.local(hour.begins_at):%H:%M}" for hour in seen.hours]
         ended = {kind: [Count(getattr(hour, kind)) for hour in seen.hours] for kind in PLOTTED}
@@ -212,7 +208,7 @@ class PolicyControlAdmin(LedgerAdmin):
             "numbers": numbers(seen, listed),
             "plot": plot,
             "policies": [self._row(request, policy, listed, changing) for policy in seen.policies],
-            "banners": operate.banners(request, site, found),
+            "banners": operate.banners(request, site, seen=seen),
             "for_selected": [
                 {"label": each.label, "address": address(site, "policycontrol_operate_selected", each.name)}
                 for each in POLICY_OPERATIONS.values()
@@ -228,6 +224,7 @@ class PolicyControlAdmin(LedgerAdmin):
         hours = [f"{clock.local(clock.now() + timedelta(hours=number)):%H:%M}" for number in range(len(status.hours))]
         return {
             "status": status,
+            "tag": render.policy_tag(status.label),
             "urgency": URGENCIES.get(status.urgency) or (state and PolicyControl.Stop(state.stop).label),
             "numbers": numbers(status, listed, status.label),
             **{name: render.lag(getattr(status, name)) for name in ("waited_seconds", "lag_p50", "lag_p99")},

@@ -15,8 +15,8 @@ from typing import Any
 from django.utils import formats, timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language_bidi, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_delayq.ledger import advances
 from django_delayq.ledger.controls import PolicyState
@@ -170,9 +170,14 @@ def story(row: Timeout, values: str = "") -> SafeString:
     return format_html(
         '<ol class="delayq-story">{}</ol><p class="delayq-outlook" dir="auto">{}{}</p>',
         format_html_join("", '<li><div dir="auto">{}</div></li>', ((_event(event),) for event in events)),
-        events.outlook if not row.is_settled else _("This timeout is settled."),
+        _("This timeout is settled.") if row.is_settled else isolated(events.outlook),
         now,
     )
+
+
+def isolated(text: str) -> str:
+    """Return `text` with marks around its datetimes, which would be reversed after letters that run right to left."""
+    return re.sub(r"\d{4}-\d\d-\d\d [\d:.]*\d", "\u2066\\g<0>\u2069", text) if get_language_bidi() else text
 
 
 def _event(event: stories.StoryEvent) -> SafeString:

@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from django import forms
@@ -34,7 +34,6 @@ from django_delayq.monitoring.reports import (
     may_count_by,
     policy_report,
 )
-from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.policy.policies import registry
 from django_delayq.sql.now import database_now
 
@@ -81,7 +80,7 @@ def report_view(request: HttpRequest, label: str, site: AdminSite) -> HttpRespon
         "list": address(site, "policycontrol_changelist"),
         "form": form,
         "error": error,
-        "delayq_banners": banners(request, site, obstacles(database_of(Timeout), [label]), [label]),
+        "delayq_banners": banners(request, site, [label]),
         "file": f"?{asked.urlencode()}",
         **({} if report is None else _shown(report)),
     }
@@ -140,7 +139,8 @@ def _line(line: Figures) -> dict[str, Any]:
 
 def _chart(report: Report) -> dict[str, Any]:
     lines = {line.name: line for line in report.lines}
-    names = list(lines) if report.by == "month" else _every_day(report.first, report.last)
+    days = (str(report.first + timedelta(days=number)) for number in range((report.last - report.first).days + 1))
+    names = list(lines if report.by == "month" else days)
     shown = [lines.get(name, Figures(name)) for name in names]
     in_time, others = ([Count(line.in_time) for line in shown], [Count(line.rounds - line.in_time) for line in shown])
     return chart(names, {"in_time": (gettext("in time"), in_time), "other": (gettext("other rounds"), others)})
@@ -168,7 +168,3 @@ def chart(names: Sequence[str], kinds: Mapping[str, tuple[Any, Sequence[Count]]]
         bars.append({"name": name, "parts": parts, **place})
     shown = [{"kind": kind, "title": title, "total": str(sum(n, NOTHING))} for kind, (title, n) in kinds.items()]
     return {"bars": bars, "kinds": shown, "highest": str(highest), "total": str(sum(totals, NOTHING))}
-
-
-def _every_day(first: date, last: date) -> list[str]:
-    return [str(first + timedelta(days=number)) for number in range((last - first).days + 1)]

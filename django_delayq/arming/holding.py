@@ -86,7 +86,7 @@ class Progress(NamedTuple):
         if self.left < timedelta(0):
             words = _("{duration} after the deadline")
         percent = int(round(100 * self.share, 6))  # 99 as long as something is left
-        # xgettext:no-python-format: `% u` is not a placeholder
+        # `% u` is not a placeholder: xgettext:no-python-format
         return _("{time}, {percent} % used").format(time=words.format(duration=length), percent=percent)
 
 

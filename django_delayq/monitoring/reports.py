@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timedelta
 from typing import Any, Final
@@ -15,10 +15,10 @@ from django.db.models import F, Model
 from django_delayq.exceptions import DelayqError, suggestion
 from django_delayq.ledger.rollups import OVERDUE, SettledRow, Tally, counted, day_of, quantile, read_settled, start_of
 from django_delayq.ledger.routing import database_of
-from django_delayq.ledger.search import COUNTS_PER_STATEMENT, MAX_COUNT, YEARS, Count, counting
+from django_delayq.ledger.search import COUNTS_PER_STATEMENT, MAX_COUNT, YEARS, Count
 from django_delayq.models import PolicyDay, Timeout, could_fire_at
 from django_delayq.operations.selection import column_at, may_ask_where
-from django_delayq.policy.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.policy.policies import TimeoutPolicy, get_policy, labels_of, registry
 from django_delayq.sql.key_types import keys_in, object_id_of
 from django_delayq.sql.now import database_now
 from django_delayq.sql.statements import Param, Raw, chunks, compiled, params, selected, sql_of
@@ -49,19 +49,17 @@ def _time(name: str, index: int | None = None) -> Param:
     return Param(Timeout._meta.get_field("run_at"), name, index)
 
 
-_PENDING: Final = {"state": State.PENDING}
-COUNTS: Final[dict[str, dict[str, Any]]] = {
-    "pending": _PENDING,
-    "due": {**_PENDING, "run_at__lte": _time("now")},
-    "overdue": {**_PENDING, "run_at__lte": _time("overdue")},
-    "firing": {"state": State.FIRING},
-    "dead": {"state": State.DEAD},
+_OF_STATES: Final[dict[str, dict[str, Any]]] = {
     "fired": {"state": State.FIRED, "run_at__gte": _time("recent")},
     "skipped": {"state": State.SKIPPED, "run_at__gte": _time("recent")},
+    "firing": {"state": State.FIRING},
+    "dead": {"state": State.DEAD},
     "held": {"state": State.HELD},
     "failing": {},
 }
-"""The counts of a policy with their conditions; failing rows have an index of their own instead."""
+"""Counts of a policy with their conditions; failing rows have an index of their own instead."""
+COUNTS: Final = (*_OF_STATES, "pending", "overdue", "due")
+"""The counts of a policy. One read of pending rows, the soonest first, gives the last three, and those of each hour."""
 
 
 class InvalidReport(DelayqError, ValueError):
@@ -174,24 +172,20 @@ def _asked(policy: str | TimeoutPolicy[Any] | None) -> tuple[str, Collection[str
     if policy is None:
         return "", None, router.db_for_write(Timeout)
     using = router.db_for_write(Timeout)
-    if isinstance(policy, str) and registry.get(policy) is None and _is_left(policy, using):
-        return policy, (policy,), using
+    if isinstance(policy, str) and registry.get(policy) is None and "\0" not in policy:  # PostgreSQL refuses a NUL
+        # One that is not declared any more may have left rows or days.
+        rows, days = Timeout.objects.using(using).of_labels([policy]), PolicyDay.objects.using(using)
+        if rows.exists() or (policy and days.filter(policy=policy).exists()):
+            return policy, (policy,), using
     found = get_policy(policy)
     return found.label, found.labels, database_of(found.concrete_model)
-
-
-def _is_left(label: str, using: str) -> bool:
-    """Return whether rows or days have the label of a policy that is not declared any more."""
-    rows, days = Timeout.objects.using(using).of_labels([label]), PolicyDay.objects.using(using).filter(policy=label)
-    return "\0" not in label and (rows.exists() or (bool(label) and days.exists()))  # PostgreSQL refuses a NUL
 
 
 def _days(by: str, first: date | None, last: date | None, using: str) -> tuple[date, date]:
     last = last or day_of(database_now(using))
     if last.year in YEARS and first is None:
-        months = last.year * 12 + last.month - MONTHS_SHOWN
-        first = last - timedelta(days=DAYS_SHOWN - 1)
-        first = date(months // 12, months % 12 + 1, 1) if by == "month" else first
+        months, days = last.year * 12 + last.month - MONTHS_SHOWN, timedelta(days=DAYS_SHOWN - 1)
+        first = date(months // 12, months % 12 + 1, 1) if by == "month" else last - days
     if first is None or first > last or not {first.year, last.year}.issubset(YEARS):
         raise InvalidReport(f"The first day, {first}, is after the last one, {last}, or too far away.")
     return first, last
@@ -199,8 +193,7 @@ def _days(by: str, first: date | None, last: date | None, using: str) -> tuple[d
 
 def _name_of(by: str, day: date, label: str) -> str:
     if by == "policy":
-        declared = registry.get(label)
-        return label if declared is None else declared.label
+        return labels_of(label)[0]
     return f"{day:%Y-%m}" if by == "month" else f"{day:%Y-%m-%d}"
 
 
@@ -300,71 +293,93 @@ class PolicyFigures:
 
 
 def read_figures(owners: dict[str, str], using: str, now: datetime, hours: int) -> dict[str, PolicyFigures]:
-    """Read the figures of each policy, with so many `hours`; `owners` has the policy of each label."""
-    size = len(COUNTS) + hours
-    found = {owner: PolicyFigures(Counter(dict.fromkeys(range(size), 0))) for owner in owners.values()}
+    """Read the figures of each policy, with so many `hours`; `owners` has the policy of each label.
+
+    With as many statements for many policies as for one. Those with more than `MAX_COUNT` pending rows need further
+    ones for their hours.
+    """
+    found = {owner: PolicyFigures() for owner in owners.values()}
     starts = [now + timedelta(hours=number) for number in range(hours + 1)]
     at = dict[str, Any](now=now, overdue=now - OVERDUE, recent=now - timedelta(hours=HOURS), starts=starts)
+
+    def add(numbers: Iterable[tuple[str, Sequence[int]]], first: int = 0) -> None:
+        for label, values in numbers:
+            found[owners[label]].numbers.update(dict(enumerate(values, first)))
+
     for labels in chunks(list(owners), COUNTS_PER_STATEMENT):
-        own = [found[owners[label]] for label in labels]
-        values = {**at, "policy": labels}
-        # Hours only of policies with pending rows: each part of a statement takes time to plan, also without any rows.
-        for first, end in ((0, len(COUNTS)), (len(COUNTS), size))[: 1 + bool(hours)]:
-            chosen = [label for label in labels if not first or found[owners[label]].numbers[0]]
-            for part in chunks(chosen, COUNTS_PER_STATEMENT // (end - first)):
-                for number, value, place in _counts.rows(using, len(part), first, end, **{**at, "policy": part}):
-                    found[owners[part[place]]].numbers[first + number] += value
-        for state in (State.FIRED, State.SKIPPED):
-            for late, place in _late.rows(using, len(labels), state, MAX_LATE, **values):
-                if late == MAX_LATE:
-                    ((late, _),) = _late.rows(using, 1, state, MAX_COUNT + 1, **{**at, "policy": labels[place:]})  # noqa: PLW2901
-                own[place].numbers[list(COUNTS).index(state)] += late
+        counts = dict(_counts(using, at, labels, hours, MAX_COUNT + 1))
+        add(counts.items())
+        busy = [label for label in labels if hours and counts[label][COUNTS.index("pending")] > MAX_COUNT]
+        for part in chunks(busy, COUNTS_PER_STATEMENT // HOURS):
+            add(_hours(using, at, part, MAX_COUNT + 1), len(COUNTS))
+        late = dict(_late(using, at, labels, MAX_LATE))
+        late |= _late(using, at, [label for label in labels if MAX_LATE in late[label]], MAX_COUNT + 1)
+        add(late.items())
         # One that was armed long after its deadline, as by a backfill, has not waited since then.
-        for *times, place in _oldest_due.rows(using, len(labels), **values):
-            own[place].due.append(max(times))
-        for *columns, place in _last_fired.rows(using, len(labels), **values):
-            own[place].fired.append(columns)
+        for label, times in _oldest_due(using, at, labels):
+            found[owners[label]].due.append(max(times))
+        for label, columns in _last_fired(using, at, labels):
+            found[owners[label]].fired.append(columns)
     return found
 
 
-def _of_each_label(build: Callable[..., Raw]) -> compiled:
-    """Read several labels by a statement that `build` makes for one: its rows end with the place of their label.
+def _of_each_label(build: Callable[..., Raw]) -> Callable[..., Iterator[tuple[str, list[Any]]]]:
+    """Read several labels by a statement that `build` makes for one: yield the label of each row, and its values.
 
     `build` gets the rows of the label in the order of the index.
     """
 
+    @compiled
     def union(using: str, size: int, *shape: Any) -> Raw:
         rows = Timeout.objects.using(using).order_by("policy", "state", "run_at", "id")
         parts = [build(rows.filter(policy=label), using, *shape) for label in params("policy", size)]
         sql = " UNION ALL ".join(f"SELECT part.*, {place} FROM ({each.sql}) part" for place, each in enumerate(parts))
         return Raw(sql, [value for each in parts for value in each.parameters], parts[0].returning)
 
-    return compiled(union)
+    def read(using: str, at: dict[str, Any], labels: Sequence[str], *shape: Any) -> Iterator[tuple[str, list[Any]]]:
+        for *values, place in union.rows(using, len(labels), *shape, **at, policy=labels) if labels else ():
+            yield labels[place], values
+
+    return read
 
 
 @_of_each_label
-def _counts(rows: Any, using: str, first: int, end: int) -> Raw:
-    """Count some of these: the rows in the order of `COUNTS`, and the pending ones that fall due in each hour."""
+def _counts(rows: Any, using: str, hours: int, most: int) -> Raw:
+    """Count the rows in the order of `COUNTS`, and the pending ones of each hour; 0 if there are `most` of them."""
     failing = rows.failing().order_by("policy", "state", "attempts", "id")
-    hour = [{"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS)]
-    parts = [*COUNTS.values(), *({**_PENDING, **each} for each in hour)][first:end]
-    return Raw(*counting([rows.filter(**each) if each else failing for each in parts], using))
+    counted = (rows.filter(**each) if each else failing for each in _OF_STATES.values())
+    numbers = _numbers(_selected([], each[:most], using) for each in counted)
+    pending, own = sql_of(rows.filter(state=State.PENDING).values("run_at")[:most], using)
+    due, within = "COUNT(CASE WHEN run_at <= %s THEN 1 END)", "COUNT(CASE WHEN run_at > %s AND run_at <= %s THEN 1 END)"
+    counts = [due] * 2 + [f"CASE WHEN COUNT(*) < {most} THEN {within} ELSE 0 END"] * hours
+    columns = ", ".join(f"{each} AS due{place}" for place, each in enumerate(counts))
+    sql = f"{numbers.sql}, COUNT(*) AS pending, {columns} FROM ({pending}) last"
+    times = (_time("starts", place) for each in range(hours) for place in (each, each + 1))
+    return Raw(sql, [*numbers.parameters, _time("overdue"), _time("now"), *times, *own])
+
+
+@_of_each_label
+def _hours(rows: Any, using: str, most: int) -> Raw:
+    """Count the pending rows that fall due in each of the next hours, at most so many."""
+    hours = [{"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS)]
+    return _numbers(_selected([], rows.filter(state=State.PENDING, **each)[:most], using) for each in hours)
 
 
 @_of_each_label
 def _oldest_due(rows: Any, using: str) -> Raw:
-    return _selected(["run_at", "created_at"], rows.filter(**COUNTS["due"])[:MAX_LATE], using)
+    due = rows.filter(state=State.PENDING, run_at__lte=_time("now"))
+    return _selected(["run_at", "created_at"], due[:MAX_LATE], using)
 
 
 @_of_each_label
-def _late(rows: Any, using: str, state: str, examined: int) -> Raw:
-    """Count the rows that fired, or were skipped, in the last day although they were to run before.
+def _late(rows: Any, using: str, examined: int) -> Raw:
+    """Count the rows that fired, and those that were skipped, in the last day although they were to run before.
 
     No index has both times. But rows that were late together, because nothing could fire, follow each other in the
     index of the policy, immediately before those of the last day. So only the last `examined` rows are read.
     """
-    before = rows.filter(state=state, run_at__lt=_time("recent")).reverse()
-    return _selected([], before[:examined], using, is_recent=True)
+    before = (rows.filter(state=state, run_at__lt=_time("recent")).reverse() for state in (State.FIRED, State.SKIPPED))
+    return _numbers(_selected([], each[:examined], using, is_recent=True) for each in before)
 
 
 @_of_each_label
@@ -374,10 +389,17 @@ def _last_fired(rows: Any, using: str) -> Raw:
     return _selected(names, rows.filter(state=State.FIRED).reverse()[:MAX_LAGS], using, is_recent=True)
 
 
+def _numbers(parts: Iterable[Raw]) -> Raw:
+    """Select the numbers that the `parts` select as one row."""
+    given = list(parts)
+    columns = ", ".join(f"({each.sql}) AS n{place}" for place, each in enumerate(given))
+    return Raw(f"SELECT {columns}", [value for each in given for value in each.parameters])
+
+
 def _selected(names: list[str], rows: Any, using: str, *, is_recent: bool = False) -> Raw:
     """Select columns of `rows`, or their number without `names`; with `is_recent`, of those settled in the last day."""
     fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
     columns = ", ".join(selected(f"last.{each.column}", each, connections[using]) for each in fields) or "COUNT(*)"
-    sql, values = sql_of(rows.values(*names or ["settled_at"]), using)
+    sql, values = sql_of(rows.values(*names or ["settled_at" if is_recent else "pk"]), using)
     recent, condition = [_time("recent")] * is_recent, " WHERE last.settled_at >= %s" * is_recent
     return Raw(f"SELECT {columns} FROM ({sql}) last{condition}", [*values, *recent], fields)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from django.db import router
 from django.utils import translation
@@ -29,12 +28,15 @@ from django_delayq.scheduling.story import stop_label, undeclared_label
 from django_delayq.sql.now import database_now
 from django_delayq.times.clock import fitting, to_ms
 
-ALIVE: Final = timedelta(seconds=20)
-"""A worker whose last heartbeat is older does not count as running."""
+ALIVE: Final = timedelta(seconds=10)
+"""A worker whose last heartbeat is older does not count as running. One comes every five seconds, and may be late by a
+few if Redis or the database is slow."""
 COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500
 """How many entries are read of each queue and shard. The engine returns no more."""
+
+Names: TypeAlias = Collection[str] | None
 
 URGENCIES: Final = ("braked", "overdue", "undeclared", "failing", "dead", "stopped", "late", "fine")
 """What a policy is, the first one that an operator should see to first."""
@@ -94,10 +96,8 @@ class Obstacle:
     @property
     def command(self) -> str:
         """Return the command that removes it; empty: none does."""
-        if self.code == "no_worker":
-            return "manage.py delayq_worker"
-        if self.code == "no_worker_for_queue":
-            return f"manage.py delayq_worker --queue {self.queue}"
+        if self.code in {"no_worker", "no_worker_for_queue"}:
+            return "manage.py delayq_worker" + (f" --queue {self.queue}" if self.queue else "")
         return f"manage.py delayq_resume {self.policy}" if self.code in {"paused", "braked", "held"} else ""
 
 
@@ -272,7 +272,7 @@ def snapshot(using: str | None = None, *, hours: bool = False) -> Snapshot:
             at=now,
             database=using,
             workers=tuple(alive),
-            obstacles=tuple(_obstacles(alive, states, declared_queues())),
+            obstacles=tuple(obstacles_among(states, alive, queues=declared_queues())),
             policies=tuple(policies),
             redis=redis_status(using, now),
             installation=ledger_name(using),
@@ -299,9 +299,7 @@ def workers_alive(using: str) -> list[WorkerStatus]:
     ]
 
 
-def obstacles(
-    using: str, labels: Collection[str] | None = None, queues: Collection[str] | None = None
-) -> list[Obstacle]:
+def obstacles(using: str, labels: Names = None, queues: Names = None) -> list[Obstacle]:
     """Return why timeouts do not fire although they are due, with at most three queries.
 
     Args:
@@ -309,28 +307,26 @@ def obstacles(
         labels: only of these policies, by present or former labels; None: of all declared ones.
         queues: only of these queues, such as those of rows; None: of the queues of the policies.
     """
-    states = policy_states(using)
-    undeclared: list[str] = []
-    if labels is not None:
-        undeclared = sorted(label for label in set(labels) if registry.get(label) is None)
-        states = [state for state in states if not set(labels).isdisjoint(state.policy.labels)]
-    queues = {state.policy.queue for state in states} if queues is None else queues
-    found = list(_obstacles(workers_alive(using), states, queues))
-    return found + [Obstacle("undeclared", label) for label in undeclared]
+    return list(obstacles_among(policy_states(using), workers_alive(using), labels, queues))
 
 
-def _obstacles(
-    workers: Sequence[WorkerStatus], states: Iterable[PolicyState], queues: Collection[str]
+def obstacles_among(
+    states: Sequence[PolicyState], workers: Sequence[WorkerStatus], labels: Names = None, queues: Names = None
 ) -> Iterator[Obstacle]:
+    """Yield the same as `obstacles`, from the policies and the running workers."""
+    if labels is not None:
+        states = [state for state in states if not set(labels).isdisjoint(state.policy.labels)]
     if not workers:
         yield Obstacle("no_worker")
     elif not any(worker.queues is None for worker in workers):
         served = {queue for worker in workers for queue in worker.queues or ()}
+        queues = {state.policy.queue for state in states} if queues is None else queues
         yield from (Obstacle("no_worker_for_queue", queue=queue) for queue in sorted(set(queues) - served))
     for state in states:
         if state.is_stopped:
             code = "braked" if state.is_braked else state.stop
             yield Obstacle(code, state.label, until=state.until, by=state.by, reason=state.reason)
+    yield from (Obstacle("undeclared", label) for label in sorted(set(labels or ())) if registry.get(label) is None)
 
 
 def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[PolicyStatus]:
@@ -393,17 +389,14 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
     return RedisStatus(True, True, "", tuple(queues), len(rows), still)
 
 
-def _missing(engine: Any, rows: Iterable[tuple[Any, ...]], using: str, now: datetime) -> list[int]:
+def _missing(engine: Any, rows: Sequence[tuple[Any, ...]], using: str, now: datetime) -> list[int]:
     """Return the ids that are not among the first entries of their line; none of a line with too many entries.
 
     Also those that were due a lease ago and that no worker would get now, if there are more than workers have.
     """
-
-    @functools.cache
-    def first_entries(queue: str, shard: int, label: str) -> dict[int, int]:
-        return dict(engine.queue(queue, shard).peek(PEEKED, label))
-
-    found = [(id, at, first_entries(queue, engine.shard_of(id), label)) for id, queue, label, at in rows]
+    lines = {(queue, engine.shard_of(id), label) for id, queue, label, _ in rows}
+    first = {line: dict(engine.queue(*line[:2]).peek(PEEKED, line[2])) for line in lines}
+    found = [(id, at, first[queue, engine.shard_of(id), label]) for id, queue, label, at in rows]
     lost = [id for id, _, entries in found if len(entries) < PEEKED and id not in entries]
     hidden = [id for id, at, entries in found if at + get_settings().lease <= now and entries.get(id, 0) > to_ms(now)]
     return lost + hidden if hidden and len(hidden) > sum(worker.held for worker in workers_alive(using)) else lost

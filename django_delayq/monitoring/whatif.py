@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,7 @@ from django_delayq.ledger.planned import acts_at
 from django_delayq.ledger.rollups import read_settled
 from django_delayq.ledger.routing import database_of
 from django_delayq.ledger.search import LAST_SETTLED
-from django_delayq.models import Timeout, TimeoutQuerySet, ending_of
+from django_delayq.models import Timeout, ending_of
 from django_delayq.operations.policies import check_delay
 from django_delayq.operations.selection import where as about_where
 from django_delayq.policy.policies import TimeoutPolicy, get_policy
@@ -127,7 +127,8 @@ def what_if(
     if limit is None:
         pages: Iterable[Sequence[PastRound]] = read_settled(rows.filter(about), first, now, PastRound)
     else:
-        page = list(_newest(rows.filter(about), first, now, limit))
+        newest = rows.filter(about, settled_at__gte=first, settled_at__lt=now).order_by(*LAST_SETTLED.fields)
+        page = [PastRound(*values) for values in reversed(newest.values_list(*PastRound._fields)[:limit])]
         pages, first = [page], page[0].settled_at if len(page) == limit else first
     lived = _Relived(found, after, using)
     for rounds in pages:
@@ -154,12 +155,6 @@ def sentences(found: WhatIf) -> list[str]:
     return lines
 
 
-def _newest(rows: TimeoutQuerySet, first: datetime, now: datetime, limit: int) -> Iterator[PastRound]:
-    """Yield the last `limit` rows, the oldest of them first."""
-    found = rows.filter(settled_at__gte=first, settled_at__lt=now).order_by(*LAST_SETTLED.fields)
-    return (PastRound(*values) for values in reversed(found.values_list(*PastRound._fields)[:limit]))
-
-
 class _Relived:
     """Counts what would have become of rounds, which are given in the order in which they were settled."""
 
@@ -167,8 +162,7 @@ class _Relived:
         self._policy, self._after, self._using = policy, after, using
         self._closed = set[tuple[str, str, datetime | None]]()
         """The objects, keys and `since` of rounds that would have fired: they are not armed again."""
-        names = ("rounds", "in_time", "fired", "ended_first", "would_fire", "would_fire_at_most", "hand_set", "unknown")
-        self.counts = Counter(dict.fromkeys(names, 0))
+        self.counts = Counter[str]()
 
     def add(self, rounds: Collection[PastRound]) -> None:
         """Count some rounds."""

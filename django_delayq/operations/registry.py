@@ -252,10 +252,7 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         action=_("Hold selected timeouts"),
         on_objects=_("Hold their timeouts"),
         question=_("Hold these timeouts?"),
-        explanation=_(
-            "They do not fire, and keep the rest of their time. When a clock runs again, the deadline is so much "
-            "later than that time."
-        ),
+        explanation=_("They do not fire. When they are resumed, each deadline is as far away as when the hold began."),
         done=ngettext_lazy("{n} timeout is on hold.", "{n} timeouts are on hold."),
     ),
     Operation(
@@ -285,8 +282,8 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         on_objects=_("Resume their timeouts"),
         question=_("Resume these timeouts?"),
         explanation=_(
-            "Each deadline is as far away as it was when the clock was stopped; one that was paused has stayed where "
-            "it was. A clock that the condition of the policy stops stays stopped until that does not hold."
+            "Each deadline is as far away as when the hold began; that of a paused timeout has stayed where it was. "
+            "What the condition of the policy holds stays on hold until that condition does not hold."
         ),
         done=ngettext_lazy("{n} timeout was resumed.", "{n} timeouts were resumed."),
     ),

@@ -83,8 +83,8 @@ def cancel(target: Target, **how: Unpack[How]) -> Result:
 def fire_now(target: Target, **how: Unpack[How]) -> Result:
     """Make pending timeouts due now, so that a worker fires them, if `when` holds.
 
-    A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts whose clock is stopped, and
-    those of a policy that is paused or on hold, are refused. Arguments and errors are those of `cancel`.
+    A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts that are on hold or paused,
+    and those of a policy that is, are refused. Arguments and errors are those of `cancel`.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
@@ -428,13 +428,13 @@ def _renew(rows: list[Timeout], context: Context) -> None:
 
 
 def hold_timeout(target: Target, *, until: datetime | None = None, **how: Unpack[How]) -> Result:
-    """Stop the clocks of pending timeouts by hand: nothing fires, and the rest of their time is kept.
+    """Hold pending timeouts by hand: nothing fires, and the rest of their time is kept.
 
     Those that are held already get another end. They can be cancelled and postponed meanwhile. The other arguments and
     errors are those of `cancel`.
 
     Args:
-        until: a datetime in the future, from which the clocks run again; None: until they are resumed.
+        until: a datetime in the future, at which the hold ends; None: until they are resumed.
 
     Raises:
         InvalidDelay: `until` has passed, is not a datetime, or its awareness does not fit `USE_TZ`.

@@ -74,7 +74,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
-X_FRAME_OPTIONS = "DENY"
+X_FRAME_OPTIONS = "SAMEORIGIN"  # the front page shows the admin in a frame; in your project, keep Django's DENY
 SESSION_COOKIE_SAMESITE = "Lax"
 
 DELAYQ: dict[str, Any] = {

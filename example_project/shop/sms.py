@@ -14,7 +14,7 @@ from django.db import IntegrityError, transaction
 from django.utils.module_loading import import_string
 
 from django_delayq import clock
-from shop.models import TextMessage
+from shop.models import Outage, TextMessage
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,11 @@ class Gateway(Protocol):
 
 
 class LogGateway:
-    """A gateway that sends nothing, but stores and logs the message."""
+    """A gateway that sends nothing, but stores and logs the message. During an outage it fails."""
 
     def send(self, recipient: str, text: str, *, key: str) -> None:
+        if Outage.objects.exists():
+            raise ConnectionError("The SMS provider does not answer.")
         try:
             with transaction.atomic():
                 TextMessage.objects.create(idempotency_key=key, recipient=recipient, text=text, sent_at=clock.now())

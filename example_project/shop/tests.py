@@ -1,4 +1,4 @@
-"""The five policies of the shop, tested with the testing kit: `python manage.py test`.
+"""The five policies of the shop, and the words of its pages, tested with the testing kit: `python manage.py test`.
 
 No Redis and no worker is needed, and nothing waits.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.test import TestCase, override_settings
+from django.urls import reverse
 
 from django_delayq import DeadlinePassed, before_deadline, clock
 from django_delayq.testing import assert_cancelled, assert_fired, assert_scheduled, fire_due, perform, travel
-from shop.models import Customer, Order, Review, TextMessage
+from shop.models import Customer, Order, Outage, Review, TextMessage
+from shop.views.waits import progress_of
 
 
 @override_settings(DELAYQ={"REDIS": None})
@@ -28,7 +30,7 @@ class ShopTests(TestCase):
             self.order.deliver()
 
     def test_an_unpaid_order_is_cancelled(self) -> None:
-        assert_scheduled(self.order, "cancel_unpaid", due=timedelta(minutes=30))
+        assert_scheduled(self.order, "cancel_unpaid", due=self.order.placed_at + timedelta(minutes=30))
         travel(minutes=31)
         self.assertEqual(fire_due("cancel_unpaid", self.order), 1)
         self.order.refresh_from_db()
@@ -54,6 +56,17 @@ class ShopTests(TestCase):
         assert_fired(self.order.delivery, "remind_late_delivery")
         self.assertEqual(TextMessage.objects.filter(recipient=self.customer.phone).count(), 1)
 
+    def test_a_provider_that_does_not_answer_is_called_again(self) -> None:
+        self.deliver(promised=timedelta(hours=1))
+        Outage.objects.create(began_at=clock.now())
+        travel(hours=2)
+        fire_due(obj=self.order.delivery, raises=False)
+        self.assertTrue(self.order.delivery.timeouts.get().is_failing)
+        Outage.objects.all().delete()
+        travel(days=3)
+        fire_due(obj=self.order.delivery)
+        self.assertEqual(progress_of(self.order).results[-1], "Text message sent, 3 d late, with attempt 2.")
+
     def test_silence_after_the_delivery_counts_as_five_stars(self) -> None:
         self.deliver()
         perform("review_by_default", self.order.review)
@@ -64,3 +77,12 @@ class ShopTests(TestCase):
         self.assertEqual(fire_due(obj=self.customer.trial), 0)
         travel(hours=2)
         self.assertEqual(fire_due(obj=self.customer.trial), 1)
+
+    def test_the_front_page_reports_what_has_come_of_an_order(self) -> None:
+        played = self.client.post(reverse("shop:play", args=["pay-late"]), follow=True)
+        self.assertContains(played, "Time left to pay")
+        travel(days=3)
+        fire_due("shop.order.cancel_unpaid")
+        shown = self.client.get(reverse("shop:index"))
+        self.assertContains(shown, "Cancelled as unpaid, 3 d after the order, 3 d late.")
+        self.assertContains(shown, "Pay all the same")

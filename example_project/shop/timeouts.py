@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from django.db.models import Q
 
-from django_delayq import timeout_policy
+from django_delayq import Retry, timeout_policy
 from shop.delays import shop_delay
 from shop.models import CancelReason, Delivery, Order, Review, TrialMembership
 from shop.sms import send_sms
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from django_delayq.models import Timeout
 
 DEFAULT_SCORE = 5
+# If the provider does not answer, it is called again after 5 s, and then less and less often, for some hours.
+SMS_RETRY = Retry.exponential(base=5, factor=1.1, max=timedelta(minutes=5), times=100)
 
 
 @timeout_policy(
@@ -53,6 +55,7 @@ def cancel_unaccepted(order: Order, timeout: Timeout) -> None:
     when=Q(delivered_at=None),
     search="order__reference",
     owner="order__customer",
+    retry=SMS_RETRY,
     atomic=False,  # a provider may need seconds to respond, and the row must not stay locked during the call
 )
 def remind_late_delivery(delivery: Delivery, timeout: Timeout) -> None:
@@ -84,6 +87,7 @@ def review_by_default(review: Review, timeout: Timeout) -> None:
     after=lambda trial: shop_delay("notify_trial_expiry"),
     when=Q(status=TrialMembership.Status.RUNNING),
     owner="customer",
+    retry=SMS_RETRY,
 )
 def notify_trial_expiry(trial: TrialMembership, timeout: Timeout) -> None:
     """End the trial after three days, and notify the customer."""

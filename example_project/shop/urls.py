@@ -10,7 +10,8 @@ from shop.views import actions, pages
 app_name = "shop"
 urlpatterns = [
     path("", pages.index, name="index"),
-    path("orders/", actions.place, name="place"),
+    path("plays/<str:name>/", actions.play, name="play"),
+    path("sms/repair/", actions.repair_sms, name="repair-sms"),
     path("orders/<str:reference>/", pages.order, name="order"),
     path("orders/<str:reference>/time-to-pay/", api.time_to_pay, name="time-to-pay"),
     path("orders/<str:reference>/review/", actions.review, name="review"),

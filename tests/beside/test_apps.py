@@ -1,4 +1,4 @@
-"""A project with a dozen other apps, in a process with its own settings."""
+"""Tests that need other settings than the suite, in processes of their own: other apps, and another driver."""
 
 from __future__ import annotations
 
@@ -8,18 +8,37 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, _address
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-FOLDER = ROOT / "tests" / "beside" / "apps"
+WITH_PSYCOPG2 = (
+    "ledger/test_statements.py",
+    "ledger/test_settling.py",
+    "firing/test_together.py",
+    "firing/test_time_limit.py",
+    "firing/test_leftovers.py::test_only_a_setting_that_does_not_end_with_the_transaction_costs_the_connection",
+    "matrix/test_keys.py::test_joins_along_the_relation",
+    "matrix/test_keys.py::test_the_single_verbs",
+    "scheduling/test_many_rows.py",
+    "worker/test_worker.py::test_several_workers_fire_each_timeout_once",
+)
+"""Statements of each kind, locks, types of keys, connections that are cut, and a worker."""
+
+
+def run(settings: str, database: str, *arguments: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"DJANGO_SETTINGS_MODULE": f"tests.beside.{settings}", "DELAYQ_TEST_DB": database}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def test_deadlines_work_beside_other_apps() -> None:
     """On SQLite: which database it is makes no difference to what these apps do with models."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"DJANGO_SETTINGS_MODULE": "tests.beside.project.settings", "DELAYQ_TEST_DB": "sqlite"}
-    options = ["--nomigrations", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    command = [sys.executable, "-m", "pytest", *options, str(FOLDER)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=110)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    run("project.settings", "sqlite", "--nomigrations", str(ROOT / "tests" / "beside" / "apps"))
+
+
+def test_where_psycopg2_is_installed_and_psycopg_3_is_not_the_statements_are_the_same() -> None:
+    _address("DELAYQ_TEST_POSTGRESQL_URL")
+    run("psycopg2_settings", "postgresql", *(str(ROOT / "tests" / "integration" / name) for name in WITH_PSYCOPG2))

@@ -1,18 +1,25 @@
-"""Run the Python of one page as its reader would, in a small Django project made of the files of the page.
+"""Run the Python of a page as its reader would, in a small Django project made of the files of the page.
 
-    python -m tests.docs.play docs/races.md
+    echo docs/races.md | python -m tests.docs.play
 
 Blocks that begin with `# shop/models.py` or similar become files of an app `shop`. Missing files come from the
 tutorial, whose shop all pages share. Then the tables are created, and the other blocks run in order, in one
 namespace. A block that begins with `# settings.py` is checked as settings.
+
+Each page runs in a fork of one process, which has loaded Django and the library, and made their tables: this takes
+twice as long as the page.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from copy import deepcopy
@@ -35,21 +42,20 @@ USE_TZ = True
 ROOT_URLCONF = "shop.urls"
 ALLOWED_HOSTS = ["*"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", {apps}"shop"]
-DATABASES = {{"default": {{
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", *APPS]
+DATABASES = {"default": {
     "ENGINE": "django.db.backends.sqlite3",
-    "NAME": {home!r} + "/shop.sqlite3",
-    "OPTIONS": {{"transaction_mode": "IMMEDIATE", "timeout": 20}},
-}}}}
-DELAYQ = {{"REDIS": None}}
+    "NAME": __file__.replace("project_settings.py", "shop.sqlite3"),
+    "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+}}
+DELAYQ = {"REDIS": None}
 """
 
 
-def play(path: Path) -> None:
-    """Run the examples. Raise their exceptions, or `Wrong` if one does not do what the page shows."""
-    page = read(path)
+def serve() -> None:
+    """Play the pages whose paths are the lines of the input. Print each error as a line of JSON; empty for none."""
     with tempfile.TemporaryDirectory() as home:
-        _write_project(Path(home), page)
+        _write_settings(Path(home), [])
         sys.path.insert(0, home)
         os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
         import django
@@ -57,13 +63,54 @@ def play(path: Path) -> None:
         from django.db import connections
 
         django.setup()
-        call_command("migrate", run_syncdb=True, verbosity=0)
-        call_command("check", fail_level="ERROR", stderr=StringIO())
-        try:
-            with ExitStack() as until_the_end:
-                _run(page, until_the_end)
-        finally:
-            connections.close_all()
+        importlib.import_module("django_delayq.testing")  # with the worker, which most pages use
+        call_command("migrate", verbosity=0)
+        connections.close_all()
+        for line in sys.stdin:
+            print(json.dumps(_error_of(Path(line.strip()), Path(home))), flush=True)  # noqa: T201
+
+
+def _error_of(path: Path, base: Path) -> str:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as home:
+        if not (child := os.fork()):
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            code = 1
+            try:
+                os.chdir(path.parent)
+                play(read(path), Path(home), base)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        return output.read() if status else ""
+
+
+def play(page: Page, home: Path, base: Path) -> None:
+    """Run the examples. Raise their exceptions, or `Wrong` if one does not do what the page shows."""
+    from django.apps import apps
+    from django.conf import settings
+    from django.core.management import call_command
+    from django.db import connections
+
+    database = settings.DATABASES["default"]["NAME"] = str(home / "shop.sqlite3")
+    shutil.copy(base / "shop.sqlite3", database)
+    connections["default"].settings_dict["NAME"] = database
+    _write_project(home, page)
+    _write_settings(home, own := [*_own_app(page), "shop"])  # for processes that the page starts
+    sys.path.insert(0, str(home))
+    settings.INSTALLED_APPS += own
+    apps.set_installed_apps(settings.INSTALLED_APPS)
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    call_command("check", fail_level="ERROR", stderr=StringIO())
+    try:
+        with ExitStack() as until_the_end:
+            _run(page, until_the_end)
+    finally:
+        connections.close_all()
 
 
 def _run(page: Page, until_the_end: ExitStack) -> None:
@@ -148,17 +195,20 @@ def _write_project(home: Path, page: Page) -> None:
     own = _files(page.blocks)
     shared = {name: code for name, code in _files(read(TUTORIAL).blocks).items() if name in SHARED_FILES}
     own.pop("settings.py", None)
-    (home / "project_settings.py").write_text(SETTINGS.format(home=str(home), apps=_own_app(page)))
     for name, code in {"shop/__init__.py": "", "shop/urls.py": "urlpatterns = []\n", **shared, **own}.items():
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
 
 
-def _own_app(page: Page) -> str:
-    """Return the entry of INSTALLED_APPS for the app that the page is about."""
+def _write_settings(home: Path, apps: list[str]) -> None:
+    (home / "project_settings.py").write_text(f"APPS = {apps}\n{SETTINGS}")
+
+
+def _own_app(page: Page) -> list[str]:
+    """Return the entry of INSTALLED_APPS for the app that the page is about, if it is about one."""
     settings = "".join(block.code for block in page.blocks if block.file == "settings.py")
-    return f'"{WEBHOOKS}", ' if WEBHOOKS in settings else ""
+    return [WEBHOOKS] if WEBHOOKS in settings else []
 
 
 def _files(blocks: Iterable[Block]) -> dict[str, str]:
@@ -171,4 +221,4 @@ def _files(blocks: Iterable[Block]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    play(Path(sys.argv[1]).resolve())
+    serve()

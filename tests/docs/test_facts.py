@@ -12,7 +12,6 @@ from dataclasses import fields
 from itertools import pairwise
 from statistics import median
 from types import ModuleType
-from typing import Any
 
 import pytest
 from django.apps import apps
@@ -52,19 +51,13 @@ def test_system_checks_that_pages_name_exist() -> None:
     assert {name for name in ids if name not in SOURCE_OF_CHECKS} == set()
 
 
-@pytest.mark.parametrize(("header", "choices"), [("state", Timeout.State), ("cause", Timeout.Cause)])
-def test_states_and_causes_are_those_of_the_model(header: str, choices: Any) -> None:
-    assert [code(row[0])[0] for row in read(DOCS / "states.md").table(header)] == choices.values
-
-
-def test_causes_are_documented_with_states_that_are_settled() -> None:
-    for row in read(DOCS / "states.md").table("cause"):
-        assert all(Timeout.State(state).is_settled for state in code(row[1]))
-
-
-def test_the_table_of_states_shows_which_are_settled() -> None:
-    documented = {code(row[0])[0]: row[1] == "yes" for row in read(DOCS / "states.md").table("state")}
-    assert documented == {state.value: state.is_settled for state in Timeout.State}
+def test_states_and_causes_are_those_of_the_model_with_which_are_settled() -> None:
+    page = read(DOCS / "states.md")
+    states = {code(row[0])[0]: row[1] == "yes" for row in page.table("state")}
+    assert states == {state.value: state.is_settled for state in Timeout.State}
+    causes = {code(row[0])[0]: code(row[1]) for row in page.table("cause")}
+    assert list(causes) == Timeout.Cause.values
+    assert all(states[state] for settled in causes.values() for state in settled)
 
 
 def test_the_diagram_draws_every_state_and_no_other() -> None:
@@ -92,18 +85,14 @@ def test_pausing_holding_and_resuming_have_one_word_in_docs_and_on_buttons() -> 
     assert {text.partition(" ")[0] for text in shown.values()} == verbs
 
 
-def test_every_public_name_is_documented() -> None:
+def test_every_public_name_is_documented_and_in_the_reference() -> None:
     assert set(django_delayq.__all__) - names_in_code() == set()
-
-
-def test_the_reference_contains_every_public_name() -> None:
     page = (DOCS / "api.md").read_text()
     listed = set(re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)$", page, re.MULTILINE))
     signals = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)}
-    assert ".. automodule:: django_delayq.signals" in page
     modules = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), ModuleType)}
     assert modules == {"clock"}
-    assert ".. currentmodule:: django_delayq.times.clock" in page
+    assert ".. automodule:: django_delayq.signals" in page and ".. currentmodule:: django_delayq.times.clock" in page
     assert set(django_delayq.__all__) - listed - signals - modules == set()
 
 
@@ -140,10 +129,9 @@ METRICS = {code(row[0])[0] for row in read(DOCS / "reference.md").table("metric"
 EVENTS = {code(row[0])[0] for row in read(DOCS / "monitoring.md").table("event", "level")}  # see test_monitoring
 
 
-@pytest.mark.parametrize("page", pages(), ids=str)
-def test_names_of_the_library_exist(page: Page) -> None:
-    unknown = [f"{page.name}:{number}: {name}" for number, text in page.inline_code() for name in unknown_names(text)]
-    assert unknown == []
+def test_names_of_the_library_exist() -> None:
+    named = ((f"{page.name}:{number}", text) for page in pages() for number, text in page.inline_code())
+    assert [f"{place}: {name}" for place, text in named for name in unknown_names(text)] == []
 
 
 def test_names_that_do_not_exist_are_detected() -> None:
@@ -195,13 +183,10 @@ def _resolves(dotted: str) -> bool:
 
 
 def test_the_files_that_internals_names_exist() -> None:
-    files = {
-        text for _, text in read(DOCS / "internals.md").inline_code() if re.fullmatch(r"[\w/]+(\.py|\.lua|/)", text)
-    }
+    named = {text for _, text in read(DOCS / "internals.md").inline_code()}
+    files = {text for text in named if re.fullmatch(r"[\w/]+(\.py|\.lua|/)", text)}
     assert len(files) > 20
-    package = ROOT / "django_delayq"
-    places = [package, ROOT]
-    assert {name for name in files if not any((place / name).exists() for place in places)} == set()
+    assert {name for name in files if not ((ROOT / "django_delayq" / name).exists() or (ROOT / name).exists())} == set()
 
 
 def test_the_table_of_tests_has_every_folder() -> None:

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,48 +91,39 @@ def compose() -> Any:
     return yaml.safe_load(file("compose", "compose.yaml"))
 
 
-def test_the_services_of_compose_run_commands_that_exist(compose: Any) -> None:
-    own = {name: service for name, service in compose["services"].items() if "build" in service}
+def test_the_services_of_compose_run_commands_that_exist_and_wait_for_what_the_others_report(compose: Any) -> None:
+    services = compose["services"]
+    own = {name: service for name, service in services.items() if "build" in service}
     assert own.keys() == {"migrate", "web", "timeouts"}
-    for service in own.values():
-        check(service["command"])
     kind, *probe = own["timeouts"]["healthcheck"]["test"]
     assert kind == "CMD"
-    check(probe)
-
-
-def test_the_services_of_compose_wait_for_what_the_others_report(compose: Any) -> None:
-    services = compose["services"]
+    for command in (probe, *(service["command"] for service in own.values())):
+        check(command)
     for service in services.values():
         for name, wanted in service.get("depends_on", {}).items():
-            other = services[name]
             if wanted["condition"] == "service_healthy":
-                assert "healthcheck" in other
+                assert "healthcheck" in services[name]
             else:
-                assert (wanted["condition"], other["restart"]) == ("service_completed_successfully", "no")
+                assert (wanted["condition"], services[name]["restart"]) == ("service_completed_successfully", "no")
         for volume in service.get("volumes", []):
             assert volume.partition(":")[0] in compose["volumes"]
 
 
 def test_the_settings_of_compose_read_the_variables_that_its_services_get(compose: Any) -> None:
-    given = compose["x-shop"]["environment"].keys() - {"DJANGO_SETTINGS_MODULE"}
-    assert given == environment_of_settings("compose")
-    hosts = {compose["x-shop"]["environment"][name] for name in ("POSTGRES_HOST", "REDIS_URL")}
-    assert hosts == {"postgres", "redis://redis:6379/0"} and {"postgres", "redis"} <= compose["services"].keys()
-
-
-def test_the_variables_of_compose_are_in_its_file_which_the_image_does_not_contain() -> None:
+    environment = compose["x-shop"]["environment"]
+    assert environment.keys() - {"DJANGO_SETTINGS_MODULE"} == environment_of_settings("compose")
+    assert (environment["POSTGRES_HOST"], environment["REDIS_URL"]) == ("postgres", "redis://redis:6379/0")
+    assert {"postgres", "redis"} <= compose["services"].keys()
     used = set(re.findall(r"\$\{(\w+)\}", file("compose", "compose.yaml")))
     assert used == variables("compose", ".env")
-    assert ".env" in file("compose", ".dockerignore").splitlines()
+    assert ".env" in file("compose", ".dockerignore").splitlines(), "the image does not contain it"
 
 
-def test_the_requirements_of_the_image_are_what_its_services_run(compose: Any) -> None:
+def test_the_image_has_what_its_services_run_a_supported_python_and_a_command_that_receives_signals(
+    compose: Any,
+) -> None:
     own, server = file("compose", "requirements.txt").splitlines()[1:]
     assert (complaint_about_requirement(own), server) == (None, compose["services"]["web"]["command"][0])
-
-
-def test_the_image_runs_a_supported_python_and_a_command_that_receives_signals() -> None:
     image = file("compose", "Dockerfile")
     (version,) = re.findall(r"^FROM python:(\d+\.\d+)-slim$", image, re.MULTILINE)
     assert f"Programming Language :: Python :: {version}" in PROJECT["project"]["classifiers"]
@@ -201,48 +191,34 @@ def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
     assert int(options["pool_size"]) >= Settings().concurrency + 2
 
 
-def manifests() -> Iterator[Any]:
-    for name in ("timeouts.yaml", "migrate.yaml"):
-        yield yaml.safe_load(file("kubernetes", name))
+def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat(compose: Any) -> None:
+    """What the probe answers: tests/integration/commands/test_doctor_here.py."""
+    from django_delayq.monitoring.doctor import STUCK_SECONDS
+    from django_delayq.monitoring.snapshot import ALIVE
 
-
-def test_the_containers_of_kubernetes_run_commands_that_exist() -> None:
-    timeouts, migrate = manifests()
+    timeouts, migrate = (yaml.safe_load(file("kubernetes", name)) for name in ("timeouts.yaml", "migrate.yaml"))
     assert (timeouts["apiVersion"], timeouts["kind"]) == ("apps/v1", "Deployment")
     assert (migrate["apiVersion"], migrate["kind"]) == ("batch/v1", "Job")
     assert timeouts["spec"]["selector"]["matchLabels"] == timeouts["spec"]["template"]["metadata"]["labels"]
     (secret,) = re.findall(r"kubectl create secret generic (\w+) ", (HOW_TO / "kubernetes.md").read_text())
-    for manifest in (timeouts, migrate):
-        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    worker, migrating = (each["spec"]["template"]["spec"]["containers"][0] for each in (timeouts, migrate))
+    for container in (worker, migrating):
         assert container["envFrom"] == [{"secretRef": {"name": secret}}]
+    for container in (worker, migrating):
         check(container["command"])
-        for probe in ("startupProbe", "livenessProbe"):
-            if probe in container:
-                check(container[probe]["exec"]["command"])
-
-
-def test_the_probes_of_kubernetes_leave_a_worker_time_to_write_its_heartbeat() -> None:
-    from django_delayq.monitoring.doctor import STUCK_SECONDS
-    from django_delayq.monitoring.snapshot import ALIVE
-
-    ((container,),) = [next(manifests())["spec"]["template"]["spec"]["containers"]]
-    probe = container["livenessProbe"]
+    healthcheck = compose["services"]["timeouts"]["healthcheck"]["test"][1:]
+    assert [worker[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe")] == [healthcheck] * 2
+    probe = worker["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > ALIVE.total_seconds() + STUCK_SECONDS
-    assert "readinessProbe" not in container
+    assert "readinessProbe" not in worker
 
 
-def test_the_processes_of_a_platform_are_commands_that_exist() -> None:
-    lines = file("platforms", "Procfile").splitlines()[1:]
-    processes = dict(line.split(": ", 1) for line in lines)
+def test_the_lines_of_a_procfile_and_of_cron_are_commands_that_exist() -> None:
+    processes = dict(line.split(": ", 1) for line in file("platforms", "Procfile").splitlines()[1:])
     assert processes.keys() == {"release", "web", "timeouts"}
     for command in processes.values():
         check(shlex.split(command))
-
-
-def test_the_lines_for_cron_are_commands_that_exist() -> None:
     (block,) = [block for block in read(HOW_TO / "from-cron.md").blocks if block.language == "none"]
     for line in block.code.splitlines():
-        *when, command = line.split(" ", 5)
-        assert len(when) == 5
-        words = shlex.split(command)
+        words = shlex.split(line.split(" ", 5)[5])
         check(words[3:] if words[:2] == ["flock", "--nonblock"] else words)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,24 @@ from tests.docs.pages import ROOT, Page, pages
 pytestmark = pytest.mark.slow
 
 MOST_NOT_RUN = 3
+Play = Callable[[Path], str]
 
 
-def play(path: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def play() -> Iterator[Play]:
+    """Run a page, and return its error message; empty if it does what it shows."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "DELAYQ_"))}
     environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-m", "tests.docs.play", str(path)]
-    return subprocess.run(
-        command, cwd=path.parent, env=environment, capture_output=True, text=True, check=False, timeout=100
-    )
+    command = [sys.executable, "-m", "tests.docs.play"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, bufsize=1, **pipes) as player:  # type: ignore[call-overload]
+
+        def do(path: Path) -> str:
+            player.stdin.write(f"{path}\n")
+            return str(json.loads(player.stdout.readline()))
+
+        yield do
+        player.stdin.close()
 
 
 ELSEWHERE = {"docs/tutorial.md"}
@@ -36,9 +46,9 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_a_page_does_what_it_shows(page: Page) -> None:
-    done = play(page.path)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_a_page_does_what_it_shows(page: Page, play: Play) -> None:
+    error = play(page.path)
+    assert not error, error[-4000:]
 
 
 def test_the_inputs_of_each_recipe_with_an_outside_effect_are_repeated() -> None:
@@ -55,21 +65,7 @@ def test_hardly_any_python_is_left_out() -> None:
     assert len(left_out) <= MOST_NOT_RUN, left_out
 
 
-@pytest.fixture
-def play_text(tmp_path: Path) -> Callable[[str], str]:
-    """Run a page with this content, and return its error message."""
-
-    def do(text: str) -> str:
-        path = tmp_path / "page.md"
-        path.write_text(text)
-        done = play(path)
-        assert done.returncode, "the page was played to its end"
-        return done.stderr
-
-    return do
-
-
-PREAMBLE = """
+ORDER = """
 ```python
 from django_delayq import cancel_timeout, schedule_timeout
 from shop.models import Order
@@ -77,27 +73,29 @@ from shop.models import Order
 order = Order.objects.create()
 ```
 """
+WRONG = {
+    "a value that is not as shown": (
+        ORDER + '```python\ncancel_timeout(order, "cancel_unpaid")  # -> False\n```\n',
+        "page.md:9: expected False, got True",
+    ),
+    "an error that does not come": (
+        ORDER + '```python\nschedule_timeout(order, "cancel_unpaid")  # raises InvalidDelay\n```\n',
+        "page.md:9: expected InvalidDelay, and nothing was raised",
+    ),
+    "an expectation that is never reached": (
+        ORDER + "```python\ndef view(order):\n    order.status  # -> 'paid'\n```\n",
+        "page.md: never reached: line 10",
+    ),
+    "another output": ("```python\nprint('one, 2')\n```\n\n```text\none, two\n```\n", "this was printed"),
+    "a setting that does not exist": (
+        "```python\n# settings.py\nDELAYQ = {'REDIS': None, 'HORIZONT': 1}\n```\n",
+        "Did you mean 'HORIZON'?",
+    ),
+}
 
 
-def test_a_value_that_is_not_as_shown_fails(play_text: Callable[[str], str]) -> None:
-    output = play_text(PREAMBLE + '```python\ncancel_timeout(order, "cancel_unpaid")  # -> False\n```\n')
-    assert "page.md:9: expected False, got True" in output
-
-
-def test_an_error_that_does_not_come_fails(play_text: Callable[[str], str]) -> None:
-    output = play_text(PREAMBLE + '```python\nschedule_timeout(order, "cancel_unpaid")  # raises InvalidDelay\n```\n')
-    assert "page.md:9: expected InvalidDelay, and nothing was raised" in output
-
-
-def test_an_expectation_that_is_never_reached_fails(play_text: Callable[[str], str]) -> None:
-    output = play_text(PREAMBLE + "```python\ndef view(order):\n    order.status  # -> 'paid'\n```\n")
-    assert "page.md: never reached: line 10" in output
-
-
-def test_another_text_than_the_shown_one_fails(play_text: Callable[[str], str]) -> None:
-    assert "this was printed" in play_text("```python\nprint('one, 2')\n```\n\n```text\none, two\n```\n")
-
-
-def test_a_setting_that_does_not_exist_fails(play_text: Callable[[str], str]) -> None:
-    output = play_text("```python\n# settings.py\nDELAYQ = {'REDIS': None, 'HORIZONT': 1}\n```\n")
-    assert "Did you mean 'HORIZON'?" in output
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_page_that_does_not_do_what_it_shows_fails(wrong: str, play: Play, tmp_path: Path) -> None:
+    text, message = WRONG[wrong]
+    (tmp_path / "page.md").write_text(text)
+    assert message in play(tmp_path / "page.md")

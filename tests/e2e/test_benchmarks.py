@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,23 +28,39 @@ HEADS = (CPU, FLOOR, SERVER, FLOOR_SERVER, WALL, FLOOR_WALL, WAKE_UP)
 TINY = replace(QUICK, rounds=2, calls=5, drain_jobs=20, drain_seconds=0.01)
 
 
-def test_a_work_measures_calls_in_the_process_of_a_contestant(tmp_path: Path) -> None:
-    work = next(replace(work, contestants=(NAME,)) for work in calls.WORKS if work.key == "schedule")
+def test_works_measure_calls_in_the_process_of_a_contestant_and_drain_jobs_with_worker_processes(
+    tmp_path: Path,
+) -> None:
+    schedule, drain = (
+        next(replace(work, contestants=(NAME,)) for work in works if work.key == key)
+        for works, key in ((calls.WORKS, "schedule"), (workers.WORKS, "drain"))
+    )
     with Arena(tmp_path) as arena:
-        found = measure(work, Run(arena, TINY, False, {}))
+        called = measure(schedule, Run(arena, TINY, False, {}))
         with pytest.raises(Failed, match="no_such_operation"):
             arena.contestant(NAME).call("no_such_operation")
-    assert found["failed"] == {}
-    samples = found["samples"][NAME]
-    assert samples.keys() == {column.key for column in work.columns}
+        drained = measure(drain, Run(arena, replace(TINY, rounds=1), False, {}))
+        assert arena.contestant(NAME).recorded() > 0
+    assert called["failed"] == drained["failed"] == {}
+    samples = called["samples"][NAME]
+    assert samples.keys() == {column.key for column in schedule.columns}
     assert all(len(values) == TINY.rounds for values in samples.values())
+    assert drained["samples"][NAME]["batch_jobs"][0] >= 20
+    assert drained["samples"][NAME]["settle_server_us"][0] > 0
 
 
-@pytest.mark.skipif(PostgresServer.missing() is not None, reason="no PostgreSQL server")
-def test_each_work_has_a_floor_and_a_profile_by_module() -> None:
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    """Yield one with PostgreSQL, which runs as another account."""
+    if missing := PostgresServer.missing():
+        pytest.skip(missing)
     with tempfile.TemporaryDirectory() as name, Arena(folder := Path(name)) as arena:
-        folder.chmod(0o711)  # PostgreSQL runs as another account
-        found = measure(profiles.WORKS[0], Run(arena, TINY, False, {}))["samples"]
+        folder.chmod(0o711)
+        yield arena
+
+
+def test_each_work_has_a_floor_and_a_profile_by_module(arena: Arena) -> None:
+    found = measure(profiles.WORKS[0], Run(arena, TINY, False, {}))["samples"]
     for case in profiles.CASES:
         assert found[FLOOR][case.key][0] > 0
         parts = [columns[case.key][0] for row, columns in found.items() if row not in HEADS and case.key in columns]
@@ -52,21 +69,7 @@ def test_each_work_has_a_floor_and_a_profile_by_module() -> None:
     assert found[SERVER].keys() == found[FLOOR_SERVER].keys() >= {"schedule", "alone", "settle", "together"}
 
 
-@pytest.mark.skipif(PostgresServer.missing() is not None, reason="no PostgreSQL server")
-def test_each_contestant_has_its_fsync_while_the_server_runs() -> None:
-    with tempfile.TemporaryDirectory() as name, Arena(folder := Path(name)) as arena:
-        folder.chmod(0o711)
-        for contestant, fsync in (("delayq", "on"), ("delayq@unsynced", "off"), ("delayq@ledger", "on")):
-            arena.contestant(contestant)
-            assert arena.query("postgres", "SHOW fsync") == (fsync,)
-
-
-def test_a_work_drains_jobs_with_worker_processes(tmp_path: Path) -> None:
-    work = next(replace(work, contestants=(NAME,)) for work in workers.WORKS if work.key == "drain")
-    with Arena(tmp_path) as arena:
-        run = Run(arena, replace(TINY, rounds=1), False, {})
-        found = measure(work, run)
-        assert arena.contestant(NAME).recorded() > 0
-    assert found["failed"] == {}
-    assert found["samples"][NAME]["batch_jobs"][0] >= 20
-    assert found["samples"][NAME]["settle_server_us"][0] > 0
+def test_each_contestant_has_its_fsync_while_the_server_runs(arena: Arena) -> None:
+    for contestant, fsync in (("delayq", "on"), ("delayq@unsynced", "off"), ("delayq@ledger", "on")):
+        arena.contestant(contestant)
+        assert arena.query("postgres", "SHOW fsync") == (fsync,)

@@ -34,13 +34,6 @@ SILENCED_SYSTEM_CHECKS = ["django_delayq.W004", "django_delayq.I001"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django.contrib.contenttypes", "django_delayq", "shop"]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("SHOP_DB", "shop.sqlite3")}}
-if os.environ.get("SHOP_LOGGING"):
-    LOGGING = {
-        "version": 1,
-        "formatters": {"own": {"format": "own {message}", "style": "{"}},
-        "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "own"}},
-        "root": {"handlers": ["console"], "level": "WARNING"},
-    }
 """
 MODELS = """
 from django.db import models
@@ -90,13 +83,6 @@ AHEAD = itertools.count(int(time.time()) + 5)
 Start = Callable[..., Any]
 
 
-def start(home: Path, *arguments: str, **variables: str) -> Any:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "django", *arguments]
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return processes.start(command, cwd=home, env={**environment, **variables}, text=True, **both)
-
-
 @pytest.fixture
 def begin() -> Iterator[Start]:
     """Start a command that is killed, group and all, when the test ends."""
@@ -110,6 +96,13 @@ def begin() -> Iterator[Start]:
     for process in started:
         processes.kill(process)
         process.communicate()
+
+
+def start(home: Path, *arguments: str, **variables: str) -> Any:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "django", *arguments]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return processes.start(command, cwd=home, env={**environment, **variables}, text=True, **both)
 
 
 def manage(home: Path, *arguments: str, code: int = 0, **variables: Any) -> str:
@@ -178,15 +171,6 @@ def test_as_json_every_line_is_an_object_with_the_facts(shop: Path) -> None:
     assert by_event["worker_stopped"]["fired"] == 2
 
 
-def test_a_project_with_logging_keeps_its_handlers_levels_and_format(shop: Path) -> None:
-    out = manage(shop, "delayq_worker", "--burst", SHOP_LOGGING="yes").partition("aborts them.\n")[2]
-    log = [line for line in out.splitlines() if re.match(r"\S", line) and not line.startswith(("Traceback", "Conn"))]
-    assert sorted(re.sub(r"\d+ \(|,.*|:.*", "", line) for line in log) == [
-        "own Timeout shop.order.ask_for_review",
-        "own Timeout shop.order.send_reminder",
-    ]
-
-
 def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -> None:
     empty: dict[str, Any] = {"SHOP_DB": "empty.sqlite3"}
     refused = manage(home, "delayq_worker", "--burst", code=3, **empty)
@@ -212,16 +196,13 @@ def changed(file: Path, code: str = "") -> Iterator[None]:
     """
     stopped, before = threading.Event(), file.read_text()
 
-    def touch() -> None:
-        os.utime(file, (next(AHEAD),) * 2)
-
     def keep_touching() -> None:
-        touch()
         while not stopped.wait(0.5):
-            touch()
+            os.utime(file, (next(AHEAD),) * 2)
 
     touching = threading.Thread(target=keep_touching, daemon=True)
     file.write_text(before + code)
+    os.utime(file, (next(AHEAD),) * 2)
     touching.start()
     try:
         yield
@@ -229,30 +210,22 @@ def changed(file: Path, code: str = "") -> Iterator[None]:
         stopped.set()
         touching.join()
         file.write_text(before)
-        touch()
+        os.utime(file, (next(AHEAD),) * 2)
 
 
-def test_with_autoreload_a_change_of_the_code_starts_the_worker_again(shop: Path, begin: Start) -> None:
-    worker = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json")
-    first = next_line(worker, "worker_started")
-    next_line(worker, "timeout_dead")
-    with changed(shop / "shop" / "timeouts.py"):
-        assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
-    assert next_line(worker, "worker_started")["process"] != first["process"]
-    os.killpg(worker.pid, signal.SIGINT)
-    next_line(worker, "worker_stopped")
-
-
-def test_with_autoreload_code_that_cannot_be_loaded_is_reported_and_its_correction_awaited(
+def test_with_autoreload_a_change_starts_the_worker_again_and_code_that_cannot_be_loaded_is_reported(
     shop: Path, begin: Start
 ) -> None:
-    worker = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json")
+    worker, code = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json"), shop / "shop" / "timeouts.py"
     first = next_line(worker, "worker_started")
-    with changed(shop / "shop" / "timeouts.py", "def forgotten("):
-        lines = list(
-            itertools.takewhile(lambda line: "it starts again when the code changes" not in line, worker.stdout)
-        )
+    next_line(worker, "timeout_dead")
+    with changed(code):
+        assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
+    second = next_line(worker, "worker_started")
+    with changed(code, "def forgotten("):
+        lines = list(itertools.takewhile(lambda line: "starts again when the code changes" not in line, worker.stdout))
         assert any(line.startswith("SyntaxError") for line in lines), lines
-    assert next_line(worker, "worker_started")["process"] != first["process"]
+    third = next_line(worker, "worker_started")
+    assert len({each["process"] for each in (first, second, third)}) == 3
     os.killpg(worker.pid, signal.SIGINT)
     next_line(worker, "worker_stopped")

@@ -1,139 +1,102 @@
-"""The shop's story in a real browser: the countdown runs, and the page turns by itself."""
+"""The front page of the demo in a real browser, with the operator's first page beside it."""
 
 from __future__ import annotations
 
+import importlib.resources
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.shop.conftest import Shop
 
-webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver import Chrome  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+pytest.importorskip("selenium.webdriver")
+pytest.importorskip("selenium_axe_python")
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
-PATIENCE_SECONDS = 60
+from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, chrome
 
-
-@pytest.fixture
-def browser(chromium: tuple[str, str], tmp_path: Path) -> Iterator[Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location, driver = chromium
-    for flag in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        "window-size=1200,900",
-        f"user-data-dir={tmp_path / 'chromium'}",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
+__all__ = ["chrome"]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENCE_SECONDS = 90
+DEMO = {
+    "DJANGO_SETTINGS_MODULE": "config.demo",
+    "DJANGO_SUPERUSER_USERNAME": "admin",
+    "DJANGO_SUPERUSER_PASSWORD": "demo",
+    "DJANGO_SUPERUSER_EMAIL": "admin@example.com",
+}
 
 
 @pytest.fixture
-def open_shop(shop: Shop, browser: Chrome) -> Callable[..., None]:
-    """Open the first page of a shop with a worker, where nothing is due within an hour but what is given in seconds."""
-
-    def open_with(**delays: float) -> None:
-        shop.wait_at_most(**delays)
-        shop.start_server()
-        shop.start_worker()
-        browser.get(shop.url)
-
-    return open_with
+def visitor(chrome: Chrome, shop: Shop) -> Admin:
+    axe = importlib.resources.files("selenium_axe_python") / "axe-core" / "axe.min.js"
+    someone = Admin(chrome, shop, axe.read_text(encoding="utf-8"))
+    someone.show_on(DESKTOP)
+    return someone
 
 
-def _place_order(browser: Chrome) -> None:
-    browser.find_element(By.NAME, "name").send_keys("Grace Hopper")
-    browser.find_element(By.NAME, "phone").send_keys("+1 212 5550100")
-    Select(browser.find_element(By.NAME, "product")).select_by_index(1)
-    _button(browser, "Place order")
+def _wait_for(browser: Chrome, pattern: str, *, gone: bool = False) -> str:
+    """Wait until the page contains the pattern, or no longer contains it, and return the found words."""
+
+    def found(driver: Chrome) -> Any:
+        match = re.search(pattern, str(driver.execute_script("return document.body ? document.body.innerText : ''")))
+        return not match if gone else match and match[0]
+
+    return str(WebDriverWait(browser, PATIENCE_SECONDS).until(found, pattern))
 
 
-def _button(browser: Chrome, words: str) -> None:
-    browser.find_element(By.XPATH, f"//button[normalize-space()='{words}']").click()
+def _wait_for_operator(browser: Chrome, pattern: str, *, gone: bool = False) -> None:
+    browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
+    _wait_for(browser, pattern, gone=gone)
+    browser.switch_to.default_content()
 
 
-def _wait_for(browser: Chrome, words: str) -> None:
-    def is_there(driver: Chrome) -> bool:
-        return words in str(driver.execute_script("return document.body.innerText"))
-
-    WebDriverWait(browser, PATIENCE_SECONDS).until(is_there, f"the page does not say {words!r}")
-
-
-def _complaints(browser: Chrome) -> list[str]:
-    """Return the errors of the scripts of the page."""
-    lines: list[dict[str, str]] = cast("Any", browser).get_log("browser")
-    return [line["message"] for line in lines if line["level"] == "SEVERE"]
+def _faults(visitor: Admin) -> list[str]:
+    """Return what is wrong with the page on a wide and a narrow screen, light and dark; its frame has its own tests."""
+    found = []
+    for width, dark in ((DESKTOP, True), (PHONE, False), (DESKTOP, False)):
+        visitor.show_on(width, dark=dark)
+        found += visitor.faults("iframe")
+    return found
 
 
-def test_the_countdown_ends_and_the_page_turns_to_cancelled(browser: Chrome, open_shop: Callable[..., None]) -> None:
-    open_shop(cancel_unpaid=6)
-    _place_order(browser)
-    clock = browser.find_element(By.CSS_SELECTOR, ".clock")
-    assert re.fullmatch("00:0[1-6]", clock.text)
-    address = browser.current_url
-    _wait_for(browser, "This order was cancelled: not paid in time.")
-    assert browser.current_url == address
-    assert browser.find_element(By.CSS_SELECTOR, "h1 .badge").text == "Cancelled"
-    assert browser.find_element(By.ID, "announcer").get_attribute("textContent") == "Now: Cancelled"
-    assert not browser.find_elements(By.XPATH, "//button[normalize-space()='Pay now']")
-    assert not _complaints(browser)
+def test_a_visitor_plays_and_sees_what_the_operator_sees(visitor: Admin, shop: Shop) -> None:
+    shop.environment |= DEMO
+    shop.manage("createsuperuser", "--no-input")
+    shop.start_server()
+    shop.start_worker()
+    visitor.open("/")
+    for words in ("Pay in time", "Pay now", "Pay late", "Let the merchant sleep", "Break the SMS provider"):
+        visitor.press(words)
+    browser = visitor.browser
+    assert re.fullmatch(r"00:\d\d", browser.find_element(By.CSS_SELECTOR, ".clock").text)
+    _wait_for(browser, r"Attempt \d failed: ConnectionError: The SMS provider does not answer\.")
+    _wait_for_operator(browser, "has failing timeouts")
+    assert _faults(visitor) == []
+    visitor.press("Repair the SMS provider")
+    late = r"\d+ m?s late"
+    _wait_for(browser, rf"Text message sent, {late}, with attempt \d+\.")
+    _wait_for(browser, r"Paid, \d+ s before the deadline\.")
+    _wait_for(browser, rf"Cancelled as not accepted, \d+ s after the payment, {late}\.")
+    _wait_for(browser, rf"Cancelled as unpaid, \d+ s after the order, {late}\.")
+    assert "Moka pot: Cancelled." in str(browser.find_element(By.ID, "announcer").get_attribute("textContent"))
+    visitor.press("Pay all the same")
+    _wait_for(browser, "Sorry, this came too late: the deadline was")
+    _wait_for_operator(browser, "has failing timeouts", gone=True)
+    assert _faults(visitor) == []
 
 
-def test_a_countdown_whose_clock_is_stopped_shows_what_is_left_and_does_not_count(
-    browser: Chrome, open_shop: Callable[..., None], shop: Shop
-) -> None:
-    open_shop(cancel_unpaid=15)
-    _place_order(browser)
+def test_a_countdown_whose_clock_is_stopped_shows_what_is_left_and_does_not_count(visitor: Admin, shop: Shop) -> None:
+    shop.wait_at_most(cancel_unpaid=15)
+    shop.start_server()
+    visitor.open("/")
+    visitor.press("Pay late")
     shop.ask(
         "hold_timeout(Order.objects.latest('pk'), 'cancel_unpaid').state", "from django_delayq import hold_timeout"
     )
-    _wait_for(browser, "stopped, ")  # it has asked when its own time was over
-    shown = browser.find_element(By.CSS_SELECTOR, ".clock").text
-    assert re.fullmatch(r"stopped, \d+ seconds? left", shown)
-    assert not _complaints(browser)
-    browser.refresh()
-    _wait_for(browser, shown)
-    assert browser.find_elements(By.XPATH, "//button[normalize-space()='Pay now']")
-
-
-def test_who_pays_in_time_has_paid(browser: Chrome, open_shop: Callable[..., None]) -> None:
-    open_shop()
-    _place_order(browser)
-    _button(browser, "Pay now")
-    _wait_for(browser, "Paid, thank you.")
-    _wait_for(browser, "Time left to accept")
-    assert browser.find_element(By.CSS_SELECTOR, "h1 .badge").text == "Paid"
-    _wait_for(browser, "59:5")
-
-
-def test_who_pays_too_late_is_told_so(browser: Chrome, open_shop: Callable[..., None]) -> None:
-    open_shop(cancel_unpaid=4)
-    _place_order(browser)
-    # A page that was left open: its script does not run, and its button is still there.
-    browser.execute_script("for (let id = 0; id < 10000; id += 1) { clearTimeout(id); clearInterval(id); }")
-    browser.execute_script("fetch = () => new Promise(() => {});")
-    first = browser.current_window_handle
-    address = browser.current_url
-    browser.switch_to.new_window("tab")
-    browser.get(address)
-    _wait_for(browser, "This order was cancelled")
-    browser.close()
-    browser.switch_to.window(first)
-    _button(browser, "Pay now")
-    _wait_for(browser, "Sorry, this came too late")
-    assert browser.find_element(By.CSS_SELECTOR, "h1 .badge").text == "Cancelled"
+    shown = _wait_for(visitor.browser, r"stopped, \d+ seconds? left")  # it has asked when its own time was over
+    visitor.open("/")
+    _wait_for(visitor.browser, shown)
+    assert visitor.browser.find_elements(By.XPATH, "//button[normalize-space()='Pay now']")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.synthetic import random_orders
+from tests.support.waiting import wait_until
+from tools import processes
 
 DRAWING = """
 import io
@@ -66,22 +65,14 @@ def test_the_demo_without_a_worker_fails_and_says_what_is_missing(shop: Shop) ->
 @on_sqlite
 def test_a_replay_that_is_told_to_stop_takes_its_workers_with_it(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(40).write(tmp_path)
+    before = set(processes.descendants())
     replay = shop.start("replay_orders", "--orders", str(orders), "--reviews", str(reviews))
-    _wait_until(lambda: shop.log().count("The worker serves") == 2)
-    workers = _children(replay.pid)
+    wait_until(lambda: shop.log().count("The worker serves") == 2)
+    workers = set(processes.descendants()) - before - {replay.pid}
     assert len(workers) == 2
     replay.send_signal(signal.SIGTERM)
     assert replay.wait(60) == 128 + signal.SIGTERM
     assert not [pid for pid in workers if _lives(pid)]
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
 
 
 def _lives(pid: int) -> bool:
@@ -90,10 +81,3 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

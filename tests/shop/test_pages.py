@@ -1,9 +1,9 @@
-"""The shop's pages, as a customer, a merchant and a courier use them; deadlines are kept by a real worker."""
+"""The pages of the shop, as a customer, a merchant and a courier use them. Nothing is due during a test."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -12,94 +12,39 @@ from tests.shop.visitor import Page, Visitor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
 
-Opened = Callable[..., Visitor]
-
 
 @pytest.fixture
 def visitor(calm_shop: Shop) -> Visitor:
-    """Someone new in a shop where nothing is due during a test."""
+    """Someone new."""
     return Visitor(calm_shop.url)
 
 
-@pytest.fixture
-def opened(shop: Shop) -> Opened:
-    """Open a shop of one's own, with a worker, and with the delays that are given in seconds."""
-
-    def open_shop(**delays: float) -> Visitor:
-        shop.wait_at_most(**delays)
-        shop.start_server()
-        shop.start_worker()
-        return Visitor(shop.url)
-
-    return open_shop
-
-
-def test_an_order_goes_all_its_way(visitor: Visitor) -> None:
+@pytest.mark.parametrize(
+    ("steps", "note", "badge"),
+    [
+        ("pay accept hand-over deliver", "Delivered.", "delivered"),
+        ("deliver", "cannot be delivered: it is unpaid", "unpaid"),
+        ("pay pay", "cannot be paid: it is paid", "paid"),
+        ("pay accept hand-over hand-over", "already has this parcel", "accepted"),
+        ("pay cancel accept", "it was cancelled: by the customer", "cancelled"),
+    ],
+)
+def test_a_step_is_taken_in_its_turn_or_refused_in_words(visitor: Visitor, steps: str, note: str, badge: str) -> None:
     order = visitor.place_order()
-    page = visitor.get(order)
-    assert page.status_badge == "unpaid"
-    assert "Please pay by <time" in page.text
-    assert visitor.post(f"{order}pay/").status_badge == "paid"
-    assert visitor.post(f"{order}accept/").status_badge == "accepted"
-    assert "With the courier" in visitor.post(f"{order}hand-over/").text
-    assert visitor.post(f"{order}deliver/").status_badge == "delivered"
-    page = visitor.post(f"{order}review/", score="4", text="Strong & good")
-    assert page.notes == ["Thank you for your review."]
-    assert "Strong &amp; good" in page.text
+    pages = [visitor.post(f"{order}{step}/") for step in steps.split()]
+    assert note in pages[-1].notes[0]
+    assert pages[-1].status_badge == badge
 
 
-def test_a_step_out_of_turn_is_refused_in_words(visitor: Visitor) -> None:
-    order = visitor.place_order()
-    assert "cannot be delivered: it is unpaid" in visitor.post(f"{order}deliver/").notes[0]
-    visitor.post(f"{order}pay/")
-    assert "cannot be paid: it is paid" in visitor.post(f"{order}pay/").notes[0]
-    assert visitor.post(f"{order}cancel/").status_badge == "cancelled"
-    assert "it was cancelled: by the customer" in visitor.post(f"{order}accept/").notes[0]
-
-
-def test_an_unpaid_order_cancels_itself_and_a_late_payment_is_refused(opened: Opened, shop: Shop) -> None:
-    visitor = opened(cancel_unpaid=0.5)
-    order = visitor.place_order()
-    page = visitor.wait_for(order, lambda page: page.status_badge == "cancelled")
-    assert "not paid in time" in page.text
-    refused = visitor.post(f"{order}pay/")
-    assert re.search(r"this came too late: the deadline was [0-9:]{8} UTC\.", refused.notes[0])
-    assert refused.status_badge == "cancelled"
-
-
-def test_an_order_that_no_merchant_accepts_cancels_itself(opened: Opened, shop: Shop) -> None:
-    visitor = opened(cancel_unaccepted=0.5)
-    order = visitor.place_order()
-    visitor.post(f"{order}pay/")
-    page = visitor.wait_for(order, lambda page: page.status_badge == "cancelled")
-    assert "not accepted by the merchant in time" in page.text
-
-
-def test_a_late_parcel_brings_one_text_message(opened: Opened, shop: Shop) -> None:
-    visitor = opened(promised_delivery=0.5)
-    order = visitor.place_order()
-    visitor.post(f"{order}pay/")
-    visitor.post(f"{order}accept/")
-    visitor.wait_for(order, lambda page: "late at the promised time" in page.text)
-    assert shop.ask(f"TextMessage.objects.filter(recipient={visitor.phone!r}).count()") == 1
-    assert f"SMS to {visitor.phone}: Your order" in shop.log()
-
-
-def test_silence_after_the_delivery_counts_as_five_stars(opened: Opened, shop: Shop) -> None:
-    visitor = opened(review_by_default=0.5)
+def test_a_delivered_order_is_reviewed_once(visitor: Visitor) -> None:
     order = visitor.place_order()
     for step in ("pay", "accept", "deliver"):
         visitor.post(f"{order}{step}/")
-    visitor.wait_for(order, lambda page: "5 of 5 stars, by default" in page.text)
-    assert "this came too late" in visitor.post(f"{order}review/", score="1", text="").notes[0]
-
-
-def test_a_trial_ends_with_a_text_message(opened: Opened, shop: Shop) -> None:
-    visitor = opened(notify_trial_expiry=0.5)
-    customer = _customer_of(visitor.get(visitor.place_order()))
-    visitor.wait_for(customer, lambda page: "Expired" in page.text and "Your free trial is over." in page.text)
-    assert "this came too late" in visitor.post(f"{customer}convert/").notes[0]
-    assert shop.ask(f"TextMessage.objects.filter(recipient={visitor.phone!r}).count()") == 1
+    assert visitor.post(f"{order}review/", score="9").notes == ["Please choose one to five stars."]
+    page = visitor.post(f"{order}review/", score="4", text="Strong & good")
+    assert page.notes == ["Thank you for your review."]
+    assert "Strong &amp; good" in page.text
+    assert visitor.post(f"{order}review/", score="5").notes == ["This order already has a review."]
 
 
 def test_who_joins_in_time_gets_no_message(visitor: Visitor, calm_shop: Shop) -> None:
@@ -110,33 +55,75 @@ def test_who_joins_in_time_gets_no_message(visitor: Visitor, calm_shop: Shop) ->
     assert calm_shop.ask(f"[row.state for row in {trial}.timeouts.all()]") == ["cancelled"]
 
 
+def test_who_placed_an_order_may_ask_how_long_is_left_to_pay(visitor: Visitor) -> None:
+    order = visitor.place_order()
+    assert f'data-sync="{order}time-to-pay/"' in visitor.get(order).text
+    shown = json.loads(visitor.get(f"{order}time-to-pay/").text)
+    assert shown["state"] == "pending"
+    assert 0 < shown["seconds_left"] <= 3600
+    visitor.post(f"{order}pay/")
+    assert json.loads(visitor.get(f"{order}time-to-pay/").text)["state"] == "cancelled"
+    stranger = Visitor(visitor.url)
+    assert stranger.get(f"{order}time-to-pay/").status == 404
+    assert stranger.get("/api/delayq/timeouts/").status in (401, 403)
+    assert order not in stranger.get("/").text
+
+
 def test_actions_need_a_post_with_a_token(visitor: Visitor) -> None:
     order = visitor.place_order()
-    assert visitor.get(f"{order}pay/").status == 405
-    assert Visitor(visitor.url).post(f"{order}pay/").status == 403
+    for path in (f"{order}pay/", "/plays/break-sms/", "/sms/repair/"):
+        assert visitor.get(path).status == 405
+        assert Visitor(visitor.url).post(path).status == 403
     assert visitor.get(order).status_badge == "unpaid"
 
 
-@pytest.mark.parametrize("path", ["/orders/NONE-SUCH/", "/customers/NONE-SUCH/"])
+@pytest.mark.parametrize("path", ["/orders/NONE-SUCH/", "/customers/NONE-SUCH/", "/orders/NONE-SUCH/time-to-pay/"])
 def test_what_is_not_there_is_not_found(visitor: Visitor, path: str) -> None:
     assert visitor.get(path).status == 404
-
-
-def test_what_a_form_lacks_is_named(visitor: Visitor) -> None:
-    visitor.get("/")
-    page = visitor.post("/orders/", name="Ada", phone="none of your business", product="Moka pot")
-    assert page.status == 400
-    assert "Please enter digits" in page.text
 
 
 def test_the_admin_shows_the_shop(visitor: Visitor, calm_shop: Shop) -> None:
     calm_shop.environment["DJANGO_SUPERUSER_PASSWORD"] = "a demo's password"
     calm_shop.manage("createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.com")
     visitor.place_order()
+    assert "Log in to the admin" in visitor.get("/").text
     visitor.get("/admin/login/")
     visitor.post("/admin/login/?next=/admin/", username="boss", password="a demo's password")
     for model in ("order", "customer", "trialmembership", "delivery", "review", "textmessage"):
         assert visitor.get(f"/admin/shop/{model}/").status == 200
+
+
+def test_the_shop_passes_its_own_tests_and_its_bulk_writes_arm(shop: Shop) -> None:
+    assert "Found 8 test(s)." in shop.manage("test", "--no-input", "shop")
+    found = shop.ask(
+        "[each.id for each in run_checks(tags=['django_delayq'], include_deployment_checks=True)]",
+        "from django.core.checks import run_checks",
+    )
+    assert "django_delayq.I002" not in found
+
+
+LOGIN = """
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+User.objects.create_superuser("demo")
+
+def is_logged_in(debug, address, path):
+    client = Client(REMOTE_ADDR=address, HTTP_HOST="localhost")
+    with override_settings(DEBUG=debug):
+        client.get(path)
+        return client.get("/admin/").status_code == 200
+"""
+
+
+def test_only_the_demo_with_debug_on_this_machine_logs_its_visitor_in(shop: Shop) -> None:
+    shop.environment |= {"DJANGO_SETTINGS_MODULE": "config.demo", "DJANGO_SUPERUSER_USERNAME": "demo"}
+    tried = [
+        (True, "127.0.0.1", "/"),
+        (True, "10.0.0.1", "/"),
+        (False, "127.0.0.1", "/"),
+        (True, "127.0.0.1", "/admin/"),
+    ]
+    assert shop.ask(f"[is_logged_in(*each) for each in {tried}]", LOGIN) == [True, False, False, False]
 
 
 def _customer_of(page: Page) -> str:

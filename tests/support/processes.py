@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +38,25 @@ def start_worker(start_command: Callable[..., subprocess.Popen[bytes]]) -> Start
         return start_command("delayq_worker", "--processes", "1", *arguments, env=environment, stderr=stderr)
 
     return start
+
+
+def end(worker: subprocess.Popen[bytes]) -> None:
+    """Stop a worker, which must end well.
+
+    On SQLite its main thread may be waiting for the write lock, for up to 20 s a statement, while handlers hold it.
+    """
+    assert worker.poll() is None, "it has ended by itself"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
 
 
 def states() -> dict[str, int]:

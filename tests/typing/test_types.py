@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 API = Path(__file__).with_name("api.py")
 
 
-MISTAKES = ["    schedule_timeout(parcel", "    cancel_timeout(parcel", "minuts=30", '"kep"']
+MISTAKES = ["    dq.schedule_timeout(parcel", "    dq.cancel_timeout(parcel", "minuts=30", '"kep"']
 
 
 def mypy(*files: Path) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,6 @@ from benchmarks import harness, report
 from benchmarks.contestants import VARIANTS, Failed
 from benchmarks.figures import number, quantile, spread
 from benchmarks.harness import QUICK, Column, Run, Work
-from benchmarks.plots import bars
 from benchmarks.profiles import place_of, profiled
 from benchmarks.rivals.base import Meter
 from benchmarks.targets import TARGETS, Part, Target, judged
@@ -22,24 +21,15 @@ from django_delayq.times.lengths import parse_delay
 from tests.docs.pages import ROOT, read
 
 
-def test_a_spread_is_median_least_and_most() -> None:
+def test_figures_are_medians_with_their_spread_nearest_ranks_and_numbers_of_three_digits() -> None:
     assert spread([3.0, 1.0, 8.0]) == (3.0, 1.0, 8.0, 3)
     assert spread([1.0, 2.0]).median == 1.5
     with pytest.raises(ValueError, match="no samples"):
         spread([])
-
-
-@pytest.mark.parametrize(("part", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
-def test_a_quantile_is_the_nearest_rank(part: float, expected: int) -> None:
-    assert quantile(list(range(100, 0, -1)), part) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(1234.5, "1,234"), (100, "100"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123"), (-86, "-86.0")],
-)
-def test_a_number_has_three_digits(value: float, shown: str) -> None:
-    assert number(value) == shown
+    ranks = [quantile(list(range(100, 0, -1)), part) for part in (0.0, 0.5, 0.99, 0.991, 1.0)]
+    assert ranks == [1, 50, 99, 100, 100]
+    shown = [number(value) for value in (1234.5, 100, 12.34, 1.234, 0.1234, -86)]
+    assert shown == ["1,234", "100", "12.3", "1.23", "0.123", "-86.0"]
 
 
 class Names:
@@ -75,11 +65,8 @@ def test_each_round_begins_with_another_contestant_and_a_failure_ends_only_its_o
 
 
 def test_a_target_is_reached_missed_or_not_measured() -> None:
-    target = Target(
-        "w",
-        "g",
-        (Part("one", lambda s: s["w"]["a"]["x"][0], "at most", 2), Part("two", lambda s: 5.0, "shown", unit="us")),
-    )
+    parts = Part("one", lambda s: s["w"]["a"]["x"][0], "at most", 2), Part("two", lambda s: 5.0, "shown", unit="us")
+    target = Target("w", "g", parts)
     assert target.verdict({"w": {"a": {"x": [2.0]}}}) == ("one 2.00x; two 5.00 us", "reached")
     assert target.verdict({"w": {"a": {"x": [2.1]}}}) == ("one 2.10x; two 5.00 us", "**missed**")
     assert {one["verdict"] for one in judged({})} == {"not measured"}
@@ -182,10 +169,6 @@ def test_a_built_in_function_counts_for_its_driver_or_its_caller() -> None:
     assert place_of("/x/django_delayq/firing/__init__.py") == "django_delayq.firing"
     assert place_of("<built-in method psycopg_binary._psycopg.wait_c>", "django.db") == "psycopg"
     assert place_of("<built-in method builtins.len>", "django.db") == "django.db"
-
-
-def test_a_chart_escapes_names() -> None:
-    assert "a &lt;b&gt;" in bars("title", {"a <b>": spread([1.0])}, "a")
 
 
 def test_the_readme_has_the_figures_of_the_run_between_its_marks() -> None:

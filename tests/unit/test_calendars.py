@@ -30,7 +30,7 @@ SPECIAL = {
     date(2026, 12, 26): ("10:00-12:00", "13:00-14:00"),
     date(2026, 12, 28): None,
 }
-many = examples(250)
+many = examples(125)
 
 
 def berlin(*parts: int, fold: int = 0) -> datetime:
@@ -212,7 +212,7 @@ HAVANA = ("America/Havana", ((30, 360), (1320, 30)), datetime(2026, 11, 1, 5, tz
 ST_JOHNS = ("America/St_Johns", ((0, 1), (1400, 1430)), datetime(2010, 11, 7, 2, 31, tzinfo=UTC))
 
 
-@examples(375)
+@examples(200)
 @example(case=after_midnight(*HAVANA, -90), seconds=7200, unit=1)
 @example(case=after_midnight(*HAVANA, 90), seconds=-7200, unit=1)
 @example(case=after_midnight(*ST_JOHNS, -90), seconds=3600, unit=1)
@@ -242,7 +242,7 @@ def test_adding_is_the_inverse_of_counting(case: Case, seconds: int) -> None:
         assert calendar.add(end, -seconds) == case.start
 
 
-@examples(75)
+@examples(50)
 @given(case=cases(), n=st.integers(-4, 4), offset=st.integers(-3, 3))
 def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, offset: int) -> None:
     day = case.middle.date() + offset * DAY
@@ -254,7 +254,7 @@ def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, off
         assert case.calendar.nth_day(day, n) == chosen[index]
 
 
-@examples(125)
+@examples(75)
 @given(middle=st.sampled_from(MIDDLES), seconds=st.integers(-200_000, 200_000))
 def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
     middle: tuple[str, datetime], seconds: int

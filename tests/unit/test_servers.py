@@ -45,14 +45,10 @@ def test_nothing_may_be_missing_in_ci(tmp_path: Path) -> None:
     assert done.stderr.count("left out") == 3  # both by name, and the rule
 
 
-def test_the_exit_code_is_the_commands_own() -> None:
-    assert launch("run", "--only", "chromium", "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
-
-
-def test_a_server_that_is_there_already_is_used_as_it_is() -> None:
-    program = "import os; print(os.environ['DELAYQ_TEST_REDIS_URL'])"
+def test_a_server_that_is_there_already_is_used_as_it_is_and_the_exit_code_is_the_commands_own() -> None:
+    program = "import os; print(os.environ['DELAYQ_TEST_REDIS_URL']); raise SystemExit(7)"
     done = launch("run", "--only", "redis", "--", sys.executable, "-c", program, DELAYQ_TEST_REDIS_URL="redis://mine")
-    assert done.stdout == "redis://mine\n"
+    assert (done.returncode, done.stdout) == (7, "redis://mine\n")
 
 
 @pytest.mark.usefixtures("redis_url")

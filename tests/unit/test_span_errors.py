@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, date, datetime, time, timedelta, timezone
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,27 +15,11 @@ from django_delayq.times import lengths, spans
 from django_delayq.times.calendars import WorkingHours
 from django_delayq.times.lengths import as_length, end_of
 from django_delayq.times.spans import Length, Wall, Working
+from tests.unit.spans import Answers, ticket
 
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
 NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)
 THURSDAY = datetime(2026, 11, 5, 14, tzinfo=UTC)
-
-
-def ticket(**team: Any) -> SimpleNamespace:
-    return SimpleNamespace(team=SimpleNamespace(**team))
-
-
-class Broken:
-    """A span that returns what it is given."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def end(self, since: datetime | date, obj: Any) -> Any:
-        return self.answer
-
-    def __str__(self) -> str:
-        return "a broken span"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +64,7 @@ def test_an_end_beyond_the_supported_years_is_none(length: Length) -> None:
 )
 def test_a_span_that_returns_something_else_is_refused(answer: Any, message: str) -> None:
     with pytest.raises(InvalidDelay, match=message):
-        end_of(Broken(answer), THURSDAY, None)
+        end_of(Answers(answer), THURSDAY, None)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,13 @@ from django_delayq.times.lengths import OwnTime, as_length, end_of, resized
 from django_delayq.times.spans import Length, Wall, Working
 from tests.support.examples import examples
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
+from tests.unit.spans import Answers, ticket
 
 BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")  # the latter is TIME_ZONE of the tests
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
-many = examples(100)
+many = examples(60)
 
 
 def read(moment: datetime | None) -> str:
@@ -41,10 +42,6 @@ def read(moment: datetime | None) -> str:
 
 def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
     return OwnTime(length, obj).elapsed(start, end)
-
-
-def ticket(**team: Any) -> SimpleNamespace:
-    return SimpleNamespace(team=SimpleNamespace(**team))
 
 
 class OneHourADay:
@@ -76,19 +73,6 @@ class UntilNewYear:
 class OfficeSpan(UntilNewYear):
     def calendar_of(self, obj: Any) -> WorkingHours:
         return OFFICE
-
-
-class Answers:
-    """A span that returns what it is given."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def end(self, since: datetime | date, obj: Any) -> Any:
-        return self.answer
-
-    def __str__(self) -> str:
-        return "a broken span"
 
 
 # Examples

@@ -73,8 +73,11 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=True, timeout=60, env=environment, capture_output=True, text=True)
 
 
-def test_what_handlers_print_is_not_lost_when_a_process_ends() -> None:
-    assert run("Supervisor(2, Printing, ends=True).run()").stdout == "of a handler\n" * 2
+def test_what_handlers_print_is_not_lost_when_a_process_ends_and_one_summary_adds_up_what_all_have_done() -> None:
+    ended = run("import logging; logging.basicConfig(level='INFO'); Supervisor(2, Printing, ends=True).run()")
+    assert ended.stdout == "of a handler\n" * 2
+    logged = ended.stderr.splitlines()
+    assert [line.rpartition(": ")[2] for line in logged if "has stopped" in line] == ["4 fired"]
 
 
 def test_a_process_that_the_system_refuses_is_started_later() -> None:
@@ -91,11 +94,6 @@ def test_a_process_of_a_burst_that_has_given_up_is_not_started_again() -> None:
     with pytest.raises(subprocess.CalledProcessError) as ended:
         run(GIVES_UP)
     assert (ended.value.returncode, ended.value.stdout) == (1, "of a handler\n" * 2)
-
-
-def test_one_summary_adds_up_what_all_processes_have_done() -> None:
-    logged = run("import logging; logging.basicConfig(level='INFO'); Supervisor(2, Printing, ends=True).run()").stderr
-    assert [line.rpartition(": ")[2] for line in logged.splitlines() if "has stopped" in line] == ["4 fired"]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="of Linux")

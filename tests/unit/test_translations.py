@@ -99,6 +99,7 @@ def test_every_text_is_translated_and_none_is_left_over(
         "missing": set(),
         "left over": set(),
     }, "make messages, then translate what is empty"
+    assert held == catalogue(file_of(language, "mo").read_bytes()), "what is installed is what is written"
     written = file_of(language, "po").read_text()
     assert "\n#~" not in written
     assert "fuzzy" not in written
@@ -127,11 +128,14 @@ def test_no_marked_text_escapes_the_extraction(in_english: Catalogue) -> None:
 
 
 @each_language
-def test_every_plural_form_of_the_language_is_there(language: str) -> None:
+def test_every_plural_form_of_the_language_is_there_and_words_for_the_script_keep_their_separator(
+    language: str,
+) -> None:
     held = catalogue(file_of(language, "mo").read_bytes())
     (forms,) = re.findall(r"nplurals=(\d)", held["",][0])
     assert {len(said) for text, said in held.items() if len(text) == 2} == {int(forms)}
     assert [text for text, said in held.items() if not all(form.strip() for form in said)] == []
+    assert [said for said in held.values() if any("|" in form for form in said) and "plural=" not in said[0]] == []
 
 
 def forms_of_one_number(catalogue: Catalogue) -> set[int]:
@@ -169,13 +173,6 @@ def test_what_a_brake_has_counted_is_told_in_the_readers_units() -> None:
         assert "in 1 Std. 10 Min. ausgelöst" in reason_label(reason)
 
 
-@each_language
-def test_what_is_installed_was_compiled_from_what_is_written(
-    language: str, compiled: Callable[[Path], Catalogue]
-) -> None:
-    assert compiled(file_of(language, "po")) == catalogue(file_of(language, "mo").read_bytes())
-
-
 def test_there_are_just_the_catalogues_that_are_tested() -> None:
     assert {path.name for path in (PACKAGE / "locale").iterdir()} == set(LANGUAGES)
 
@@ -192,30 +189,18 @@ def test_a_word_that_django_itself_has_is_translated_as_there(language: str) -> 
     assert {text: ours[text] for text in both} == {text: theirs[text] for text in both}
 
 
-@each_language
-def test_words_for_the_script_keep_their_separator(language: str) -> None:
-    held = catalogue(file_of(language, "mo").read_bytes())
-    assert [said for said in held.values() if any("|" in form for form in said) and "plural=" not in said[0]] == []
-
-
-@pytest.mark.parametrize(
-    ("language", "seconds", "words"),
-    [
-        ("ru", 60.5, "1 мин 0,5 с"),  # noqa: RUF001 - Cyrillic
-        ("de", 60.5, "1 Min. 0,5 s"),
-        ("en", 0.5, "0.5 s"),
-    ],
-)
-def test_a_length_is_counted_as_the_language_counts(language: str, seconds: float, words: str) -> None:
-    with translation.override(language):
-        assert length_label(timedelta(seconds=seconds)) == words
-
-
-def test_a_row_is_named_in_the_readers_language() -> None:
+def test_a_length_a_row_and_a_reason_of_the_library_are_told_as_the_language_does_and_others_as_they_are() -> None:
     row = Timeout(policy="shop.order.cancel", object_id="17", key="k", state="pending")
     assert str(row) == "shop.order.cancel of 17 (k): pending"
+    assert length_label(timedelta(seconds=0.5)) == "0.5 s"
+    assert {text: reason_label(text) for text in REASON_LABELS} == {text: text for text in REASON_LABELS}
+    with translation.override("ru"):
+        assert length_label(timedelta(seconds=60.5)) == "1 мин 0,5 с"  # noqa: RUF001 - Cyrillic
     with translation.override("de"):
+        assert length_label(timedelta(seconds=60.5)) == "1 Min. 0,5 s"
         assert str(row) == "shop.order.cancel von 17 (k): ausstehend"
+        assert reason_label(SINCE_CHANGED) == "der Zeitpunkt, ab dem gezählt wird, hat sich geändert"
+        assert reason_label("a storm") == "a storm"
 
 
 def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None:
@@ -227,10 +212,3 @@ def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None
     assert kinds - EVENT_LABELS.keys() == set()
     actors = set(re.findall(r"\bby=\"(\w+)\"", sources)) - {"perform", "preview"}  # of tests, and of a dry run
     assert actors == ACTOR_LABELS.keys()
-
-
-def test_a_reason_that_the_library_gives_is_told_in_the_readers_language_and_others_as_they_are() -> None:
-    assert {text: reason_label(text) for text in REASON_LABELS} == {text: text for text in REASON_LABELS}
-    with translation.override("de"):
-        assert reason_label(SINCE_CHANGED) == "der Zeitpunkt, ab dem gezählt wird, hat sich geändert"
-        assert reason_label("a storm") == "a storm"

@@ -153,22 +153,13 @@ def test_no_thread_is_kept_free_when_the_worker_ends(clock: list[float]) -> None
     assert [next_of(one)[1] for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_a_thread_that_was_kept_free_is_woken_when_its_policy_proves_quick() -> None:
-    first, second, third = (work("new", number) for number in range(3))
-    one, taken = line(first, second, third, threads=2), []
-    assert next_of(one) == ("new", 0)
-    thread = threading.Thread(target=lambda: taken.append(one.get()), daemon=True)
-    thread.start()
-    one.finished(first)
-    thread.join(20)
-    assert [item and item[0].ids for item in taken] == [(1,)]
-
-
-def test_the_rest_runs_although_the_queue_closes_while_no_thread_may_run_it() -> None:
+@pytest.mark.parametrize("closes", [False, True], ids=["its policy proves quick", "the queue closes"])
+def test_a_thread_that_was_kept_free_is_woken_and_runs_the_rest(closes: bool) -> None:
     first, second = work("new", 1), work("new", 2)
     one, taken = line(first, second, threads=2), []
     assert next_of(one) == ("new", 1)
-    one.close()
+    if closes:
+        one.close()
     thread = threading.Thread(target=lambda: taken.append(one.get()), daemon=True)
     thread.start()
     one.finished(first)
@@ -176,23 +167,13 @@ def test_the_rest_runs_although_the_queue_closes_while_no_thread_may_run_it() ->
     assert [item and item[0].ids for item in taken] == [(2,)]
 
 
-def test_one_policy_alone_has_every_thread() -> None:
-    one = line(*(work("only", number) for number in range(4)))
-    assert [next_of(one)[1] for _ in range(4)] == [0, 1, 2, 3]
-
-
-def test_what_is_withdrawn_is_not_taken() -> None:
+def test_what_is_in_line_when_it_closes_is_still_taken_but_not_what_is_withdrawn() -> None:
     one = line(work("a", 1), work("b", 2), work("a", 3))
     assert next_of(one) == ("a", 1)
     assert {left.ids[0] for left in one.withdraw()} == {2, 3}
+    one.put(work("a", 4), done)
     one.close()
-    assert one.get() is None
-
-
-def test_what_is_in_line_when_it_closes_is_still_taken() -> None:
-    one = line(work("a", 1))
-    one.close()
-    assert next_of(one) == ("a", 1)
+    assert next_of(one) == ("a", 4)
     assert one.get() is None
 
 

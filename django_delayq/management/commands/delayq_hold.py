@@ -1,10 +1,10 @@
-"""`manage.py delayq_hold`: stop the clock of policies."""
+"""`manage.py delayq_hold`: put policies on hold."""
 
 from django_delayq.management.operating import StopCommand
 
 
 class Command(StopCommand, name="hold", done="held"):
-    """Stops policies and their clocks, until they are resumed or until a time. Replaces a pause.
+    """Holds policies, until they are resumed or until a time. Replaces a pause.
 
     At the end of the hold, pending deadlines move by its duration. A policy that is already held keeps the end and
     reason of its hold unless given.

@@ -1,10 +1,10 @@
-"""`manage.py delayq_resume_timeout`: let the clocks of timeouts run again."""
+"""`manage.py delayq_resume_timeout`: end holds and pauses of timeouts."""
 
 from django_delayq.management.operating import TimeoutCommand
 
 
 class Command(TimeoutCommand, name="resume_timeout", done="resumed"):
-    """Lets the clocks of timeouts run that were stopped by hand, with the rest of their time, and resumes paused ones.
+    """Resumes timeouts that are on hold or paused by hand. After a hold they have the rest of their time.
 
     --dry-run counts those that would be due at once.
 

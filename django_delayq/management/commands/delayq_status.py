@@ -109,7 +109,7 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     yield Line("oldest", f"due for {seconds(waited)}" if waited else none)
     yield Line("failing", str(seen.failing), "warning" if seen.failing.value else "")
     if seen.held.value:
-        yield Line("held", f"{plural(seen.held, 'timeout')} with a stopped clock")
+        yield Line("held", f"{plural(seen.held, 'timeout')} on hold or paused")
     yield Line("firing", str(seen.firing))
     yield Line("dead", str(seen.dead), "warning" if seen.dead.value else "")
     lags = [(policy.lag_p99, policy.label) for policy in seen.policies if policy.lag_p99 is not None]

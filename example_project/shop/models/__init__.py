@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shop.models.customers import Customer, TrialMembership
-from shop.models.messages import TextMessage
+from shop.models.messages import Outage, TextMessage
 from shop.models.orders import CancelReason, Order, StepRefused
 from shop.models.steps import Acceptance, Delivery, Review
 
@@ -13,6 +13,7 @@ __all__ = [
     "Customer",
     "Delivery",
     "Order",
+    "Outage",
     "Review",
     "StepRefused",
     "TextMessage",

@@ -1,4 +1,4 @@
-"""Sent text messages."""
+"""Sent text messages, and the outages in which none can be sent."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ class TextMessage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.recipient}: {self.text}"
+
+
+class Outage(models.Model):
+    """While there is one, the SMS provider does not answer. A visitor of the front page begins and ends it."""
+
+    began_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"since {self.began_at}"

@@ -10,39 +10,59 @@ from typing import TYPE_CHECKING
 
 from django.contrib import messages
 from django.db import transaction
-from django.http import Http404, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.http import Http404
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from django_delayq import DeadlinePassed, before_deadline
 from shop.delays import shop_delay
-from shop.forms import OrderForm, ReviewForm
-from shop.models import CancelReason, Customer, Order, Review, StepRefused, TrialMembership
+from shop.forms import ReviewForm
+from shop.models import CancelReason, Customer, Order, Outage, Review, StepRefused, TrialMembership
+from shop.plays import PLAYS
 from shop.timeouts import cancel_unaccepted, cancel_unpaid, notify_trial_expiry, review_by_default
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
 MERCHANT = "The Corner Shop"
 
 
 @require_POST
-def place(request: HttpRequest) -> HttpResponse:
-    """Place an order; the session stores the customer."""
-    form = OrderForm(request.POST)
-    if not form.is_valid():
-        return render(request, "shop/place.html", {"form": form}, status=400)
-    name, phone, product = (form.cleaned_data[key] for key in ("name", "phone", "product"))
+def play(request: HttpRequest, name: str) -> HttpResponse:
+    """Place an order of this visitor, and take the first steps of the play."""
+    if name not in PLAYS:
+        raise Http404(f"There is no play {name!r}.")
+    chosen = PLAYS[name]
     with transaction.atomic():
-        customer = Customer.objects.filter(name=name, phone=phone).first()
-        customer = customer or Customer.objects.create(name=name, phone=phone)
-        order = Order.objects.place(customer, product, form.price_cents)
+        order = Order.objects.place(_visitor(request), chosen.product, chosen.price_cents)
+    if chosen.breaks_sms:
+        Outage.objects.create(began_at=timezone.now())
+    for step in chosen.steps:
+        _take(request, order, step)
+    return _to_plays()
+
+
+@require_POST
+def repair_sms(request: HttpRequest) -> HttpResponse:
+    """End the outage of the SMS provider; the next attempts succeed."""
+    Outage.objects.all().delete()
+    return _to_plays()
+
+
+def _to_plays() -> HttpResponse:
+    return redirect(f"{reverse('shop:index')}#orders")
+
+
+def _visitor(request: HttpRequest) -> Customer:
+    """Return the customer of this session, who may be new."""
+    known = Customer.objects.filter(reference=request.session.get("customer", "")).first()
+    customer = known or Customer.objects.create(name="Visitor", phone="+44 20 7946 0018")
     request.session["customer"] = customer.reference
-    messages.success(request, "Thank you. Your order is placed. Please pay it.")
-    return redirect(order)
+    return customer
 
 
 def _pay(order: Order) -> None:
@@ -85,9 +105,8 @@ def take_step(request: HttpRequest, reference: str, step: str) -> HttpResponse:
     if step not in STEPS:
         raise Http404(f"There is no step {step!r}.")
     order = get_object_or_404(Order, reference=reference)
-    take, thanks = STEPS[step]
-    _answer(request, lambda: take(order), thanks)
-    return redirect(order)
+    _take(request, order, step)
+    return _to_plays() if "plays" in request.POST else redirect(order)
 
 
 @require_POST
@@ -120,6 +139,11 @@ def convert(request: HttpRequest, reference: str) -> HttpResponse:
 
     _answer(request, become_member, "Welcome! You are a member now.")
     return redirect(customer)
+
+
+def _take(request: HttpRequest, order: Order, step: str) -> None:
+    take, thanks = STEPS[step]
+    _answer(request, lambda: take(order), thanks)
 
 
 def _answer(request: HttpRequest, take: Callable[[], None], thanks: str) -> None:

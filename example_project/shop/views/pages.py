@@ -4,51 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from django.core.paginator import Paginator
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from django_delayq import Deadline
-from shop.forms import OrderForm, ReviewForm
-from shop.models import Customer, Order, TextMessage
-from shop.views.waits import story_of, trial_wait, version_of, wait_of, way_of
+from shop.forms import ReviewForm
+from shop.models import Customer, Order, Outage, TextMessage
+from shop.plays import PLAYS
+from shop.views.waits import progress_of, version_of, wait_of
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
+PLAYED = 4
 ORDERS_A_PAGE = 12
 
 
 @never_cache
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """Show the newest orders and the form for a new one."""
-    orders = Order.objects.select_related("customer").annotate(
-        pay_until=Deadline("cancel_unpaid"), accept_until=Deadline("cancel_unaccepted")
-    )
-    page = Paginator(orders, ORDERS_A_PAGE).get_page(request.GET.get("page"))
-    known = Customer.objects.filter(reference=request.session.get("customer", "")).first()
-    form = OrderForm(initial={"name": known.name, "phone": known.phone} if known else None)
-    version = version_of(*((order.pk, order.status) for order in page))
-    return render(request, "shop/index.html", {"page": page, "form": form, "version": version})
+    """Show the plays, the newest orders of this visitor, and the operator's first page beside them."""
+    orders = _orders().filter(customer__reference=request.session.get("customer", ""))[:PLAYED]
+    played = [progress_of(order) for order in orders]
+    context = {
+        "plays": PLAYS,
+        "played": played,
+        "is_sms_broken": Outage.objects.exists(),
+        "version": version_of(*(one.version for one in played)),
+    }
+    return render(request, "shop/index.html", context)
 
 
 @never_cache
 @require_safe
 def order(request: HttpRequest, reference: str) -> HttpResponse:
     """Show an order: its progress, its deadline, the possible steps, and its timeouts."""
-    shown = _get_order(reference)
-    wait, story, way = wait_of(shown), story_of(shown), way_of(shown)
-    context = {
-        "order": shown,
-        "wait": wait,
-        "story": story,
-        "way": way,
-        "version": version_of(shown.status, way, wait, *((row.id, row.state, row.due_at) for row in story)),
-        "review_form": ReviewForm(),
-        "reminded": any(row.policy.endswith(".remind_late_delivery") and row.state == "fired" for row in story),
-    }
+    progress = progress_of(get_object_or_404(_orders(), reference=reference))
+    context = {"order": progress.order, "progress": progress, "review_form": ReviewForm(label_suffix="")}
     return render(request, "shop/order.html", context)
 
 
@@ -57,7 +50,7 @@ def order(request: HttpRequest, reference: str) -> HttpResponse:
 def customer(request: HttpRequest, reference: str) -> HttpResponse:
     """Show a customer: the trial membership, the orders, the text messages."""
     shown = get_object_or_404(Customer.objects.select_related("trial"), reference=reference)
-    wait = trial_wait(shown.trial)
+    wait = wait_of(shown.trial.timeouts.all())
     orders = shown.orders.all()[:ORDERS_A_PAGE]
     texts = TextMessage.objects.filter(recipient=shown.phone)[:ORDERS_A_PAGE]
     context = {
@@ -66,11 +59,14 @@ def customer(request: HttpRequest, reference: str) -> HttpResponse:
         "wait": wait,
         "orders": orders,
         "texts": texts,
-        "version": version_of(shown.trial.status, wait, len(texts), *(order.status for order in orders)),
+        "version": version_of(
+            shown.trial.status, wait and wait.timeout.run_at, len(texts), *(order.status for order in orders)
+        ),
     }
     return render(request, "shop/customer.html", context)
 
 
-def _get_order(reference: str) -> Order:
+def _orders() -> QuerySet[Order]:
+    """Return all orders, with all that their progress needs."""
     related = Order.objects.select_related("customer__trial", "acceptance", "delivery", "review")
-    return get_object_or_404(related, reference=reference)
+    return related.prefetch_related("timeouts", "delivery__timeouts", "review__timeouts")

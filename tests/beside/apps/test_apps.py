@@ -5,14 +5,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import factory
 import pytest
 import reversion
 from django.core.checks import run_checks
 from django.utils import timezone
+from factory.django import DjangoModelFactory
 from reversion.models import Version
 from tablib import Dataset
 
-from django_delayq import DeadlinePassed, before_deadline, clock, get_deadline, sync_timeouts
+from django_delayq import DeadlinePassed, before_deadline, clock, get_deadline, pending_timeouts, sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.beside.project import models
@@ -37,18 +39,9 @@ def test_nothing_is_reported_about_the_project() -> None:
 
 
 @pytest.mark.parametrize("model", models.DEALS, ids=lambda model: model.__name__)
-def test_saving_arms_and_the_deadline_ends_the_deal(model: Any) -> None:
-    deal = model.objects.create()
-    assert get_deadline(deal, "end") is not None
-    assert fire_later() == 1
-    deal = model.objects.get()
-    assert getattr(deal, "state", deal.status) in {"ended", "expired"}
-    assert causes(deal) == [("fired", "due")]
-
-
-@pytest.mark.parametrize("model", models.DEALS, ids=lambda model: model.__name__)
-def test_the_guard_lets_one_side_win(model: Any) -> None:
+def test_saving_arms_the_deadline_ends_the_deal_and_the_guard_lets_one_side_win(model: Any) -> None:
     in_time, late = model.objects.create(), model.objects.create()
+    assert get_deadline(late, "end") is not None
     with before_deadline(in_time, "end"):
         if model is models.StateDeal:
             in_time.pay()
@@ -58,7 +51,9 @@ def test_the_guard_lets_one_side_win(model: Any) -> None:
     assert fire_later() == 1
     with pytest.raises(DeadlinePassed), before_deadline(late, "end"):
         pytest.fail("the deal has ended")
-    assert causes(in_time) == [("cancelled", "condition")]
+    ended = model.objects.get(pk=late.pk)
+    assert getattr(ended, "state", ended.status) in {"ended", "expired"}
+    assert (causes(in_time), causes(late)) == ([("cancelled", "condition")], [("fired", "due")])
 
 
 def test_history_keeps_each_version_that_a_firing_writes() -> None:
@@ -153,3 +148,27 @@ def test_a_user_of_the_project_has_deadlines() -> None:
     assert fire_later() == 1
     person.refresh_from_db()
     assert person.plan == "free"
+
+
+class DealFactory(DjangoModelFactory):
+    class Meta:
+        model = models.ImportedDeal
+        skip_postgeneration_save = True
+
+    begun_at = factory.LazyFunction(timezone.now)
+
+    class Params:
+        overdue = factory.Trait(begun_at=factory.LazyFunction(lambda: timezone.now() - 2 * HOUR))
+        paid = factory.Trait(status="paid")
+
+
+def test_a_factory_arms_what_the_condition_wants_and_nothing_for_an_object_that_is_only_built() -> None:
+    deal, overdue, paid = (DealFactory.create(**options) for options in ({}, {"overdue": True}, {"paid": True}))
+    assert (get_deadline(deal, "end"), get_deadline(paid, "end")) == (deal.begun_at + HOUR, None)
+    DealFactory.create_batch(20)
+    assert pending_timeouts(models.ImportedDeal).count() == 22
+    assert fire_due() == 1
+    overdue.refresh_from_db()
+    assert overdue.status == "ended"
+    with pytest.raises(ValueError, match="not saved"):
+        get_deadline(DealFactory.build(), "end")

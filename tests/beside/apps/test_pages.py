@@ -35,35 +35,31 @@ def page_of(model: Any, page: str, *arguments: Any) -> str:
     return reverse(f"admin:project_{model._meta.model_name}_{page}", args=arguments)
 
 
-@pytest.mark.parametrize("model", WITH_PAGES, ids=lambda model: model.__name__)
-def test_list_and_form_show_the_deadline_and_saving_the_form_keeps_it(browser: Client, model: Any) -> None:
-    deal = model.objects.create()
-    row = Timeout.objects.get()
-    shown = browser.get(page_of(model, "changelist"))
-    assert shown.status_code == 200
-    assert b"next deadline" in shown.content.lower()
-    page = page_of(model, "change", deal.pk)
+def submit(browser: Client, page: str, **values: str) -> str:
+    """Save the form of a page with these values; return the content of the page."""
     content = browser.get(page).content.decode()
+    fields = dict(re.findall(r'<input type="(?:text|hidden)" name="([^"]+)" value="([^"]*)"', content))
+    assert browser.post(page, {**fields, **values, "_save": "Save"}).status_code == 302
+    return content
+
+
+@pytest.mark.parametrize("model", WITH_PAGES, ids=lambda model: model.__name__)
+def test_list_form_and_history_open_and_show_the_deadline_and_saving_the_form_keeps_it(
+    browser: Client, model: Any
+) -> None:
+    with reversion.create_revision():
+        deal = model.objects.create()
+    row = Timeout.objects.get()
+    assert b"next deadline" in browser.get(page_of(model, "changelist")).content.lower()
+    assert browser.get(page_of(model, "history", deal.pk)).status_code == 200
+    content = submit(browser, page_of(model, "change", deal.pk), status="paid")
     assert reverse("admin:django_delayq_timeout_change", args=[row.pk]) in content
-    posted = dict(re.findall(r'<input type="(?:text|hidden)" name="([^"]+)" value="([^"]*)"', content))
-    posted |= {"status": "paid", "_save": "Save"}
-    assert browser.post(page, posted).status_code == 302
     row.refresh_from_db()
     assert (row.state, row.cause) == ("cancelled", "condition")
 
 
-@pytest.mark.parametrize("model", [models.RecordedDeal, models.VersionedDeal], ids=lambda model: model.__name__)
-def test_the_page_of_former_versions_opens(browser: Client, model: Any) -> None:
-    with reversion.create_revision():
-        deal = model.objects.create()
-    assert browser.get(page_of(model, "history", deal.pk)).status_code == 200
-
-
 def test_versions_hold_no_timeouts_so_that_a_revert_cannot_change_the_ledger(browser: Client) -> None:
-    page = page_of(models.VersionedDeal, "add")
-    content = browser.get(page).content.decode()
-    posted = dict(re.findall(r'<input type="(?:text|hidden)" name="([^"]+)" value="([^"]*)"', content))
-    assert browser.post(page, {**posted, "status": "open", "_save": "Save"}).status_code == 302
+    submit(browser, page_of(models.VersionedDeal, "add"), status="open")
     deal = models.VersionedDeal.objects.get()
     assert deal.timeouts.count() == 1
     assert {version.content_type.model for version in Version.objects.all()} == {"versioneddeal"}

@@ -23,7 +23,11 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 __all__ = ["calm_shop", "shop", "shop_database"]
 PATIENCE_SECONDS = 60
 DESKTOP, PHONE = 1280, 390
-SCREENS = os.environ.get("DELAYQ_TEST_SCREENS", "")
+SCREENS = {"desktop": (DESKTOP, False), "dark": (DESKTOP, True), "phone": (PHONE, False), "dark phone": (PHONE, True)}
+each_screen = pytest.mark.parametrize(("width", "dark"), SCREENS.values(), ids=SCREENS)
+FIRST_PAGE = "/admin/django_delayq/"
+LIST, POLICIES = f"{FIRST_PAGE}timeout/", f"{FIRST_PAGE}policycontrol/"
+PICTURES = os.environ.get("DELAYQ_TEST_SCREENS", "")
 STOCK = """
 from datetime import timedelta
 from django.contrib.auth.models import User
@@ -56,6 +60,15 @@ for number in range(58):  # on each of 29 days: one that was paid in time, and o
         since_at=at - timedelta(minutes=22),
     )
 """
+
+LABELS = """
+const svg = document.querySelector(".delayq-chart svg"), drawing = svg.getBoundingClientRect();
+return [...svg.querySelectorAll("text")].map((text) => {
+  const box = text.getBoundingClientRect();
+  return [text.textContent, box.left - drawing.left, drawing.right - box.right];
+});
+"""
+"""The labels of the first chart, and how far from the two edges they end."""
 
 
 @dataclass
@@ -116,11 +129,15 @@ class Admin:
         for pk in timeouts:
             self.browser.find_element(By.CSS_SELECTOR, f"input[name=_selected_action][value='{pk}']").click()
 
-    def wait_for(self, words: str) -> None:
-        def is_there(driver: Chrome) -> bool:
-            return words in str(driver.execute_script("return document.body ? document.body.innerText : ''"))
+    def wait_for(self, *words: str, is_said: bool = True) -> None:
+        """Wait until the page shows all the words, or none of them."""
 
-        WebDriverWait(self.browser, PATIENCE_SECONDS).until(is_there, f"the page does not say {words!r}")
+        def is_there(driver: Chrome) -> bool:
+            text = str(driver.execute_script("return document.body ? document.body.innerText : ''"))
+            return all((each in text) is is_said for each in words)
+
+        verb = "does not show" if is_said else "still shows"
+        WebDriverWait(self.browser, PATIENCE_SECONDS).until(is_there, f"the page {verb} {words!r}")
 
     def message(self) -> str:
         """Return the message at the top of the page."""
@@ -165,11 +182,11 @@ class Admin:
 
     def _photograph(self) -> None:
         """Save a screenshot of the page, if a folder is set."""
-        if not SCREENS:
+        if not PICTURES:
             return
         name = re.sub(r"\W+", "-", self.browser.current_url.partition(self.shop.url)[2]).strip("-") or "index"
         self._seen += 1
-        self.save_picture(Path(SCREENS) / f"{self._seen:03}-{name}-{self._seen_on}.png", 4000)
+        self.save_picture(Path(PICTURES) / f"{self._seen:03}-{name}-{self._seen_on}.png", 4000)
 
     def save_picture(self, path: Path, max_height: int) -> None:
         height = self.browser.execute_script("return document.documentElement.scrollHeight")
@@ -216,17 +233,9 @@ def history(calm_shop: Shop) -> None:
 def chrome(chromium: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     options = webdriver.ChromeOptions()
     options.binary_location, driver = chromium
-    for flag in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        "window-size=1300,1000",
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
+    flags = "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update "
+    flags += f"disable-sync window-size=1300,1000 user-data-dir={tmp_path_factory.mktemp('chromium')}"
+    for flag in flags.split():
         options.add_argument(f"--{flag}")
     started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     started.set_script_timeout(PATIENCE_SECONDS * 2)
@@ -234,11 +243,17 @@ def chrome(chromium: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) 
     started.quit()
 
 
-@pytest.fixture(scope="module")
-def _logged_in(chrome: Chrome, calm_shop: Shop, stock: Stock) -> Admin:
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """Return the script of axe-core."""
     pytest.importorskip("selenium_axe_python")
-    axe = importlib.resources.files("selenium_axe_python") / "axe-core" / "axe.min.js"
-    admin = Admin(chrome, calm_shop, axe.read_text(encoding="utf-8"))
+    script = importlib.resources.files("selenium_axe_python") / "axe-core" / "axe.min.js"
+    return script.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def _logged_in(chrome: Chrome, calm_shop: Shop, stock: Stock, axe: str) -> Admin:
+    admin = Admin(chrome, calm_shop, axe)
     admin.log_in()
     return admin
 

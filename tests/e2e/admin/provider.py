@@ -9,11 +9,11 @@ from django_delayq import GiveUp, Skip
 
 LOGGING = {}
 SHOP_SMS_GATEWAY = f"{__name__}.Provider"
-BUSY, UNKNOWN, NONE = "+44 20 7946 0101", "+44 20 7946 0102", ""
+BUSY, UNKNOWN, DOWN, NONE = "+44 20 7946 0101", "+44 20 7946 0102", "+44 20 7946 0103", ""
 
 
 class Provider:
-    """A provider that does not answer the first call for `BUSY`."""
+    """A provider that does not answer the first call for `BUSY`, and no call for `DOWN`."""
 
     called: ClassVar[set[str]] = set()
 
@@ -22,6 +22,6 @@ class Provider:
             raise Skip("the customer has no phone")
         if recipient == UNKNOWN:
             raise GiveUp(f"sms.example.com: unknown number {recipient}")
-        if recipient == BUSY and key not in self.called:
+        if recipient == DOWN or (recipient == BUSY and key not in self.called):
             self.called.add(key)
             raise ConnectionError("no answer from sms.example.com")

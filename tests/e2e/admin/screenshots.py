@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import os
 import pty
 import re
@@ -15,13 +16,13 @@ from contextlib import suppress
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, served_as
+from tests.e2e.admin.burning import NO_WORKER, STATES, Burning
+from tests.e2e.admin.conftest import DESKTOP, FIRST_PAGE, LIST, PHONE, Admin, served_as
 from tests.shop.conftest import ROOT, Shop
 from tools import processes
+from tools.servers import RedisServer
 
 IMAGES = ROOT / "docs" / "images"
-FIRST_PAGE = "/admin/django_delayq/"
-LIST = f"{FIRST_PAGE}timeout/"
 MAX_HEIGHT = {DESKTOP: 900, PHONE: 844}
 STORY = """
 from datetime import timedelta
@@ -67,19 +68,6 @@ WorkerSeen.objects.create(  # otherwise each page would say that no worker is ru
 """
 MOVED = "Order.objects.latest('pk').timeouts.get().pk"
 ORDER = "Order.objects.latest('pk').pk"
-FAILING = """
-from datetime import timedelta
-from django_delayq import clock
-from django_delayq.models import WorkerSeen
-
-WorkerSeen.objects.all().delete()
-row = Timeout.objects.filter(policy="shop.order.cancel_unaccepted", state="pending").latest("pk")
-history = [
-    {"at": (clock.now() - timedelta(seconds=before)).isoformat(), "what": "failed", "error": "ConnectionError",
-     "message": "no answer from payments.example.com", "traceback": "ConnectionError: no answer"} for before in (20, 19)
-]
-Timeout.objects.filter(pk=row.pk).update(attempts=2, history=history, run_at=clock.now() + timedelta(minutes=2))
-"""
 SOON = """
 from datetime import timedelta
 from django_delayq import clock
@@ -136,14 +124,10 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
         ("admin-timeout", f"{LIST}{timeout}/change/", DESKTOP, False),
         ("admin-timeout-dark", f"{LIST}{timeout}/change/", DESKTOP, True),
         ("admin-timeout-phone", f"{LIST}{timeout}/change/", PHONE, True),
-        ("admin-first", FIRST_PAGE, DESKTOP, False),
-        ("admin-first-dark", FIRST_PAGE, DESKTOP, True),
-        ("admin-first-phone", FIRST_PAGE, PHONE, False),
     ):
         admin.show_on(width, dark=dark)
         admin.open(path)
-        if path != FIRST_PAGE:
-            admin.wait_for("in ")  # countdowns are filled in by a script
+        admin.wait_for("in ")  # countdowns are filled in by a script
         admin.save_picture(IMAGES / f"{name}.png", MAX_HEIGHT[width])
     admin.show_on(DESKTOP)
     for url in served_as(shop, tmp_path_factory.mktemp("chinese"), DELAYQ_TEST_LANGUAGE="zh-hans"):
@@ -151,10 +135,31 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
         chrome.execute_script(CLOSED)  # each server is a site of its own
         chrome.get(f"{url}{LIST}")
         admin.save_picture(IMAGES / "admin-timeouts-zh.png", 800)
-    admin.open(f"{LIST}{shop.ask('row.pk', FAILING)}/change/")
+    take_terminal(shop, admin, order, tmp_path_factory)
+    shop.stop()
+    with RedisServer(tmp_path_factory.mktemp("redis") / "redis") as redis:
+        take_burning(Burning(shop, redis), admin)
+
+
+def take_burning(burning: Burning, admin: Admin) -> None:
+    """Take the first page with some of what may be wrong, and the page of a timeout that fails."""
+    burning.shop.start_server()
+    admin.open(FIRST_PAGE)
+    admin.browser.execute_script(CLOSED)
+    for happens, *said in itertools.compress(STATES, (1, 1, 0, 1, 0, 1, 0, 1)):
+        happens(burning)
+        admin.wait_for(*said)
+    for name, width, dark in (("", DESKTOP, False), ("-dark", DESKTOP, True), ("-phone", PHONE, False)):
+        admin.show_on(width, dark=dark)
+        admin.open(FIRST_PAGE)
+        admin.save_picture(IMAGES / f"admin-first{name}.png", MAX_HEIGHT[width] * 3 // 2)
+    burning.signal(signal.SIGKILL)
+    admin.wait_for(NO_WORKER)
+    admin.show_on(DESKTOP)
+    failing = burning.shop.ask("Timeout.objects.failing().latest('pk').pk")
+    admin.open(f"{LIST}{failing}/change/")
     admin.wait_for("in ")
     admin.save_picture(IMAGES / "admin-failing.png", 640)
-    take_terminal(shop, admin, order, tmp_path_factory)
 
 
 def take_terminal(shop: Shop, admin: Admin, order: int, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,35 +1,65 @@
-"""The first page in headless Chromium: it refreshes itself, and works with the keyboard."""
+"""The first page in headless Chromium: while it stays open, it shows what is wrong, and keeps what has been opened."""
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.e2e.admin.conftest import Admin
+from django_delayq.management.commands.delayq_status import WATCH_SECONDS
+from django_delayq.monitoring.snapshot import ALIVE
+from tests.e2e.admin.burning import BRAKED, STATES, Burning
+from tests.e2e.admin.conftest import FIRST_PAGE, SCREENS, Admin
+from tests.shop.conftest import Shop
+from tests.support.waiting import wait_until
+from tools.servers import RedisServer
 
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
-FIRST_PAGE = "/admin/django_delayq/"
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 TRIAL = "shop.trialmembership.notify_trial_expiry"
+REFRESH = "return Number(document.querySelector('[data-delayq-refresh]').dataset.delayqRefresh)"
 OPENED = """
 const [row, tick] = ["delayq-more-", "tick-"].map((each) => document.getElementById(each + arguments[0]));
 return [row.open, tick.checked, document.activeElement.closest("details").id];
 """
+UNFIRED = f"Timeout.objects.filter(policy={BRAKED!r}, state='pending').count()"
 
 
-def test_the_first_page_refreshes_itself_and_keeps_what_is_open_ticked_and_focused(admin: Admin) -> None:
-    admin.open(FIRST_PAGE)
-    admin.browser.find_element(By.ID, f"tick-{TRIAL}").click()
-    summary = admin.browser.find_element(By.CSS_SELECTOR, f"[id='delayq-more-{TRIAL}'] summary")
-    summary.send_keys(Keys.ENTER)  # by the keyboard
-    change = "from django_delayq import operations; operations."
-    admin.shop.ask("1", f"{change}pause({TRIAL!r}, by='cli:ann', reason='an outage')")
-    admin.wait_for("By cli:ann: an outage")
-    assert admin.browser.execute_script(OPENED, TRIAL) == [True, True, f"delayq-more-{TRIAL}"]
-    rows = [row.text for row in admin.browser.find_elements(By.CSS_SELECTOR, ".delayq-policies > tbody > tr > th")]
-    assert rows.index(TRIAL) < rows.index("shop.review.review_by_default"), "it has moved before those in order"
-    admin.shop.ask("1", f"{change}resume({TRIAL!r}, by='cli:ann', reason='over')")
-    admin.press("Refresh")
-    assert "an outage" not in admin.browser.find_element(By.ID, "delayq-policies").text
+def test_the_open_first_page_shows_what_burns_and_keeps_what_is_open_ticked_and_focused(
+    chrome: Any, axe: str, shop: Shop, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path / "redis") as redis:
+        burning, admin = Burning(shop, redis), Admin(chrome, shop, axe)
+        burning.do("User.objects.create_superuser('boss', '', 'secret')")
+        shop.start_server()
+        admin.log_in()
+        admin.open(FIRST_PAGE)
+        assert max(chrome.execute_script(REFRESH), WATCH_SECONDS, ALIVE.total_seconds()) <= 10
+        chrome.find_element(By.ID, f"tick-{TRIAL}").click()
+        chrome.find_element(By.CSS_SELECTOR, f"[id='delayq-more-{TRIAL}'] summary").send_keys(Keys.ENTER)
+        for happens, *said in STATES:
+            admin.wait_for(*said, is_said=False)
+            happens(burning)
+            admin.wait_for(*said)
+            assert chrome.execute_script(OPENED, TRIAL) == [True, True, f"delayq-more-{TRIAL}"]
+        assert chrome.find_element(By.CSS_SELECTOR, ".delayq-policies > tbody").get_attribute("id").endswith(BRAKED)
+        admin.press("Refresh")
+        admin.wait_for(*STATES[-1][1:])
+        for width, dark in SCREENS.values():
+            admin.show_on(width, dark=dark)
+            admin.open(FIRST_PAGE)
+            admin.unfold()
+            assert admin.faults() == [], (width, dark)
+        burning.signal(signal.SIGKILL)
+        burning.work()
+        assert shop.ask(UNFIRED) == 1
+        admin.press(f"Resume {BRAKED}")
+        admin.type("reason", "the condition was corrected")
+        admin.press("Resume the policy")
+        assert "cancel_unaccepted”: resumed." in admin.message()
+        wait_until(lambda: shop.ask(UNFIRED) == 0, "what the brake had left has fired")

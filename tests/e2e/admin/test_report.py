@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin
+from tests.e2e.admin.conftest import DESKTOP, LABELS, PHONE, POLICIES, Admin, each_screen
 
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("history")]
-REPORT = "/admin/django_delayq/policycontrol/shop.order.cancel_unpaid/report/"
-SCREENS = {"desktop": (DESKTOP, False), "dark": (DESKTOP, True), "phone": (PHONE, False)}
+REPORT = f"{POLICIES}shop.order.cancel_unpaid/report/"
 FILE = """
 const done = arguments[0];
 const link = [...document.querySelectorAll("a")].find((each) => each.href.includes("format=csv"));
@@ -31,7 +30,7 @@ return [...document.querySelectorAll(".delayq-chart g")].map((bar) => {
 """
 
 
-@pytest.mark.parametrize(("width", "dark"), SCREENS.values(), ids=SCREENS)
+@each_screen
 def test_the_report_has_no_faults_for_axe_and_no_screen_is_too_narrow(admin: Admin, width: int, dark: bool) -> None:
     admin.show_on(width, dark=dark)
     for asked in ("", "?days=7", "?by=month&days=365", "?by=field&field=customer__name", "?by=field&field=nothing"):
@@ -54,15 +53,6 @@ def test_the_bars_are_as_high_as_the_table_says_and_lie_within_a_phone(admin: Ad
         assert shown[day]["title"] == f"{day}: in time {in_time}, other rounds {int(rounds) - int(in_time)}"
         assert shown[day]["inTime"] == pytest.approx(full * int(in_time) / highest, abs=1)
         assert shown[day]["other"] == pytest.approx(full * (int(rounds) - int(in_time)) / highest, abs=1)
-
-
-LABELS = """
-const drawing = document.querySelector(".delayq-chart svg").getBoundingClientRect();
-return [...document.querySelectorAll(".delayq-chart svg text")].map((text) => {
-  const box = text.getBoundingClientRect();
-  return [text.textContent, box.left - drawing.left, drawing.right - box.right];
-});
-"""
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
@@ -89,7 +79,7 @@ def test_the_table_scrolls_within_the_page_and_the_keyboard_reaches_it(admin: Ad
 
 
 def test_a_person_chooses_months_and_downloads_what_is_shown(admin: Admin) -> None:
-    admin.open("/admin/django_delayq/policycontrol/")
+    admin.open(POLICIES)
     admin.browser.find_element(By.ID, "delayq-more-shop.order.cancel_unpaid").click()
     admin.press("Report shop.order.cancel_unpaid")
     admin.choose("by", "month")

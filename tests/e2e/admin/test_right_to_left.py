@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock, served_as
+from tests.e2e.admin.conftest import DESKTOP, FIRST_PAGE, LABELS, LIST, PHONE, POLICIES, Admin, Stock, served_as
 from tests.shop.conftest import Shop
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
-LIST = "/admin/django_delayq/timeout/"
-POLICIES = "/admin/django_delayq/policycontrol/"
+CHANGES = f"{FIRST_PAGE}policychange/"
 ASKED = "/admin/django_delayq/timeout/operate/cancel/?ids={}"
 
 # Where the first and the last character of an element's text are on the screen.
@@ -60,6 +59,12 @@ class Page:
         found: dict[str, Any] = self.admin.browser.execute_script(STYLES, selector, pseudo)
         return found
 
+    def labels(self) -> list[tuple[str, float]]:
+        """Return the labels of the first chart, with their places, after a check that none is cut off."""
+        found = self.admin.browser.execute_script(LABELS)
+        assert all(left > -1 and right > -1 for _, left, right in found), found
+        return [(text, left) for text, left, _ in found]
+
 
 @pytest.fixture(scope="module")
 def hebrew_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -98,14 +103,7 @@ def test_the_story_and_the_tracebacks_of_a_timeout_read_as_written(page: Page, s
 def test_the_chart_of_a_policy_keeps_its_labels(page: Page) -> None:
     page.admin.open(POLICIES)
     page.admin.unfold()
-    drawing = page.style(".delayq-chart svg")
-    labels = page.admin.browser.execute_script(
-        "return [...document.querySelectorAll('.delayq-chart svg')].slice(0, 1).flatMap((svg) =>"
-        " [...svg.querySelectorAll('text')].map((text) => {"
-        " const box = text.getBoundingClientRect(); return [box.left, box.right]; }))"
-    )
-    assert len(labels) == 5
-    assert all(drawing["boxLeft"] - 1 <= left < right <= drawing["boxRight"] + 1 for left, right in labels), labels
+    assert len(page.labels()) == 5
     label = ".delayq-policies > tbody > tr > th bdi"
     for selector in (label, ".delayq-facts bdi", ".delayq-facts code", ".delayq-chart th[scope=row]"):
         page.reads_from_left_to_right(selector)
@@ -114,20 +112,12 @@ def test_the_chart_of_a_policy_keeps_its_labels(page: Page) -> None:
 
 def test_the_plot_of_a_report_keeps_its_labels_and_its_days_from_left_to_right(page: Page, history: None) -> None:
     page.admin.open(f"{POLICIES}shop.order.cancel_unpaid/report/")
-    drawing = page.style(".delayq-chart svg")
-    days = page.admin.browser.execute_script(
-        "return [...document.querySelectorAll('.delayq-chart svg text')].slice(1).map((text) => {"
-        " const box = text.getBoundingClientRect(); return [text.textContent, box.left, box.right]; })"
-    )
+    days = page.labels()[1:]
     assert [name for name, *_ in days] == sorted(name for name, *_ in days)
-    assert [left for _, left, _ in days] == sorted(left for _, left, _ in days)
+    assert [left for _, left in days] == sorted(left for _, left in days)
     assert len(days) == 4
-    assert all(drawing["boxLeft"] - 1 <= left < right <= drawing["boxRight"] + 1 for _, left, right in days), days
     for selector in (".delayq-chart svg text", "#content-main tbody th bdi"):
         page.reads_from_left_to_right(selector)
-    assert page.admin.faults() == []
-    page.admin.show_on(PHONE)
-    page.admin.open(f"{POLICIES}shop.order.cancel_unpaid/report/")
     assert page.admin.faults() == []
 
 
@@ -158,7 +148,8 @@ def test_the_parts_of_an_event_and_the_end_of_a_sentence_are_in_their_order(page
         assert ends["right"] - ends["stop"]["right"] < ends["width"] / 2, "it is aligned as the page"
 
 
-@pytest.mark.parametrize("path", [POLICIES, LIST, "/admin/django_delayq/policychange/"])
+@pytest.mark.usefixtures("history")
+@pytest.mark.parametrize("path", [POLICIES, f"{POLICIES}shop.order.cancel_unpaid/report/", LIST, CHANGES])
 def test_on_a_phone_no_page_is_wider_than_the_screen(page: Page, path: str) -> None:
     page.admin.show_on(PHONE)
     assert page.admin.inspect(path) == []

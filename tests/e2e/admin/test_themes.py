@@ -7,15 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.admin.conftest import Admin, Stock, served_as
+from tests.e2e.admin.conftest import LIST, POLICIES, Admin, Stock, served_as
 from tests.shop.conftest import Shop, on_sqlite
 
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300), on_sqlite]
-LIST = "/admin/django_delayq/timeout/"
-POLICIES = "/admin/django_delayq/policycontrol/"
 STYLE = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
 HIDDEN = "return [...document.querySelectorAll('.delayq-hidden')].map((node) => node.getBoundingClientRect().width)"
 EXCESS = "const page = document.documentElement; return page.scrollWidth - page.clientWidth"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.testapp.models import Effect
 from tests.testapp.timeouts import digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
-OWNERS, EACH, WORKERS = 30, 20, 4
+OWNERS, EACH, WORKERS = 30, 20, 3
 
 
 def due_at(moment: datetime, declare: Any, *, beside: bool = False) -> None:
@@ -33,9 +32,10 @@ def due_at(moment: datetime, declare: Any, *, beside: bool = False) -> None:
         schedule_timeouts(purchases, declare(Purchase, name="beside"), at=moment)
 
 
-def start(start_worker: StartWorker, source: dict[str, str], lease: float = 30.0) -> None:
+def start(start_worker: StartWorker, source: dict[str, str]) -> None:
+    seconds = {"LEASE": 30.0, "SWEEP_INTERVAL": 1.0}
     for _ in range(WORKERS):
-        start_worker("--concurrency", "4", POLICIES="digest", seconds={"LEASE": lease, "SWEEP_INTERVAL": 1.0}, **source)
+        start_worker("--concurrency", "4", POLICIES="digest", seconds=seconds, **source)
     wait_until(lambda: WorkerSeen.objects.count() == WORKERS, "the workers run")
 
 
@@ -46,16 +46,6 @@ def check(count: int = OWNERS * EACH) -> None:
     owners = sorted(str(pk) for pk in Channel.objects.values_list("pk", flat=True))
     assert sorted(calls) == [(owner, EACH) for owner in owners], "one call for each owner, with all"
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
-    late = max((row.settled_at - row.due_at).total_seconds() for row in Timeout.objects.all() if row.settled_at)
-    sys.stdout.write(f"the last one is settled {late:.2f} s after its deadline\n")
-
-
-def test_owners_whose_timeouts_are_due_together_get_one_call_each(
-    start_worker: StartWorker, source: dict[str, str], declare: Any
-) -> None:
-    start(start_worker, source)
-    due_at(clock.now() + timedelta(seconds=4), declare)
-    check()
 
 
 def test_a_backlog_is_one_call_for_each_owner_too(
@@ -66,23 +56,9 @@ def test_a_backlog_is_one_call_for_each_owner_too(
     check()
 
 
-def test_another_policy_that_locks_the_same_objects_splits_no_call(
+def test_owners_whose_timeouts_are_due_together_get_one_call_each_beside_a_policy_that_locks_the_same_objects(
     start_worker: StartWorker, source: dict[str, str], declare: Any
 ) -> None:
     start(start_worker, source)
     due_at(clock.now() + timedelta(seconds=4), declare, beside=True)
     check(2 * OWNERS * EACH)
-
-
-def test_after_a_worker_was_killed_each_owner_still_gets_one_call(
-    start_worker: StartWorker, source: dict[str, str], declare: Any
-) -> None:
-    """It had leased them all, so that a process may have died of each."""
-    due_at(clock.now(), declare)
-    seconds = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
-    killed = start_worker("--concurrency", "4", POLICIES="digest", KILL_AT="handled", seconds=seconds, **source)
-    killed.wait(60)
-    WorkerSeen.objects.all().delete()
-    assert states() == {"pending": OWNERS * EACH}
-    start(start_worker, source, lease=2.0)
-    check()

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.worker import Worker
 from django_delayq.worker.supervisor import default_count
-from tests.support.processes import StartWorker, due_now, effects, settled, states
+from tests.support.processes import StartWorker, due_now, effects, end, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -28,7 +28,9 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes"),
 ]
 
-needs_two_writers = pytest.mark.skipif(connection.vendor == "sqlite", reason="a handler holds the whole database")
+two_writers = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="on SQLite a handler holds the whole database; others are as PostgreSQL"
+)
 
 
 def children(supervisor: subprocess.Popen[bytes]) -> set[int]:
@@ -62,15 +64,22 @@ def start(start_worker: StartWorker, *arguments: str, **variables: Any) -> subpr
 
 
 @pytest.mark.dialect
-@needs_two_writers
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_processes_after_their_handlers(start_worker: StartWorker, number: signal.Signals) -> None:
+@two_writers
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(os.kill, signal.SIGTERM), (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM)],
+    ids=["SIGTERM", "SIGINT", "to the group"],
+)
+def test_a_signal_ends_all_processes_after_their_handlers(
+    start_worker: StartWorker, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    """Terminals and systemd send it to the whole group: it counts once for each process, and aborts no handler."""
     supervisor = start(start_worker, LINGER="2")
     pids = children(supervisor)
     assert len(pids) == 2
     rows = due_now("linger", 2)
     wait_until(is_handling, "a handler is running")
-    supervisor.send_signal(number)
+    send(supervisor.pid, number)
     assert supervisor.wait(30) == 0
     assert not any(map(is_alive, pids))
     assert not WorkerSeen.objects.exists()
@@ -79,18 +88,7 @@ def test_a_signal_ends_all_processes_after_their_handlers(start_worker: StartWor
 
 
 @pytest.mark.dialect
-@needs_two_writers
-def test_a_signal_to_the_whole_group_counts_once_for_each_process(start_worker: StartWorker) -> None:
-    """As terminals and systemd send it."""
-    supervisor = start(start_worker, LINGER="3")
-    due_now("linger", 2)
-    wait_until(is_handling, "a handler is running")
-    os.killpg(supervisor.pid, signal.SIGTERM)
-    assert supervisor.wait(30) == 0, "no handler was aborted"
-
-
-@pytest.mark.dialect
-@needs_two_writers
+@two_writers
 def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     supervisor = start(start_worker, LINGER="60")
     pids = children(supervisor)
@@ -133,8 +131,7 @@ def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker, nu
     rows = due_now("remind", 20)
     wait_until(settled(20), "all have fired")
     assert effects("remind") == {row.pk: 1 for row in rows}
-    supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(30) == 0
+    end(supervisor)
 
 
 def test_the_processes_end_when_their_supervisor_is_killed(start_worker: StartWorker) -> None:
@@ -166,8 +163,7 @@ def test_a_process_that_has_fired_its_number_is_replaced(start_worker: StartWork
     wait_until(settled(40), "all have fired")
     wait_until(lambda: not children(supervisor) & before, "both were replaced")
     assert effects("remind") == {row.pk: 1 for row in rows}
-    supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(30) == 0
+    end(supervisor)
 
 
 @pytest.fixture
@@ -185,8 +181,7 @@ def test_by_default_each_core_has_a_process_but_not_beside_sqlite(
     started = start_command("delayq_worker")
     wait_until(are_ready(count), "all processes have begun")
     assert len(children(started)) == (count if count > 1 else 0)
-    started.send_signal(signal.SIGTERM)
-    assert started.wait(30) == 0
+    end(started)
     os.sched_setaffinity(0, {min(all_cores)})
     started = start_command("delayq_worker")
     wait_until(are_ready(1), "the worker has begun")
@@ -210,7 +205,7 @@ def test_what_one_process_does_is_by_default_not_done_by_several(
 
 
 @pytest.mark.dialect
-@needs_two_writers
+@two_writers
 def test_with_autoreload_ctrl_c_waits_for_the_running_handler(
     start_command: Callable[..., subprocess.Popen[bytes]],
 ) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +11,7 @@ import pytest
 
 from django_delayq import Retry
 from django_delayq.models import Timeout
-from tests.support.processes import SHORT, StartWorker, due_now, effects, settled, states
+from tests.support.processes import SHORT, StartWorker, due_now, effects, end, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -25,25 +22,20 @@ pytestmark = [
     pytest.mark.usefixtures("redis_client"),
 ]
 POLICIES = ("harmless", "harmless_outside", "deadly", "deadly_outside")
-SOURCES = {"redis": {}, "ledger": {"WITHOUT_REDIS": "1"}}
 
 
-@pytest.fixture(params=SOURCES)
-def start(request: pytest.FixtureRequest, start_worker: StartWorker) -> Callable[[], subprocess.Popen[bytes]]:
-    variables = {"POLICIES": " ".join(POLICIES), **SOURCES[request.param]}
-    return partial(start_worker, "--concurrency", "4", seconds={**SHORT, "LEASE": 2.0}, **variables)
-
-
-@pytest.fixture(params=["", "_outside"], ids=["atomic", "outside"])
+@pytest.fixture(params=["", "_outside"], ids=["atomic-redis", "outside-ledger"])
 def suffix(request: pytest.FixtureRequest, declare: Any) -> str:
+    """Return how the names of the policies end. Those outside a transaction are fired from the ledger."""
     for name in POLICIES:
         declare(Order, name=name, retry=Retry.never(), atomic=not name.endswith("_outside"))
     return str(request.param)
 
 
-def end(worker: subprocess.Popen[bytes]) -> None:
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+@pytest.fixture
+def start(suffix: str, start_worker: StartWorker) -> Callable[[], subprocess.Popen[bytes]]:
+    variables = {"POLICIES": " ".join(POLICIES)} | ({"WITHOUT_REDIS": "1"} if suffix else {})
+    return partial(start_worker, "--concurrency", "4", seconds={**SHORT, "LEASE": 2.0}, **variables)
 
 
 def test_what_runs_beside_a_handler_that_ends_its_process_is_not_dead(
@@ -67,22 +59,3 @@ def test_what_runs_beside_a_handler_that_ends_its_process_is_not_dead(
     assert killer.reason == "The process died 3 times while this timeout ran alone in it."
     assert effects("harmless").keys() == {row.pk for row in innocents}
     assert set(Timeout.objects.exclude(pk=killer.pk).values_list("attempts", flat=True)) == {1}
-
-
-def test_workers_that_are_killed_again_and_again_take_nothing_along(
-    start: Callable[[], subprocess.Popen[bytes]], suffix: str
-) -> None:
-    rows = due_now(f"harmless{suffix}", 100)
-    for number in range(4):
-        worker = start()
-        fired = len(effects("harmless"))
-        wait_until(partial(lambda before: len(effects("harmless")) > before, fired), "it is in the middle of it")
-        time.sleep(random.Random(number).uniform(0, 0.2))  # at any step of a firing
-        worker.kill()
-        worker.wait(30)
-    worker = start()
-    wait_until(settled(100), "all the others have fired")
-    end(worker)
-    assert states() == {"fired": 100}
-    assert effects("harmless").keys() == {row.pk for row in rows}
-    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}

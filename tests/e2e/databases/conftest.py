@@ -1,4 +1,4 @@
-"""A database server of the test's own, which it may restart, and a worker that reaches it through a proxy."""
+"""A database server of the test's own, which it may restart and reaches through a proxy; and workers with logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,14 @@ import pytest
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
+import django_delayq as dq
 from django_delayq import redis_clients
+from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.conftest import ROOT
 from tests.engine.fault_proxy import FaultProxy
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order
 from tools import processes
 from tools.servers import MariadbServer, PostgresServer, Server
 
@@ -26,6 +31,7 @@ SERVERS: dict[str, tuple[type[Server], str]] = {
     "postgresql": (PostgresServer, "DELAYQ_TEST_POSTGRESQL_URL"),
     "mysql": (MariadbServer, "DELAYQ_TEST_MARIADB_URL"),
 }
+SHORT = {"HORIZON": 2.0, "SWEEP_INTERVAL": 1.0, "SYNC_INTERVAL": 2.0, "LEASE": 3.0}
 
 
 @dataclass
@@ -69,7 +75,6 @@ def own_database(child_environment: dict[str, str], transactional_db: None) -> I
             **child_environment,
             variable: server.url.replace(f":{server.port}/", f":{proxy.port}/"),
             "DELAYQ_TEST_DB_NAME": name,
-            "DELAYQ_TEST_SECONDS": json.dumps({"LEASE": 2, "SWEEP_INTERVAL": 1}),
         }
         migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"]
         subprocess.run(migrate, env=environment, cwd=ROOT, check=True)
@@ -95,24 +100,58 @@ def _open_to_all(directory: Path) -> Path:
     return directory
 
 
+class LoggedWorker:
+    """A worker process and its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def has_logged(self, words: str) -> bool:
+        return words in self.text
+
+    @property
+    def text(self) -> str:
+        return self._log.read_text()
+
+    def stop(self) -> str:
+        """Stop the worker, which must end well; return its log."""
+        self.process.terminate()
+        assert self.process.wait(60) == 0, self.text
+        return self.text
+
+
+Start = Callable[..., LoggedWorker]
+
+
 @pytest.fixture
-def start_worker(own_database: OwnDatabase, tmp_path: Path) -> Iterator[Callable[..., tuple[int, Path]]]:
-    """Start a worker with a log file; return its process id and the file. It must stop gracefully."""
-    started: list[subprocess.Popen[bytes]] = []
+def start(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Start:
+    """Start a worker of one process that logs warnings; `seconds` are settings, and keywords its environment."""
     log = tmp_path / "worker.log"
 
-    def start(verbosity: int = 0) -> tuple[int, Path]:
+    def start(*arguments: str, seconds: dict[str, float] = SHORT, **environment: str) -> LoggedWorker:
+        environment = {**environment, "DELAYQ_TEST_SECONDS": json.dumps(seconds)}
         with log.open("wb") as output:
-            arguments = f"-m django delayq_worker --processes 1 -v{verbosity} --log-level warning"
-            command = [sys.executable, *arguments.split()]
-            worker = processes.start(command, env=own_database.environment, cwd=ROOT, stdout=output, stderr=output)
-        started.append(worker)
-        return worker.pid, log
+            command = ("delayq_worker", "--processes", "1", "-v0", "--log-level", "warning", *arguments)
+            return LoggedWorker(start_command(*command, env=environment, stdout=output, stderr=output), log)
 
-    yield start
-    for worker in started:
-        worker.send_signal(signal.SIGTERM)
-        try:
-            assert worker.wait(60) == 0, log.read_text()
-        finally:
-            processes.kill(worker)
+    return start
+
+
+def fire_some(count: int = 1) -> None:
+    """Fire so many new timeouts with one attempt each."""
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(count)], "linger", seconds=0)
+    wait_until(are_settled, "all are settled")
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+
+
+def are_settled() -> bool:
+    return not Timeout.objects.unsettled().exists()
+
+
+def each_fired_once() -> int:
+    """Check that all have fired with one attempt and one effect each; return how many."""
+    fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1).values_list("pk", flat=True)
+    assert len(fired) == Timeout.objects.count(), "no attempt was counted for what the database did"
+    assert Counter(Effect.objects.values_list("timeout_id", flat=True)) == Counter(fired)
+    return len(fired)

@@ -1,11 +1,7 @@
-"""The tests' settings with business and ledger on a second alias; the default database has no tables at all.
-
-With `DELAYQ_TEST_SPLIT` the router sends the ledger to the default one, which is wrong.
-"""
+"""The tests' settings with business and ledger on a second alias; the default database has no tables at all."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from tests.settings import *  # noqa: F403
@@ -16,7 +12,7 @@ DATABASES = {
     "business": _ONE["default"],
 }
 DATABASE_ROUTERS = ["tests.e2e.databases.second_settings.Router"]
-APPS = {"testapp", "delayq_webhooks"} | ({"django_delayq"} if not os.environ.get("DELAYQ_TEST_SPLIT") else set())
+APPS = {"django_delayq", "testapp", "delayq_webhooks"}
 
 
 class Router:

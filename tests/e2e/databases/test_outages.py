@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from django.db import connection
 
 import django_delayq as dq
-from django_delayq.models import Timeout
-from tests.e2e.databases.conftest import OwnDatabase
+from tests.e2e.databases.conftest import OwnDatabase, Start, are_settled, each_fired_once
+from tests.support.processes import processor_seconds
 from tests.support.waiting import wait_until
 from tests.support.workers import cut_all_other_connections
 from tests.testapp.models import Effect, Order
@@ -27,16 +24,13 @@ pytestmark = [
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
 ]
 logger = logging.getLogger(__name__)
-StartWorker = Callable[..., tuple[int, Path]]
-COUNT = 120
+COUNT, SECONDS = 120, {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
 LONGEST_LOG = 160
 """Ten outages, each with a line at its beginning and one at its end from the main loop, four threads and three jobs."""
 
 
-def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(
-    own_database: OwnDatabase, start_worker: StartWorker
-) -> None:
-    pid, log = start_worker()
+def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(own_database: OwnDatabase, start: Start) -> None:
+    worker = start(seconds=SECONDS, **own_database.environment)
     fire_some_and_meanwhile(lambda: None)
     fire_some_and_meanwhile(lambda: restart(own_database))
     fire_some_and_meanwhile(lambda: restart(own_database, at_once=True))
@@ -46,39 +40,33 @@ def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(
     for _ in range(3):
         fire_some_and_meanwhile(own_database.proxy.lose_next_reply)
     assert own_database.proxy.lost > lost
-    burnt = seconds_of_work_during_an_outage(own_database, pid)
+    burnt = seconds_of_work_during_an_outage(own_database, worker.process.pid)
     fire_some_and_meanwhile(lambda: None)
-    lines = log.read_text().splitlines()
+    lines = worker.stop().splitlines()
     logger.info("%d lines of log; %.2f s of work in an outage of 6 s", len(lines), burnt)
     assert len(lines) < LONGEST_LOG, lines
     assert burnt < 3, "it does not ask the whole time"
 
 
-def test_a_worker_that_starts_while_the_database_is_away_waits_for_it(
-    own_database: OwnDatabase, start_worker: StartWorker
-) -> None:
+def test_a_worker_that_starts_while_the_database_is_away_waits_for_it(own_database: OwnDatabase, start: Start) -> None:
     dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=0)
     own_database.stop()
-    _, log = start_worker(verbosity=1)
-    wait_until(lambda: "is asked again soon" in log.read_text(), "it misses the database")
+    worker = start("-v1", seconds=SECONDS, **own_database.environment)
+    wait_until(lambda: worker.has_logged("is asked again soon"), "it misses the database")
     own_database.start()
-    wait_until(lambda: "  database  " in log.read_text(), "it shows its first screen")
-    wait_until(lambda: not Timeout.objects.unsettled().exists(), "it has fired")
+    wait_until(lambda: worker.has_logged("  database  "), "it shows its first screen")
+    wait_until(are_settled, "it has fired")
+    worker.stop()
 
 
 def fire_some_and_meanwhile(break_something: Callable[[], object]) -> None:
-    """So many handlers that take their time run; in the middle of it something breaks; in the end all have run once."""
-    orders = Order.objects.bulk_create([Order(status="new") for _ in range(COUNT)])
-    orders = list(Order.objects.order_by("-pk")[:COUNT])
+    """Run many handlers that take their time, in the middle of which something breaks; in the end all have run once."""
     before = Effect.objects.count()
-    dq.schedule_timeouts(orders, "linger", seconds=0)
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(COUNT)], "linger", seconds=0)
     wait_until(lambda: Effect.objects.count() > before + 5, "some have fired")
     break_something()
-    wait_until(lambda: not Timeout.objects.unsettled().exists(), "all are settled")
-    fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1)
-    assert fired.count() == Timeout.objects.count(), "no attempt was counted for what the database did"
-    effects = Counter(Effect.objects.values_list("timeout_id", flat=True))
-    assert effects == Counter(fired.values_list("pk", flat=True)), "each had its effect once"
+    wait_until(are_settled, "all are settled")
+    each_fired_once()
 
 
 def restart(own_database: OwnDatabase, *, at_once: bool = False) -> None:
@@ -94,8 +82,3 @@ def seconds_of_work_during_an_outage(own_database: OwnDatabase, pid: int, second
     burnt = processor_seconds(pid) - before
     own_database.start()
     return burnt
-
-
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

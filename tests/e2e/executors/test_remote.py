@@ -6,22 +6,23 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from django_delayq import schedule_timeout, schedule_timeouts
+from django_delayq import schedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from tests.e2e.crashes.test_steps import check
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
-from tests.support.processes import due_now, effects, settled, states
+from tests.support.processes import due_now, effects, end, settled, states
 from tests.support.waiting import wait_until
-from tests.testapp.market import Channel, Purchase
-from tests.testapp.models import Effect, Order
-from tests.testapp.timeouts import declare_collect, digest
+from tests.testapp.models import Order
+from tests.testapp.timeouts import declare_collect
 from tools import processes
 
 pytestmark = [
@@ -33,11 +34,6 @@ pytestmark = [
 DUE = int(os.environ.get("DELAYQ_TEST_DUE", "200"))
 WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
 Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def end(worker: subprocess.Popen[bytes]) -> None:
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
 
 
 def test_many_fire_in_groups_in_batches_and_outside_a_transaction(
@@ -54,58 +50,30 @@ def test_many_fire_in_groups_in_batches_and_outside_a_transaction(
     assert fired == {row.pk: 1 for row in rows}
 
 
-def test_their_processes_run_each_step_once_and_in_order(
-    engine: Engine, start_worker: Start, start_remote: Start, request: pytest.FixtureRequest
+def test_their_processes_run_each_step_once_and_in_order_and_ask_before_they_act(
+    engine: Engine, start_worker: Start, start_remote: Start, declare: Any, request: pytest.FixtureRequest
 ) -> None:
     policy = declare_collect()
     request.addfinalizer(lambda: registry.remove(policy))
-    start_remote(POLICIES="collect")
-    worker = start_worker(POLICIES="collect")
-    due_now("remind")
-    wait_until(settled(1), "its processes have started", seconds=120)
-    rows = [schedule_timeout(Order.objects.create(status="new"), policy, seconds=6) for _ in range(3)]
-    wait_until(settled(4), seconds=120)
-    end(worker)
-    for row in rows:
-        check(row)
-
-
-def test_their_processes_ask_before_they_act(
-    engine: Engine, start_worker: Start, start_remote: Start, declare: Callable[..., Any]
-) -> None:
     declare(Order, name="ask_first")
     by_answer = dict(zip(("open", "paid", "silent"), due_now("ask_first", 3), strict=True))
     for answer, row in by_answer.items():
         Order.objects.filter(pk=row.object_id).update(note=answer)
-    start_remote(POLICIES="ask_first")
-    worker = start_worker(POLICIES="ask_first")
+    start_remote(POLICIES="collect ask_first")
+    worker = start_worker(POLICIES="collect ask_first")
     wait_until(settled(2), seconds=120)
     silent = by_answer["silent"]
     wait_until(lambda: Timeout.objects.get(pk=silent.pk).attempts == 1, "no answer is a failed attempt", seconds=60)
+    rows = [schedule_timeout(Order.objects.create(status="new"), policy, seconds=6) for _ in range(3)]
+    wait_until(settled(5), seconds=120)
     end(worker)
     for row in by_answer.values():
         row.refresh_from_db()
     assert [row.state for row in by_answer.values()] == ["fired", "skipped", "pending"]
     assert silent.errors[0]["error"] == "TimeLimitExceeded"
     assert effects("ask_first") == {by_answer["open"].pk: 1}
-
-
-def test_owners_whose_timeouts_are_due_together_get_one_call_each(
-    engine: Engine, start_worker: Start, start_remote: Start, declare: Any
-) -> None:
-    """Two workers each send a part of them, to two processes."""
-    policy = declare(Purchase, digest, name="digest", batch=500, batch_by="channel")
-    channels = Channel.objects.bulk_create(Channel() for _ in range(10))
-    purchases = Purchase.objects.bulk_create(Purchase(channel=channel) for _ in range(12) for channel in channels)
-    schedule_timeouts(purchases, policy, seconds=0)
-    start_remote(POLICIES="digest")
-    workers = [start_worker(POLICIES="digest") for _ in range(2)]
-    wait_until(settled(len(purchases)), seconds=120)
-    for worker in workers:
-        end(worker)
-    assert states() == {"fired": len(purchases)}
-    calls = Effect.objects.filter(what="digest").values_list("object_id", "timeout_id")
-    assert sorted(calls) == sorted((str(channel.pk), 12) for channel in channels)
+    for row in rows:
+        check(row)
 
 
 @pytest.mark.usefixtures("short_lease")
@@ -157,7 +125,8 @@ def test_doubled_and_forged_messages_have_no_effect(
     engine: Engine, start_worker: Start, start_remote: Start, send: Callable[[list[Any]], None]
 ) -> None:
     due, (waiting,) = due_now("remind", 5), due_now("linger")
-    Timeout.objects.filter(pk=waiting.pk).update(run_at=_tomorrow(), due_at=_tomorrow())
+    tomorrow = timezone.now() + timedelta(days=1)
+    Timeout.objects.filter(pk=waiting.pk).update(run_at=tomorrow, due_at=tomorrow)
     ids = [row.pk for row in due]
     genuine = {"version": 1, "policy": "testapp.order.remind", "ids": ids, "suspect": False, "using": "default"}
     forged: list[Any] = [
@@ -183,65 +152,27 @@ def test_doubled_and_forged_messages_have_no_effect(
     assert (waiting.state, waiting.attempts, waiting.history) == ("pending", 0, [])
 
 
-def _tomorrow() -> Any:
-    from datetime import timedelta
-
-    from django.utils import timezone
-
-    return timezone.now() + timedelta(days=1)
-
-
 @WITH_A_BROKER
+@pytest.mark.parametrize("ends", [("kill", "start"), ("pause", "resume")], ids=["down", "silent"])
 def test_a_broker_that_is_down_does_not_stop_the_worker(
-    engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path
+    engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path, ends: tuple[str, str]
 ) -> None:
+    """Nor does one that does not answer, which is given up."""
     start_remote()
     worker = start_worker()
     rows = due_now("remind", 5)
     wait_until(settled(5), "it works")
-    engine.broker.kill()
+    getattr(engine.broker, ends[0])()
     rows += due_now("remind", 20)
     log = tmp_path / "worker.log"
     wait_until(lambda: "cannot send messages" in log.read_text(), "it is logged")
     assert "AttributeError" not in log.read_text(), "the log has the error of the broker"
     assert worker.poll() is None
     assert states() == {"fired": 5, "pending": 20}
-    engine.broker.start()
-    start_remote()  # RQ's worker may have ended with its broker; its process manager would start it again
+    getattr(engine.broker, ends[1])()
+    if ends[1] == "start":
+        start_remote()  # RQ's worker may have ended with its broker; its process manager would start it again
     wait_until(settled(25), "due timeouts fire when the broker is back", seconds=120)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
-
-
-@WITH_A_BROKER
-def test_a_broker_that_does_not_answer_is_given_up_and_timeouts_fire_when_it_answers(
-    engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path
-) -> None:
-    start_remote()
-    worker = start_worker()
-    due_now("remind", 5)
-    wait_until(settled(5), "it works")
-    engine.broker.pause()
-    due_now("remind", 5)
-    wait_until(lambda: "cannot send messages" in (tmp_path / "worker.log").read_text(), "it is logged", seconds=20)
-    engine.broker.resume()
-    wait_until(settled(10), "due timeouts fire when the broker answers")
-    end(worker)
-
-
-@pytest.mark.usefixtures("short_lease")
-@WITH_A_BROKER
-def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
-    engine: Engine, start_worker: Start, start_remote: Start
-) -> None:
-    (killer,) = due_now("kill_worker")
-    innocents = due_now("remind", 20)
-    start_remote(KILLER="1")
-    worker = start_worker()
-    wait_until(settled(21), seconds=120)
-    end(worker)
-    killer.refresh_from_db()
-    assert (killer.state, killer.cause) == ("dead", "retries")
-    assert effects("remind") == {row.pk: 1 for row in innocents}
-    assert Effect.objects.count() == 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,8 +64,3 @@ def fired(ids: list[int]) -> int:
 
 def waiting(policy: str) -> int:
     return Timeout.objects.pending().filter(policy=f"testapp.order.{policy}").count()
-
-
-def memory_mb(pid: int) -> float:
-    """Return the memory of a process."""
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024

@@ -5,14 +5,11 @@ No test reads a clock: a timeout that fires while most of the backlog is pending
 
 from __future__ import annotations
 
-import signal
-import subprocess
-
 import pytest
 
-from tests.e2e.fairness.conftest import crowd, fired, latecomers, memory_mb, waiting
+from tests.e2e.fairness.conftest import crowd, fired, latecomers, waiting
 from tests.settings import DB
-from tests.support.processes import StartWorker
+from tests.support.processes import StartWorker, end, memory_mb
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -24,11 +21,6 @@ pytestmark = [
 ]
 
 CROWD = 10_000
-
-
-def end(worker: subprocess.Popen[bytes]) -> None:
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
 
 
 def test_a_crowd_of_one_policy_does_not_hold_up_another_one(start_worker: StartWorker, source: dict[str, str]) -> None:

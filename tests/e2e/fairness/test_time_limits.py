@@ -15,9 +15,8 @@ from django.db import connection, transaction
 
 from django_delayq import schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
-from tests.e2e.fairness.conftest import memory_mb
 from tests.settings import DB
-from tests.support.processes import StartWorker
+from tests.support.processes import StartWorker, end, memory_mb
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order, Parcel
 
@@ -68,15 +67,8 @@ def test_handlers_that_hang_in_each_mode_delay_others_by_their_limit_at_most(
         hanging(name, 2)
     parcels = [Parcel.objects.create() for _ in range(QUICK)]
     seconds = {"LEASE": 9.0, "SWEEP_INTERVAL": 1.0}
-    worker = start_worker(
-        "--concurrency",
-        "4",
-        POLICIES=" ".join(MODES),
-        SILENT=silent,
-        LIMIT=str(LIMIT_SECONDS),
-        seconds=seconds,
-        **source,
-    )
+    variables = {"POLICIES": " ".join(MODES), "SILENT": silent, "LIMIT": str(LIMIT_SECONDS), **source}
+    worker = start_worker("--concurrency", "4", seconds=seconds, **variables)
     wait_until(WorkerSeen.objects.exists, "the worker runs")
     for number, parcel in enumerate(parcels):
         schedule_timeout(parcel, "chase", seconds=8 * number / QUICK)
@@ -96,8 +88,7 @@ def test_handlers_that_hang_in_each_mode_delay_others_by_their_limit_at_most(
     stuck_in = {"hang": 4, "hang_outside": 4, "hang_many": 4, "ahang": 0}
     least = sum(stuck_in[name] for name in MODES)
     wait_until(lambda: least <= stuck() <= least + 2 * ("hang_many" in MODES), "the worker counts its stuck threads")
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    end(worker)
 
 
 def threads_of(pid: int) -> int:
@@ -131,14 +122,3 @@ def test_processes_whose_threads_are_stuck_are_replaced_and_none_of_them_grows(
     assert max(memory for _, memory in most.values()) < first + 40
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) in {0, 1}
-
-
-def test_a_worker_without_a_supervisor_of_its_own_exits_with_1(
-    start_worker: StartWorker, hanging: Callable[[str, int], None], silent: str
-) -> None:
-    hanging("hang_outside", 2)
-    worker = start_worker(
-        "--concurrency", "1", POLICIES="hang_outside", SILENT=silent, LIMIT="0.3", WITHOUT_REDIS="1",
-    )  # fmt: skip
-    assert worker.wait(60) == 1
-    assert Timeout.objects.filter(state="dead", attempts=2).count() == 2

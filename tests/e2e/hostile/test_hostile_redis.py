@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from django_delayq.engine.records import QueueKeys, turn_key
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import key_prefix
 from tests.settings import DB
-from tests.support.processes import effects
+from tests.support.processes import effects, end, memory_mb
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -116,12 +115,6 @@ def order() -> Order:
     return Order.objects.create(status="new")
 
 
-def end(worker: subprocess.Popen[bytes]) -> None:
-    assert worker.poll() is None, "it has ended by itself"
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
-
-
 def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
     start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
 ) -> None:
@@ -154,10 +147,6 @@ def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
     assert len(words) < 20_000
 
 
-def memory_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
-
-
 def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
     start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
 ) -> None:
@@ -186,23 +175,11 @@ def test_every_key_may_be_of_another_type(
 ) -> None:
     def fill(name: str, number: int) -> None:
         redis_client.delete(name)
-        writes: list[Callable[[], Any]] = [
-            lambda: redis_client.set(name, "x"),
-            lambda: redis_client.rpush(name, "x"),
-            lambda: redis_client.sadd(name, "x"),
-            lambda: redis_client.hset(name, "x", "x"),
-            lambda: redis_client.xadd(name, {"x": "x"}),
-        ]
-        writes[number]()
+        other = (["SET", name, "x"], ["RPUSH", name, "x"], ["SADD", name, "x"], ["HSET", name, "x", "x"])
+        redis_client.execute_command(*(*other, ["XADD", name, "*", "x", "x"])[number])
 
-    prefix = key_prefix("default")
-    names = [
-        keys.line(LINE),
-        keys.heads,
-        keys.counter,
-        keys.wake,
-        *(turn_key(prefix, work) for work in ("sweep", "full-sweep")),
-    ]
+    turns = (turn_key(key_prefix("default"), work) for work in ("sweep", "full-sweep"))
+    names = [keys.line(LINE), keys.heads, keys.counter, keys.wake, *turns]
     for name in names:
         fill(name, 0)
     worker = start_worker()

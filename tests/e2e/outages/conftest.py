@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,11 +25,11 @@ once = pytest.mark.skipif(
 )
 
 
+@dataclass
 class Seconds:
     """The breaker's clock: so that no pause ends while a slow machine is still at work."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now: float = 100.0
 
     def __call__(self) -> float:
         return self.now

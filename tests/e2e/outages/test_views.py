@@ -17,15 +17,13 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, connections, transaction
-from django.test import AsyncClient, Client
+from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import cancel_timeout, schedule_timeout
+from django_delayq import acancel_timeout, aschedule_timeout, cancel_timeout, schedule_timeout
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change
-from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
+from django_delayq.redis_clients import forget_engine
 from tests.conftest import ROOT
 from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, breaker_of, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
@@ -75,33 +73,23 @@ def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
 
 @pytest.mark.dialect
 @once
-def test_an_address_that_swallows_packets_is_tried_once(
-    use_redis: UseRedis, seconds: Seconds, look_ups: LookUps
+def test_an_address_that_does_not_answer_or_does_not_exist_is_tried_once(
+    use_redis: UseRedis, seconds: Seconds, look_ups: LookUps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with swallowed() as url:
-        use_redis(url)
-        schedule_and_cancel(25)
-        await_redis_calls()
-        assert look_ups.count == 1
-        seconds.now += 60
-        schedule_and_cancel(10)
-        await_redis_calls()
-        assert look_ups.count == 2
-
-
-@pytest.mark.dialect
-@once
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "no..name"])
-def test_a_host_that_has_no_address_is_looked_up_once(
-    use_redis: UseRedis, look_ups: LookUps, caplog: pytest.LogCaptureFixture, host: str
-) -> None:
-    use_redis(f"redis://{host}:6379/0")
-    schedule_and_cancel(25)
-    await_redis_calls()
-    assert look_ups.count == 1
-    assert Timeout.objects.count() == 25
-    assert told(caplog)[0] == "redis_away"
-    assert len(told(caplog)) <= 2
+    with swallowed() as swallowing:
+        for number, url in enumerate((swallowing, "redis://no-such-host.invalid:6379/0", "redis://no..name:6379/0")):
+            caplog.clear()
+            use_redis(url)
+            schedule_and_cancel(25)
+            await_redis_calls()
+            assert look_ups.count == 2 * number + 1
+            assert told(caplog)[0] == "redis_away" and len(told(caplog)) <= 2
+            seconds.now += 60
+            schedule_and_cancel(10)
+            await_redis_calls()
+            assert look_ups.count == 2 * number + 2
+            forget_engine()
+    assert Timeout.objects.count() == 3 * 35
 
 
 @pytest.mark.dialect
@@ -155,98 +143,48 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         assert row.pk in dict(engine.queue("default", 0).peek())
 
 
-@pytest.mark.dialect
-@once
-def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_redis: UseRedis, seconds: Seconds) -> None:
+def save_often() -> None:
+    for _ in range(10):
+        with transaction.atomic():
+            order = Order.objects.create(status="unpaid", created_at=timezone.now())
+        order.status = "paid"
+        order.save()
+
+
+@transaction.atomic
+def act_in_blocks() -> None:
+    schedule_and_cancel(5)
+    with transaction.atomic():
+        schedule_and_cancel(5)
+
+
+def manage_the_transaction() -> None:
+    transaction.set_autocommit(False)
+    try:
+        schedule_and_cancel(10)
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+
+
+@async_to_sync
+async def act_concurrently() -> None:
+    async def act() -> None:
+        order = await Order.objects.acreate(status="new")
+        await aschedule_timeout(order, "remind", minutes=5)
+        assert await acancel_timeout(order, "remind")
+
+    await asyncio.gather(*(act() for _ in range(10)))
+
+
+@pytest.mark.parametrize("act", [save_often, act_in_blocks, manage_the_transaction, act_concurrently])
+def test_whatever_a_page_does_it_asks_once(use_redis: UseRedis, act: Callable[[], None]) -> None:
     with silent() as wire:
         use_redis(wire.url)
-        in_threads(6, push_often)
-        await_redis_calls()
-        assert 1 <= wire.opened <= 6, "those that were under way when the first one failed"
-        opened = wire.opened
-        seconds.now += 60
-        in_threads(6, push_often)
-        await_redis_calls()
-        assert wire.opened == opened + 1
-
-
-def push_often() -> None:
-    for id in range(1, 11):
-        push("default", [Change("default", "testapp.order.remind", id, 4_000_000_000_000)])
-
-
-def in_threads(count: int, work: Callable[..., None], *args: Any) -> None:
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work(*args)
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failed
-
-
-@pytest.mark.urls("tests.e2e.outages.pages")
-@pytest.mark.parametrize("page", ["order", "blocks"])
-def test_pages_in_transactions_ask_once(use_redis: UseRedis, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    with silent() as wire:
-        use_redis(wire.url)
-        client = Client()
-        for _ in range(10):
-            assert client.get(f"/{page}/").content == b"placed"
-        await_redis_calls()
-        assert wire.opened == 1
-    assert Timeout.objects.filter(state="pending").count() == (20 if page == "order" else 40)
-
-
-@pytest.mark.urls("tests.e2e.outages.pages")
-def test_asynchronous_pages_ask_once_and_hold_up_no_other(use_redis: UseRedis) -> None:
-    async def visit() -> list[bytes]:
-        responses = await asyncio.gather(*(AsyncClient().get("/async/") for _ in range(10)))
-        return [response.content for response in responses]
-
-    with silent() as wire:
-        use_redis(wire.url)
-        assert async_to_sync(visit)() == [b"placed"] * 10
+        act()
         await_redis_calls()
         assert wire.opened == 1
     assert Timeout.objects.filter(state="cancelled").count() == 10
-
-
-def test_saves_ask_once(use_redis: UseRedis) -> None:
-    with silent() as wire:
-        use_redis(wire.url)
-        for _ in range(10):
-            with transaction.atomic():
-                order = Order.objects.create(status="unpaid", created_at=timezone.now())
-            order.status = "paid"
-            order.save()
-        await_redis_calls()
-        assert wire.opened == 1
-    assert Timeout.objects.filter(state="cancelled").count() == 10
-
-
-def test_whoever_manages_his_transaction_himself_asks_once_and_is_told_nothing(use_redis: UseRedis) -> None:
-    with silent() as wire:
-        use_redis(wire.url)
-        transaction.set_autocommit(False)
-        try:
-            schedule_and_cancel(5)
-            transaction.commit()
-        finally:
-            transaction.set_autocommit(True)
-        await_redis_calls()
-        assert wire.opened == 1
-    assert Timeout.objects.count() == 5
 
 
 @pytest.mark.dialect
@@ -257,14 +195,8 @@ def test_every_process_of_a_server_finds_out_once_for_itself(child_environment: 
         environment = {**child_environment, "SHOP_REDIS": wire.url}
         if connection.vendor == "sqlite":
             connection.close()
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", FORKING],
-            env=environment,
-            cwd=ROOT,
-            check=False,
-            capture_output=True,
-            timeout=60,
-        )
+        command = [sys.executable, "-W", "ignore", "-c", FORKING]
+        done = subprocess.run(command, env=environment, cwd=ROOT, check=False, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr.decode()[-2000:]
         assert wire.opened == 4
     assert Timeout.objects.count() == 4 * 10

@@ -26,17 +26,14 @@ def main() -> None:
 def _operations() -> Mapping[str, Callable[..., Any]]:
     from django.db import connections
 
-    from tests.e2e.races import any_verbs, bulk_verbs, payers, single_verbs
+    from tests.e2e.races import payers, verbs
 
     return {
         "begin": _begin,
         "end": connections.close_all,  # other tests count the connections to the database
         "pay": payers.pay,
-        "schedule": single_verbs.schedule,
-        "single": single_verbs.anything,
-        "own": single_verbs.one_after_the_other,
-        "bulk": bulk_verbs.anything,
-        "any": any_verbs.anything,
+        "schedule": verbs.schedule,
+        "anything": verbs.anything,
     }
 
 

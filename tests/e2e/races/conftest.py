@@ -6,6 +6,7 @@ import fcntl
 import signal
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,23 +30,24 @@ def counted_deadlocks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def idle_actors(django_db_setup: None) -> Iterator[list[Actor]]:
-    """Hold the processes of earlier tests: to start one takes longer than most races."""
-    idle: list[Actor] = []
+def idle_actors(django_db_setup: None) -> Iterator[dict[str, list[Actor]]]:
+    """Hold the processes of earlier tests by their policies: to start one takes longer than most races."""
+    idle: dict[str, list[Actor]] = defaultdict(list)
     yield idle
-    for actor in idle:
+    for actor in (actor for actors in idle.values() for actor in actors):
         actor.kill()
 
 
 @pytest.fixture
 def actors(
-    idle_actors: list[Actor], child_environment: dict[str, str], prefix: str
+    idle_actors: dict[str, list[Actor]], child_environment: dict[str, str], prefix: str
 ) -> Iterator[Callable[[int], list[Actor]]]:
     """`actors(3)` returns three processes that are ready. Those that are still busy when the test ends are killed."""
     taken: list[Actor] = []
+    idle_ones = idle_actors[child_environment.get("DELAYQ_TEST_POLICIES", "")]
 
     def take(count: int) -> list[Actor]:
-        found = [idle_actors.pop() if idle_actors else Actor(child_environment) for _ in range(count)]
+        found = [idle_ones.pop() if idle_ones else Actor(child_environment) for _ in range(count)]
         taken.extend(found)
         for actor in found:
             actor.tell("begin", prefix=prefix)
@@ -60,7 +62,7 @@ def actors(
         else:
             actor.kill()
     all_answer(idle)
-    idle_actors.extend(idle)
+    idle_ones.extend(idle)
 
 
 @pytest.fixture

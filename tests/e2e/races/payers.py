@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_delayq.sql.now import database_now
 from tests.e2e.races.paying import RIGHT_WAYS
-from tests.e2e.races.paying_rows import READS, ROW_WAYS
+from tests.e2e.races.paying_rows import ROW_WAYS
 from tests.testapp.market import Purchase
 from tests.testapp.models import Order
 
@@ -25,12 +25,11 @@ def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, f
     model: Any
     payment: Callable[[Any], bool]
     model, payment = (Purchase, ROW_WAYS[way]) if way in ROW_WAYS else (Order, RIGHT_WAYS[way])
-    read = READS.get(way, model._default_manager.get)
-    _warm_up(model, payment, read)
+    _warm_up(model, payment)
     ahead = _database_is_ahead_by()
     answers = []
     for pk, moment in share:
-        order = read(pk=pk)  # as a view reads it, some time before it decides
+        order = model.objects.get(pk=pk)  # as a view reads it, some time before it decides
         # Not to wait for anything to happen: this is the planned instant of the race.
         time.sleep(max(0.0, moment - ahead - time.time()))
         late = time.time() + ahead - moment
@@ -38,10 +37,10 @@ def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, f
     return answers
 
 
-def _warm_up(model: Any, payment: Callable[[Any], bool], read: Callable[..., Any]) -> None:
+def _warm_up(model: Any, payment: Callable[[Any], bool]) -> None:
     """Make a first payment that does not count, because it is many times slower than the next ones."""
     order = model.objects.create(created_at=timezone.now())
-    payment(read(pk=order.pk))
+    payment(model.objects.get(pk=order.pk))
     order.delete()
 
 

@@ -9,16 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from django.contrib.admin import AdminSite, ModelAdmin, TabularInline
-from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
-from django.test import RequestFactory
 
 from django_delayq import DeadlinePassed, before_deadline
-from django_delayq.admin import TimeoutAdminMixin
-from django_delayq.admin.mixins import STALE
 from tests.testapp.market import Payment, Purchase
 
 
@@ -58,51 +51,6 @@ def save(payment: Payment | None) -> None:
         payment.save()
 
 
-class PaymentInline(TabularInline):  # type: ignore[type-arg] # not subscriptable when it runs
-    model = Payment
-    extra = 0
-
-
-class PurchaseAdmin(TimeoutAdminMixin, ModelAdmin):  # type: ignore[type-arg]
-    inlines = (PaymentInline,)
-    fields = ("status",)
-
-    def response_change(self, request: HttpRequest, obj: Purchase) -> HttpResponse:
-        return HttpResponse(obj.status)
-
-
-def _page(purchase: Purchase, form: dict[str, str] | None = None, address: str = "/") -> Any:
-    user, _ = get_user_model().objects.get_or_create(username="clerk", is_superuser=True, is_staff=True)
-    request: Any = RequestFactory().get(address) if form is None else RequestFactory().post(address, form)
-    request.user, request._dont_enforce_csrf_checks = user, True
-    return PurchaseAdmin(Purchase, AdminSite()).change_view(request, str(purchase.pk))
-
-
-def open_in_the_admin(pk: int) -> Any:
-    """Return a purchase with its page, on which its payment is captured."""
-    purchase: Any = Purchase.objects.get(pk=pk)
-    page = _page(purchase).context_data
-    fields = [*page["adminform"].form, *(field for each in page["inline_admin_formsets"] for field in _fields(each))]
-    purchase.form = {field.html_name: "" if field.value() is None else str(field.value()) for field in fields}
-    purchase.form |= {name: "captured" for name in purchase.form if name.endswith("-status")}
-    purchase.address = page["form_url"]
-    return purchase
-
-
-def _fields(inline: Any) -> list[Any]:
-    formset = inline.formset
-    return [field for form in (formset.management_form, *formset.forms) for field in form]
-
-
-def pay_in_the_admin(purchase: Any) -> bool:
-    """Capture the payment on the page of its purchase, which saves that, too."""
-    answer = _page(purchase, purchase.form, purchase.address)
-    if not isinstance(answer, TemplateResponse):
-        return bool(answer.content == b"unpaid")
-    assert answer.context_data["errors"] == [[str(STALE)]], answer.context_data["errors"]  # type: ignore[index]
-    return False
-
-
 ROW_WAYS: dict[str, Callable[[Any], bool]] = {
     "view": pay_in_a_view,
     "webhook": pay_in_a_webhook,
@@ -111,7 +59,4 @@ ROW_WAYS: dict[str, Callable[[Any], bool]] = {
     "update": partial(pay_by, lambda rows: rows.update(status="captured")),
     "upsert": partial(pay_by, lambda rows: rows.update_or_create(defaults={"status": "captured"})),
     "locked": partial(pay_by, lambda rows: save(rows.select_for_update().first())),
-    "admin": pay_in_the_admin,
 }
-READS: dict[str, Callable[..., Any]] = {"admin": open_in_the_admin}
-"""How a purchase is read, where not by its manager."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
@@ -64,27 +64,24 @@ class Outcome:
         return self.paid / (self.paid + self.cancelled)
 
 
-def race(
-    way: str,
-    payers: Sequence[Actor],
-    *,
-    count: int,
-    per_second: float,
-    shift: float,
-    seed: str,
-    goods: Goods = ORDERS,
-) -> Outcome:
-    """`count` orders are paid at their deadlines + `shift` seconds, give or take the jitter.
+class Pace(NamedTuple):
+    """How many are paid, how many in each second, and by how many seconds after their deadlines."""
+
+    orders: int
+    per_second: float
+    shift: float
+
+
+def race(way: str, payers: Sequence[Actor], pace: Pace, *, seed: str, goods: Goods = ORDERS) -> Outcome:
+    """Pay orders around their deadlines, give or take the jitter.
 
     Raises AssertionError unless each of them was either paid or cancelled and both sides know which.
     """
     dice = random.Random(seed)
-    offsets = sorted(timedelta(seconds=dice.uniform(0, count / per_second)) for _ in range(count))
+    offsets = sorted(timedelta(seconds=dice.uniform(0, pace.orders / pace.per_second)) for _ in range(pace.orders))
     orders, deadlines = _arm(offsets, goods)
-    plan = [
-        (pk, deadline.timestamp() + shift + dice.uniform(-JITTER, JITTER))
-        for pk, deadline in zip(orders, deadlines, strict=True)
-    ]
+    times = (deadline.timestamp() + pace.shift + dice.uniform(-JITTER, JITTER) for deadline in deadlines)
+    plan = list(zip(orders, times, strict=True))
     for number, payer in enumerate(payers):
         payer.tell("pay", way=way, share=sorted(plan[number :: len(payers)], key=lambda item: item[1]))
     answers = [answer for answers in all_answer(payers) for answer in answers]

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
@@ -94,6 +95,42 @@ def transaction_with(act: Callable[[], object]) -> Iterator[None]:
     finally:
         end.set()
         session.end()
+
+
+def cross(act: Callable[[], object], first: Callable[[], object], then: Callable[[], object]) -> None:
+    """Lock `first` here, let `act` wait for it in another session, and lock `then` here, which `act` must not hold."""
+    with transaction.atomic():
+        first()
+        session = Session(act)
+        session.wait_until_it_waits()
+        then()
+    session.end()
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object], at: Callable[[str], object], *, before: bool = False) -> Iterator[None]:
+    """Let the block be a transaction; after, or before, the first statement with `at`, another session begins `act`.
+
+    It waits for this transaction then, or has finished.
+    """
+    sessions: list[Session] = []
+
+    def begin(sql: str) -> None:
+        if not sessions and at(sql):
+            sessions.append(Session(act))
+            sessions[0].wait_until_it_waits()
+
+    def wrapper(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if before:
+            begin(sql)
+        done = execute(sql, *rest)
+        begin(sql)
+        return done
+
+    with transaction.atomic(), connection.execute_wrapper(wrapper):
+        yield
+    assert sessions, "there was no such statement"
+    sessions[0].end()
 
 
 @contextmanager

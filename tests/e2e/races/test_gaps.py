@@ -15,7 +15,7 @@ import django_delayq as dq
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import Session, deadlocks, needs_row_locks, transaction_with
+from tests.e2e.races.sessions import Session, deadlocks, meanwhile, needs_row_locks, transaction_with
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -59,8 +59,7 @@ def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
     neighbours: tuple[Order, Order], change: str, way: str
 ) -> None:
     former, latter = neighbours
-    sessions: list[Session] = []
-    latter_id = str(latter.pk)
+    latter_id, table = str(latter.pk), connection.ops.quote_name(Timeout._meta.db_table)
 
     def take_again() -> None:
         if way == "single":
@@ -68,18 +67,8 @@ def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
         else:
             dq.schedule_timeouts([former], "remind", hours=2)
 
-    def before_it_is_written(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        if (
-            not sessions
-            and ("UPDATE `django_delayq" if connection.vendor == "mysql" else 'UPDATE "django_delayq') in sql
-        ):
-            sessions.append(Session(take_again))
-            sessions[0].wait_until_it_waits()
-        return execute(sql, *rest)
-
-    with transaction.atomic(), connection.execute_wrapper(before_it_is_written):
+    with meanwhile(take_again, lambda sql: f"UPDATE {table}" in sql, before=True):
         CHANGES[change](latter)
-    sessions[0].end()
     assert sorted(Timeout.objects.values_list("object_id", "state")) == sorted(
         [(str(former.pk), "cancelled"), (str(former.pk), "pending"), (latter_id, "cancelled")]
     )

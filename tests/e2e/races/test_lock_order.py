@@ -9,20 +9,28 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
-from django_delayq.arming.receivers import arm_saved
+from django_delayq.arming.receivers import ArmingQuerySet, arm_saved
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.sql.statements import CHUNK
 from django_delayq.testing import fire_due
-from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
-from tests.testapp.models import Customer, ExpressOrder, Order
+from tests.e2e.races.sessions import (
+    Session,
+    cross,
+    deadlocks,
+    impatient,
+    meanwhile,
+    needs_row_locks,
+    transaction_with,
+)
+from tests.testapp.models import Customer, ExpressOrder, Order, Voucher
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -44,21 +52,24 @@ def test_pages_of_one_transaction_lock_objects_in_the_order_of_their_keys(
     orders: list[Order], verb: str, given: str
 ) -> None:
     later = [order for order in orders if order.pk >= AMONG]
-    sessions: list[Session] = []
-
-    def after_the_first_page(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        done = execute(sql, *rest)
-        if sql.startswith("UPDATE") and not sessions:
-            sessions.append(Session(lambda: dq.schedule_timeouts(later, "remind", hours=2)))
-            sessions[0].wait_until_it_waits()
-        return done
-
     rows: Any = dq.pending_timeouts(Order, "remind")
     delay = {} if verb == "cancel_timeouts" else {"hours": 3}
-    with transaction.atomic(), connection.execute_wrapper(after_the_first_page):
+    with meanwhile(lambda: dq.schedule_timeouts(later, "remind", hours=2), lambda sql: sql.startswith("UPDATE")):
         assert getattr(dq, verb)(rows if given == "queryset" else list(rows), **delay) == len(orders)
-    sessions[0].end()
     assert Timeout.objects.pending().filter(object_id__in=[str(order.pk) for order in later]).count() == len(later)
+
+
+def test_an_update_of_two_pages_locks_in_the_order_of_the_database() -> None:
+    """MariaDB sorts letters without regard to case, PostgreSQL by its locale, and Python all capitals first."""
+    Voucher.objects.bulk_create(Voucher(code=code) for code in ["a", *(f"B{number}" for number in range(CHUNK))])
+    codes = list(Voucher.objects.order_by("pk").values_list("pk", flat=True))
+    last = Voucher.objects.filter(pk__in=codes[codes.index("a") + 1 :][-1:])
+    cross(
+        lambda: ArmingQuerySet(Voucher).update(issued_at=timezone.now()),
+        first=lambda: Voucher.objects.filter(pk="a").update(status="used"),
+        then=lambda: last.update(status="used"),
+    )
+    assert Voucher.objects.filter(issued_at__isnull=False).count() == CHUNK + 1
 
 
 @pytest.mark.parametrize("verb", ["cancel_timeout", "before_deadline", "schedule_timeout", "extend_timeout"])
@@ -82,6 +93,14 @@ def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Callable[
             assert getattr(dq, verb)(own, policy, **({} if verb == "cancel_timeout" else {"hours": 1}))
 
 
+def lock_both(express: ExpressOrder) -> None:
+    """Lock as docs/databases.md advises: a statement that locks both locks the child's row first."""
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=express.pk)
+        ExpressOrder.objects.select_for_update().get(pk=express.pk)
+        assert dq.schedule_timeout(express, "of_child", hours=1).pk
+
+
 CHILDS: dict[str, Callable[[ExpressOrder], object]] = {
     "schedule": lambda express: dq.schedule_timeout(express, "of_child", hours=2),
     "schedule_many": lambda express: dq.schedule_timeouts([express], "of_child", hours=2),
@@ -90,6 +109,7 @@ CHILDS: dict[str, Callable[[ExpressOrder], object]] = {
     "guard": lambda express: dq.before_deadline(express, "of_child").__enter__(),
     "arm": lambda express: dq.sync_timeouts(express),
     "arm_saved": lambda express: arm_saved(ExpressOrder, express, "default"),
+    "lock_both": lock_both,
 }
 
 
@@ -97,12 +117,11 @@ CHILDS: dict[str, Callable[[ExpressOrder], object]] = {
 def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Callable[..., Any], verb: str) -> None:
     declare(ExpressOrder, name="of_child", when=Q(status="unpaid"), since="created_at", after=timedelta(hours=1))
     express = ExpressOrder.objects.create(created_at=timezone.now())
-    with transaction.atomic():
-        Order.objects.filter(pk=express.pk).update(note="saving")
-        session = Session(lambda: CHILDS[verb](express))
-        session.wait_until_it_waits()
-        ExpressOrder.objects.filter(pk=express.pk).update(courier="saving")
-    session.end()
+    cross(
+        lambda: CHILDS[verb](express),
+        first=lambda: Order.objects.filter(pk=express.pk).update(note="saving"),
+        then=lambda: ExpressOrder.objects.filter(pk=express.pk).update(courier="saving"),
+    )
 
 
 @pytest.mark.parametrize("others", [1, CHUNK], ids=["one_page", "two_pages"])
@@ -115,27 +134,18 @@ def test_timeouts_of_parents_and_children_lock_the_parents_in_the_order_of_their
     orders = Order.objects.bulk_create([Order() for _ in range(others)])
     dq.schedule_timeout(express, "of_child", hours=1)
     dq.schedule_timeouts(Order.objects.exclude(pk=express.pk), "remind", hours=1)
-
-    def cancel_all() -> None:
-        with transaction.atomic():
-            assert dq.cancel_timeouts(Timeout.objects.all()) == others + 1
-
-    with transaction.atomic():
-        Order.objects.filter(pk=express.pk).update(note="saving")
-        session = Session(cancel_all)
-        session.wait_until_it_waits()
-        Order.objects.filter(pk=orders[0].pk).update(note="saving")
-    session.end()
-
-
-def created(order: Order) -> Any:
-    return order.created_at
+    cross(
+        transaction.atomic(lambda: dq.cancel_timeouts(Timeout.objects.all())),
+        first=lambda: Order.objects.filter(pk=express.pk).update(note="saving"),
+        then=lambda: Order.objects.filter(pk=orders[0].pk).update(note="saving"),
+    )
+    assert Timeout.objects.filter(state="cancelled").count() == others + 1
 
 
 @pytest.mark.parametrize("fields", [["courier"], ["courier", "status"]], ids=["own", "own_and_parents"])
 @pytest.mark.parametrize(
     ("model", "options"),
-    [(Order, {"since": created}), (ExpressOrder, {"since": "created_at"})],
+    [(Order, {"since": lambda order: order.created_at}), (ExpressOrder, {"since": "created_at"})],
     ids=["policy_of_parent", "policy_of_child"],
 )
 def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_columns(
@@ -145,41 +155,24 @@ def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_colum
     condition = Q() if model is Order else Q(courier="swift")
     declare(model, name="every_save", after=timedelta(hours=1), when=condition, **options)
     express = ExpressOrder.objects.create(created_at=timezone.now())
-    other, sessions = ExpressOrder.objects.get(pk=express.pk), list[Session]()
-
-    def after_the_update(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        done = execute(sql, *rest)
-        if sql.startswith("UPDATE") and ExpressOrder._meta.db_table in sql and not sessions:
-            sessions.append(Session(other.save))
-            sessions[0].wait_until_it_waits()
-        return done
-
-    with transaction.atomic(), connection.execute_wrapper(after_the_update):
+    other, table = ExpressOrder.objects.get(pk=express.pk), ExpressOrder._meta.db_table
+    with meanwhile(other.save, lambda sql: sql.startswith("UPDATE") and table in sql):
         express.courier = "swift"
         express.save(update_fields=fields)
-    sessions[0].end()
 
 
 @pytest.mark.parametrize("model", [Order, ExpressOrder])
 def test_deleting_a_child_locks_its_parents_half_first_too(declare: Callable[..., Any], model: Any) -> None:
     """Django deletes the child's row first, and what schedules a timeout at that time locks the parent's row first."""
     declare(ExpressOrder, name="of_child")
-    express, sessions = ExpressOrder.objects.create(), list[Session]()
+    express, table = ExpressOrder.objects.create(), ExpressOrder._meta.db_table
 
     def schedule() -> None:
         with pytest.raises(ValueError, match="not in the database"):
             dq.schedule_timeout(express, "of_child", hours=1)
 
-    def after_the_childs_row(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        done = execute(sql, *rest)
-        if sql.startswith("DELETE") and ExpressOrder._meta.db_table in sql:
-            sessions.append(Session(schedule))
-            sessions[0].wait_until_it_waits()
-        return done
-
-    with transaction.atomic(), connection.execute_wrapper(after_the_childs_row):
+    with meanwhile(schedule, lambda sql: sql.startswith("DELETE") and table in sql):
         model.objects.get(pk=express.pk).delete()
-    sessions[0].end()
 
 
 def test_what_locks_an_object_before_it_inserts_a_row_that_refers_to_it_does_not_deadlock(
@@ -229,13 +222,9 @@ def test_a_bulk_verb_waits_for_no_timeout_of_another_object(few: list[Order], ve
 @pytest.mark.parametrize("verb", BULK)
 def test_a_bulk_verb_waits_for_its_own_timeouts(few: list[Order], verb: str) -> None:
     done: list[int] = []
-    with transaction.atomic():
-        locked(*dq.pending_timeouts(few[10:12], "remind").values_list("pk", flat=True))
-        session = Session(lambda: done.append(BULK[verb](few)))
-        session.wait_until_it_waits()
-        assert not done
-    session.end()
-    assert done == [len(few)]
+    rows = dq.pending_timeouts(few[10:12], "remind").values_list("pk", flat=True)
+    cross(lambda: done.append(BULK[verb](few)), first=lambda: locked(*rows), then=lambda: done.append(0))
+    assert done == [0, len(few)]
 
 
 def locked(*rows: int) -> list[Timeout]:

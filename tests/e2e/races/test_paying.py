@@ -10,13 +10,13 @@ from django.db import connection
 
 from tests.e2e.races import racing
 from tests.e2e.races.paying import RIGHT_WAYS
-from tests.e2e.races.racing import Goods, race
+from tests.e2e.races.racing import Goods, Pace, race
 from tests.e2e.races.stage import Actor
 
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 
-ORDERS = 160
+ORDERS = 100
 PAYERS = 3
 PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
 """The load that two cores can handle: payers that are late for every order do not race."""
@@ -37,19 +37,12 @@ def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
     race_until_fair(way, actors(PAYERS), racing.ORDERS)
 
 
-def race_until_fair(way: str, payers: list[Actor], goods: Goods, slower: int = 1) -> None:
-    """Race until each side has won its part. `slower`: how many times as long a payment takes as others."""
+def race_until_fair(way: str, payers: list[Actor], goods: Goods) -> None:
+    """Race until each side has won its part."""
     shift, step, shares = _fair_shifts[-1], 0.0, []
     for attempt in range(ATTEMPTS):
-        outcome = race(
-            way,
-            payers,
-            count=ORDERS,
-            per_second=PER_SECOND[connection.vendor] / slower,
-            shift=shift,
-            seed=f"{way} {attempt}",
-            goods=goods,
-        )
+        pace = Pace(ORDERS, PER_SECOND[connection.vendor], shift)
+        outcome = race(way, payers, pace, seed=f"{way} {attempt}", goods=goods)
         logger.info("%s, shifted by %.0f ms: %s", way, shift * 1000, outcome)
         shares.append(outcome.share_paid)
         if FAIR <= outcome.share_paid <= 1 - FAIR:

@@ -5,13 +5,13 @@ The payment is a row of its own. Only its writer saves the purchase.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 
 import pytest
 
 from tests.e2e.races.paying_rows import ROW_WAYS
 from tests.e2e.races.racing import Goods
-from tests.e2e.races.stage import Actor, all_answer
+from tests.e2e.races.stage import Actor
 from tests.e2e.races.test_paying import PAYERS, race_until_fair
 from tests.integration.data.conftest import Declare
 from tests.testapp.market import Payment, Purchase
@@ -24,17 +24,6 @@ pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(300), p
 def child_environment(child_environment: dict[str, str]) -> dict[str, str]:
     """Child processes declare the policy, too."""
     return {**child_environment, "DELAYQ_TEST_POLICIES": "lose_unpaid"}
-
-
-@pytest.fixture
-def payers(child_environment: dict[str, str], prefix: str) -> Iterator[list[Actor]]:
-    actors = [Actor(child_environment) for _ in range(PAYERS)]
-    for actor in actors:
-        actor.tell("begin", prefix=prefix)
-    all_answer(actors)
-    yield actors
-    for actor in actors:
-        actor.kill()
 
 
 def status_of_purchases(pks: Collection[int]) -> dict[int, str]:
@@ -53,8 +42,8 @@ def open_payments(pks: Collection[int]) -> None:
 @pytest.mark.usefixtures("two_workers")
 @pytest.mark.parametrize("way", ROW_WAYS)
 def test_a_purchase_has_its_payment_or_is_lost_and_the_writer_knows_which(
-    way: str, declare: Declare, payers: list[Actor]
+    way: str, declare: Declare, actors: Callable[[int], list[Actor]]
 ) -> None:
     policy = declare(Purchase, lose, name="lose_unpaid", **LOSE_UNPAID)
     goods = Goods(Purchase, policy, status_of_purchases, open_payments)
-    race_until_fair(way, payers, goods, slower=5 if way == "admin" else 1)
+    race_until_fair(way, actors(PAYERS), goods)

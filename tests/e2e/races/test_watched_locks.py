@@ -11,7 +11,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_delayq.backoff import LogInterval
 from django_delayq.ledger import db_connections
-from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.e2e.races.sessions import cross, needs_row_locks
 from tests.integration.data.conftest import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
@@ -30,24 +30,21 @@ def payments(declare: Declare) -> Payments:
     return [Payment.objects.create(purchase=purchase) for purchase in (first, second)]
 
 
-def save(payment: Any) -> None:
-    payment.status = "failed"
-    payment.save()
+def lock(purchase: int) -> None:
+    Purchase.objects.select_for_update().get(pk=purchase)
 
 
 def save_each(rows: Any) -> None:
     for payment in rows:
-        save(payment)
+        payment.status = "failed"
+        payment.save()
 
 
+# That each other way to write does so, too: tests/integration/data/test_watched.py.
 WRITES: dict[str, Callable[[Payments], object]] = {
     "update_or_create": lambda some: Payment.objects.update_or_create(pk=some[0].pk, defaults={"status": "failed"}),
     "of_its_owner": lambda some: some[0].purchase.payments.update_or_create(pk=some[0].pk, defaults={"status": "x"}),
-    "get": lambda some: save(Payment.objects.select_for_update().get(pk=some[0].pk)),
-    "first": lambda some: save(Payment.objects.select_for_update().order_by("pk").first()),
-    "each": lambda some: save_each(Payment.objects.select_for_update().filter(pk=some[0].pk)),
     "iterator": lambda some: save_each(Payment.objects.select_for_update().filter(pk=some[0].pk).iterator()),
-    "update": lambda some: Payment.objects.select_for_update().filter(pk=some[0].pk).update(status="failed"),
     "delete": lambda some: Payment.objects.filter(pk=some[0].pk).delete(),
 }
 
@@ -55,12 +52,11 @@ WRITES: dict[str, Callable[[Payments], object]] = {
 @pytest.mark.parametrize("write", WRITES)
 def test_what_locks_a_watched_row_locks_its_owner_first(payments: Payments, write: str) -> None:
     """A firing has locked the owner, and its handler writes the row that the request wants, too."""
-    with transaction.atomic():
-        Purchase.objects.select_for_update().get(pk=payments[0].purchase_id)
-        session = Session(transaction.atomic(lambda: WRITES[write](payments)))
-        session.wait_until_it_waits()
-        Payment._base_manager.filter(pk=payments[0].pk).update(status="void")
-    session.end()
+    cross(
+        transaction.atomic(lambda: WRITES[write](payments)),
+        first=lambda: lock(payments[0].purchase_id),
+        then=lambda: Payment._base_manager.filter(pk=payments[0].pk).update(status="void"),
+    )
 
 
 BULK: dict[str, Callable[[Payments], object]] = {
@@ -75,12 +71,8 @@ def test_what_writes_several_watched_rows_locks_their_owners_in_the_order_of_the
     payments: Payments, write: str
 ) -> None:
     first, second = Purchase.objects.order_by("pk")
-    with transaction.atomic():
-        Purchase.objects.select_for_update().get(pk=first.pk)
-        session = Session(transaction.atomic(lambda: BULK[write](payments)))
-        session.wait_until_it_waits()
-        Purchase.objects.select_for_update().get(pk=second.pk)
-    session.end()
+    act = transaction.atomic(lambda: BULK[write](payments))
+    cross(act, first=lambda: lock(first.pk), then=lambda: lock(second.pk))
 
 
 @pytest.mark.usefixtures("counted_deadlocks")
@@ -101,12 +93,11 @@ def test_a_deadlock_of_an_owner_is_logged_once_with_the_page_that_explains_it(
             lost += 1
 
     for _ in range(2):
-        with transaction.atomic():
-            Purchase.objects.select_for_update().get(pk=payments[0].purchase_id)
-            session = Session(lambda: write(payments[::-1]))
-            session.wait_until_it_waits()
-            write(payments[1:])
-        session.end()
+        cross(
+            lambda: write(payments[::-1]),
+            first=lambda: lock(payments[0].purchase_id),
+            then=lambda: write(payments[1:]),
+        )
     logged = [record.getMessage() for record in caplog.records if record.event == "owner_deadlock"]  # type: ignore[attr-defined]
     assert (lost, len(logged)) == (2, 1), connection.vendor
     assert "page on races" in logged[0]

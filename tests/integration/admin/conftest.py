@@ -1,22 +1,26 @@
-"""A row, and visitors of every kind."""
+"""A row, visitors of every kind, and what they read."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import strip_tags
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from tests.integration.admin.places import POLICIES
 from tests.testapp.models import Order
 
-LIST = "admin:django_delayq_timeout_changelist"
-DETAIL = "admin:django_delayq_timeout_change"
-OPERATION = "admin:django_delayq_timeout_operate"
+Staff = Callable[..., Client]
 
 
 def stored(pk: int | None = None) -> dict[str, Any]:
@@ -27,10 +31,39 @@ def stored(pk: int | None = None) -> dict[str, Any]:
     return found
 
 
+def source(client: Client, address: str) -> str:
+    """Return the HTML of a page; `address` is one, or the name of one."""
+    answer = client.get(address if address.startswith(("/", "?")) else reverse(address))
+    assert answer.status_code == 200, (address, answer.status_code)
+    return answer.content.decode()
+
+
+def words(answer: Any) -> str:
+    """Return what a reader sees of an answer."""
+    return " ".join(html.unescape(strip_tags(answer.content.decode())).split())
+
+
+def told(answer: Any) -> list[str]:
+    """Return the messages that an operation has left for the next page."""
+    return [str(message) for message in get_messages(answer.wsgi_request)]
+
+
+def listed(client: Client, address: str) -> list[int]:
+    """Return the keys of the rows that a list shows."""
+    return [row.pk for row in client.get(address).context["cl"].result_list]
+
+
 def policy_shown(client: Client, label: str) -> dict[str, Any]:
     """Return what the page of policies shows of one."""
-    policies = client.get(reverse("admin:django_delayq_policycontrol_changelist")).context["shown"]["policies"]
+    policies = client.get(reverse(POLICIES)).context["shown"]["policies"]
     return next(each for each in policies if each["status"].label == label)
+
+
+def queries(client: Client, address: str) -> int:
+    """Return how many queries a page makes."""
+    with CaptureQueriesContext(connection) as captured:
+        source(client, address)
+    return len(captured)
 
 
 @pytest.fixture
@@ -43,15 +76,15 @@ def row() -> Timeout:
 
 
 @pytest.fixture
-def staff() -> Callable[..., Client]:
+def staff() -> Staff:
     """`staff("view_timeout", ...)`: the browser of a new member of the staff with just these permissions."""
 
     def made(*permissions: str) -> Client:
         user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
-        found = Permission.objects.filter(codename__in=permissions, content_type__app_label="django_delayq")
-        assert len(found) == len(permissions)
+        found = Permission.objects.filter(codename__in=permissions)
+        assert len(found) == len({*permissions})
         user.user_permissions.set(found)
-        client = Client(enforce_csrf_checks=False)
+        client = Client()
         client.force_login(user)
         return client
 
@@ -59,5 +92,5 @@ def staff() -> Callable[..., Client]:
 
 
 @pytest.fixture
-def viewer(staff: Callable[..., Client]) -> Client:
+def viewer(staff: Staff) -> Client:
     return staff("view_timeout")

@@ -1,16 +1,18 @@
-"""The ledger in the admin can be read with a permission, and cannot be changed."""
+"""The pages of timeouts: what they show of a row, its story and its attempts, and which visitors see them."""
 
 from __future__ import annotations
 
+import json
+import re
+import traceback
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.db import connection
+from django.core.management import call_command
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import strip_spaces_between_tags
@@ -19,80 +21,76 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import DETAIL, LIST
+from django_delayq.testing import fire_due
+from tests.integration.admin.conftest import source, words
+from tests.integration.admin.places import DETAIL, LIST, UNPAID
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
 
 
-def test_the_list_shows_policy_object_state_and_deadline(viewer: Client, row: Timeout) -> None:
-    page = viewer.get(reverse(LIST)).content.decode()
-    assert "testapp.order.remind" in page
-    assert f"order {row.object_id}" in page
+def detail(client: Client, row: Timeout) -> str:
+    return source(client, reverse(DETAIL, args=[row.pk]))
+
+
+def test_the_admin_passes_the_system_checks() -> None:
+    call_command("check", "--tag", "admin")
+
+
+def test_the_pages_show_policy_object_state_deadline_key_and_story(viewer: Client, row: Timeout) -> None:
+    due = f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}"
+    Timeout.objects.update(key="<b>7")
+    page = source(viewer, LIST)
+    for text in ("testapp.order.remind", f"order {row.object_id}", due, "&lt;b&gt;on request"):
+        assert text in page
     assert '<span class="delayq-badge delayq-pending">' in page
-    assert f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}" in page
-    assert "&lt;b&gt;on request" in page
+    assert page.count("key: ") == 1 and "key: <bdi>&lt;b&gt;7</bdi>" in page
+    page = detail(viewer, row)
+    for text in ("scheduled", "extended", "asked for it", f"It is due at {due} unless", "&lt;b&gt;on request"):
+        assert text in page
+    assert f"order {row.object_id}" in page and "/testapp/order/" not in page, "no admin shows this project's orders"
 
 
-def addresses() -> list[str]:
-    """All addresses of our pages that have arguments, with a NUL as each text of them."""
-    ours = [each for model, each in admin.site._registry.items() if "delayq" in model._meta.app_label]
-    found = []
-    for pattern in (pattern for each in ours for pattern in each.get_urls() if pattern.name):
-        texts = {"str": "\0", "path": "\0", "slug": "pause"}
-        arguments = {
-            name: texts[type(kind).__name__[:-9].lower().replace("string", "str")]
-            for name, kind in pattern.pattern.converters.items()
-        }
-        found += [reverse(f"admin:{pattern.name}", kwargs=arguments)] if "\0" in arguments.values() else []
-    return found
+def test_the_story_says_how_late_or_early_it_fired_and_names_the_new_round(viewer: Client, row: Timeout) -> None:
+    for seconds, told in ((1.5, "1.5 s after the deadline"), (-1.5, "1.5 s before the deadline")):
+        settled_at = row.due_at + timedelta(seconds=seconds)
+        Timeout.objects.update(state="fired", cause="due", settled_at=settled_at, slot_taken=None)
+        page = detail(viewer, row)
+        assert told in page and "-1.5 s" not in page
+    operations.refire(Timeout.objects.get(), by="admin:ann")
+    new = Timeout.objects.get(state="pending")
+    assert f"fired again by the new round {new.pk}" in detail(viewer, row)
+    assert f"repeats the round {row.pk}" in detail(viewer, new)
 
 
-def test_no_address_with_a_nul_is_an_error(client: Client) -> None:
-    client.force_login(User.objects.create_superuser("boss"))
-    assert len(addresses()) > 10 and any("report" in each for each in addresses())
-    for address in addresses():
-        assert client.get(address).status_code < 500, address
-
-
-def test_the_list_filters_by_state_and_policy_and_finds_ids_and_keys(viewer: Client, row: Timeout) -> None:
-    other = Order.objects.create(created_at=timezone.now())
-    dq.cancel_timeout(other, "cancel_unpaid")
-
-    def found(**query: str) -> set[int]:
-        return {one.pk for one in viewer.get(reverse(LIST), query).context["cl"].result_list}
-
-    assert found(state__exact="pending") == {row.pk}
-    assert found(state__exact="cancelled") == set(other.timeouts.values_list("pk", flat=True))
-    assert found(policy="testapp.order.remind") == {row.pk}
-    assert found(policy="testapp.order.cancel_unpaid") == set(other.timeouts.values_list("pk", flat=True))
-    assert found(q="k1") == {row.pk}
-    assert found(q=row.object_id) >= {row.pk}
-
-
-def test_the_detail_page_tells_the_story(viewer: Client, row: Timeout) -> None:
-    page = viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
-    due = f"It is due at {timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S} unless"  # as precise as all other times
-    for words in ("scheduled", "extended", "asked for it", due, "&lt;b&gt;on request"):
-        assert words in page
-
-
-def test_a_theme_that_strips_spaces_between_tags_does_not_join_words(row: Timeout) -> None:
-    row.history += [{"at": "2026-01-01T00:00:00+00:00", "what": "failed", "error": "KeyError", "message": "total"}]
-    for rendered in (render.story(row), render.failures(row)):
-        assert strip_spaces_between_tags(rendered) == rendered
+@pytest.mark.parametrize("attempts", [0, 2], ids=["snoozed", "retried"])
+def test_what_is_put_off_says_when_it_is_tried_and_is_not_late(viewer: Client, row: Timeout, attempts: int) -> None:
+    now = timezone.now()
+    due, again = now - timedelta(minutes=3), now + timedelta(minutes=20)
+    Timeout.objects.update(due_at=due, run_at=again, attempts=attempts)
+    told = render.deadline(Timeout.objects.get())
+    assert "next attempt" in told and re.search(r">in (20|19) min</bdi>", told) and "late</bdi>" not in told, told
+    assert "next attempt" in source(viewer, LIST)
 
 
 def test_rows_whose_object_or_policy_or_history_is_strange_still_show(viewer: Client, row: Timeout) -> None:
     failed = {"at": "2026-01-01T00:00:00+00:00", "what": "failed", "error": "KeyError", "traceback": "<script>"}
     Timeout.objects.update(policy="gone.order.policy", object_id="no such key", history=[failed])
-    assert viewer.get(reverse(LIST)).status_code == 200
-    page = viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
-    assert "KeyError" in page
-    assert "<script></pre>" not in page
+    assert "no such key" in source(viewer, LIST)
+    page = detail(viewer, row)
+    assert "KeyError" in page and "<script></pre>" not in page
+    row.history += [{**failed, "message": "total"}]
+    for rendered in (render.story(row), render.failures(row)):
+        assert strip_spaces_between_tags(rendered) == rendered, "a theme that strips spaces joins no words"
 
 
-def test_nobody_adds_changes_or_deletes_here(admin_client: Client, row: Timeout) -> None:
+def test_only_who_may_view_sees_the_pages_and_nobody_changes_rows(
+    admin_client: Client, client: Client, row: Timeout
+) -> None:
+    for is_staff in (False, True):
+        client.force_login(User.objects.create_user(f"other{is_staff}", is_staff=is_staff))
+        for address in (reverse(LIST), reverse(DETAIL, args=[row.pk])):
+            assert client.get(address).status_code in (302, 403)
     assert admin_client.get(reverse("admin:django_delayq_timeout_add")).status_code == 403
     assert admin_client.get(reverse("admin:django_delayq_timeout_delete", args=[row.pk])).status_code == 403
     changed = admin_client.post(reverse(DETAIL, args=[row.pk]), {"reason": "x", "state": "fired"})
@@ -101,37 +99,82 @@ def test_nobody_adds_changes_or_deletes_here(admin_client: Client, row: Timeout)
     assert Timeout.objects.get().state == "pending"
 
 
-@pytest.mark.parametrize("staff", [False, True])
-def test_without_the_permission_nothing_is_shown(client: Client, row: Timeout, staff: bool) -> None:
-    client.force_login(User.objects.create_user("other", is_staff=staff))
-    assert client.get(reverse(LIST)).status_code in (302, 403)
-    assert client.get(reverse(DETAIL, args=[row.pk])).status_code in (302, 403)
+def addresses() -> list[str]:
+    """All addresses of our pages that have arguments, with a NUL as each text of them."""
+    ours = [each for model, each in admin.site._registry.items() if "delayq" in model._meta.app_label]
+    found, texts = [], {"StringConverter": "\0", "PathConverter": "\0", "SlugConverter": "pause"}
+    for pattern in (pattern for each in ours for pattern in each.get_urls() if pattern.name):
+        arguments = {name: texts[type(kind).__name__] for name, kind in pattern.pattern.converters.items()}
+        found += [reverse(f"admin:{pattern.name}", kwargs=arguments)] if "\0" in arguments.values() else []
+    return found
 
 
-def test_the_list_neither_counts_the_table_nor_loads_objects(viewer: Client, row: Timeout) -> None:
-    with CaptureQueriesContext(connection) as captured:
-        viewer.get(reverse(LIST))
-    statements = [query["sql"] for query in captured]
-    assert not any("COUNT(" in sql and ") counted0" not in sql for sql in statements), "but for capped counts"
-    assert not any('FROM "testapp_order"' in sql or "FROM `testapp_order`" in sql for sql in statements)
-    (listing,) = [sql for sql in statements if "idempotency_key" in sql]
-    assert "payload" not in listing
+def test_no_address_with_a_nul_is_an_error(admin_client: Client) -> None:
+    assert len(addresses()) > 10 and any("report" in each for each in addresses())
+    for address in addresses():
+        assert admin_client.get(address).status_code < 500, address
 
 
-def test_the_story_of_a_late_firing_says_how_late(viewer: Client, row: Timeout, settings: Any) -> None:
-    Timeout.objects.update(state="fired", cause="due", settled_at=row.due_at + timedelta(seconds=1.5), slot_taken=None)
-    assert "1.5 s after the deadline" in viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
+def pay(order: Order) -> None:
+    raise ConnectionError(f"no answer for {order.pk}")
 
 
-def test_the_story_of_an_early_firing_says_how_early(viewer: Client, row: Timeout) -> None:
-    Timeout.objects.update(state="fired", cause="due", settled_at=row.due_at - timedelta(seconds=1.5), slot_taken=None)
-    page = viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
-    assert "1.5 s before the deadline" in page and "-1.5 s" not in page
+@pytest.fixture
+def failing(declare: Any) -> Timeout:
+    """Fail the first attempt of a timeout."""
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        pay(order)
+
+    policy = declare(Order, name="pay", handler=handler, retry=dq.Retry([300]))
+    row = dq.schedule_timeout(Order.objects.create(), "pay", minutes=1)
+    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now(), due_at=timezone.now())
+    with pytest.raises(ConnectionError):
+        fire_due(policy)
+    found: Timeout = Timeout.objects.get(pk=row.pk)
+    return found
 
 
-def test_the_story_of_a_repeated_timeout_names_the_new_round(viewer: Client, row: Timeout) -> None:
-    dq.cancel_timeout(row)
-    operations.refire(row, by="admin:ann")
-    new = Timeout.objects.get(state="pending")
-    for pk, words in ((row.pk, f"fired again by the new round {new.pk}"), (new.pk, f"repeats the round {row.pk}")):
-        assert words in viewer.get(reverse(DETAIL, args=[pk])).content.decode()
+def test_a_traceback_begins_with_the_frames_of_the_project_and_ends_with_its_last_line(failing: Timeout) -> None:
+    (error,) = failing.errors
+    assert "/django_delayq/" in error["traceback"]
+    first, *_others, last = render.trace(error).splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == f"ConnectionError: no answer for {failing.object_id}"
+    frames = re.findall(r'File "([^"]*)", line \d+, in (\w+)', render.trace(error))
+    assert frames == [(__file__, "handler"), (__file__, "pay")]
+
+
+def test_a_traceback_keeps_the_causes_and_without_a_frame_of_the_project_it_is_shown_as_it_is() -> None:
+    for text in ("", "ValueError: no frames", 'half a frame"\n  File "/usr/lib/x.py", line 1\nE: x'):
+        assert render.trace({"traceback": text}) == text
+    with pytest.raises(LookupError) as raised:
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise LookupError("not found") from error
+    shown = render.trace({"traceback": "".join(traceback.format_exception(raised.value))})
+    assert "json" in shown and "direct cause" in shown and shown.endswith("LookupError: not found\n")
+
+
+def test_a_failed_attempt_names_the_next_one(admin_client: Client, failing: Timeout) -> None:
+    page = words(admin_client.get(reverse(DETAIL, args=[failing.pk])))
+    assert re.search(r"failed, next attempt \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, ConnectionError: no answer", page), page
+    story = str(dq.explain_timeout(failing))
+    assert re.search(r"failed, next attempt \d{4}-", story) and re.search(r"scheduled, to \d{4}-", story)
+
+
+def test_a_round_that_its_condition_ended_shows_the_values_of_now_to_who_may_view_the_object(
+    admin_client: Client, viewer: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    order.status = "paid by phone"
+    order.save()
+    row = Timeout.objects.get(policy=UNPAID)
+    assert (row.state, row.cause) == ("cancelled", "condition")
+    assert "The object has now: <code>status = &quot;paid by phone&quot;</code>" in detail(admin_client, row)
+    assert "paid by phone" not in detail(viewer, row)
+    call_command("delayq_explain", "testapp.order", str(order.pk), policy="cancel_unpaid")
+    assert 'The object has now: status = "paid by phone"' in capsys.readouterr().out
+    Order.objects.filter(pk=order.pk).delete()
+    assert "The object has now" not in detail(admin_client, row)

@@ -12,12 +12,12 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone, translation
-from django.utils.html import strip_tags
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
+from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS
+from tests.integration.admin.conftest import source, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, SELECTED, UNPAID
 from tests.testapp.models import Order, Parcel
 from tools.messages import LANGUAGES
 
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db
-OPERATE = "admin:django_delayq_policycontrol_operate"
-SELECTED = "admin:django_delayq_policycontrol_operate_selected"
-POLICIES = "admin:django_delayq_policycontrol_changelist"
-LABEL = "testapp.order.cancel_unpaid"
 ABORT = {
     *("cancel", "abort", "abbrechen", "nein", "cancelar", "no", "annuler", "non", "não", "отмена", "отменить", "нет"),
     *("取消", "إلغاء", "لا"),
@@ -49,6 +45,14 @@ def rows() -> list[Timeout]:
     return [dq.schedule_timeout(order, "remind", hours=1) for order in orders]
 
 
+def of_rows(operation: str, *rows: Timeout) -> str:
+    return f"{reverse(OPERATION, args=[operation])}?ids={','.join(str(row.pk) for row in rows)}"
+
+
+def of_policy(operation: str, label: str = UNPAID) -> str:
+    return reverse(OPERATE, args=[label, operation])
+
+
 def buttons(answer: Any) -> list[str]:
     """Return what the buttons of a page say, and the link beside them."""
     (row,) = re.findall(r'(?s)<div class="submit-row">(.*?)</div>', answer.content.decode())
@@ -67,56 +71,48 @@ def ambiguities(act: str, *others: str) -> list[str]:
     return found + ["two are the same"] * (len({*acting, back}) < len(acting) + 1)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        ("Abbrechen", "Nein, bitte abbrechen"),
-        ("Timeout aufheben", "Nein, bitte abbrechen"),
-        ("Отменить", "Нет, отменить и вернуться к выбору"),
-        ("Отменить 1 таймаут", "Вернуться и отменить"),
-        ("Volver a disparar el plazo", "Volver"),
-        ("Cancel", "Back"),
-    ],
-)
-def test_a_pair_of_which_both_may_mean_abort_is_noticed(said: tuple[str, str]) -> None:
-    assert ambiguities(*said)
+def test_a_pair_of_which_both_may_mean_abort_is_noticed() -> None:
+    for pair in (
+        *(("Abbrechen", "Nein, bitte abbrechen"), ("Timeout aufheben", "Nein, bitte abbrechen"), ("Cancel", "Back")),
+        *(("Отменить 1 таймаут", "Вернуться и отменить"), ("Volver a disparar el plazo", "Volver")),
+    ):
+        assert ambiguities(*pair), pair
     assert ambiguities("Cancel the timeout", "Back") == []
 
 
-def words(answer: Any) -> str:
-    return " ".join(html.unescape(strip_tags(answer.content.decode())).split())
-
-
 @pytest.mark.parametrize("language", ["en", *LANGUAGES])
-def test_no_page_has_two_buttons_that_both_mean_abort(browser: Client, rows: list[Timeout], language: str) -> None:
-    code, ids = translation.to_language(language), ",".join(str(row.pk) for row in rows)
-    addresses = [f"{reverse(OPERATION, args=[name])}?ids={ids}" for name in TIMEOUT_OPERATIONS]
-    addresses += [f"{reverse(OPERATION, args=[name])}?ids={rows[0].pk}" for name in TIMEOUT_OPERATIONS]
-    addresses += [reverse(OPERATE, args=[LABEL, name]) for name in POLICY_OPERATIONS]
+def test_no_two_buttons_of_a_page_both_mean_abort(language: str) -> None:
+    with translation.override(translation.to_language(language)):
+        show, again, back = (translation.gettext(text) for text in ("Show the consequences", "Choose again", "Back"))
+        acts = [operation.button_for(count) for operation in OPERATIONS.values() for count in (1, 3)]
+        assert [found for act in (show, *acts) if (found := ambiguities(act, again, back))] == []
+
+
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_sentences_and_labels_end_as_they_do_in_the_language(
+    browser: Client, rows: list[Timeout], language: str
+) -> None:
+    code = {"accept-language": language}
+    addresses = [of_rows("cancel", *rows), *(of_rows(name, rows[0]) for name in TIMEOUT_OPERATIONS)]
+    addresses += [of_policy(name) for name in POLICY_OPERATIONS]
     addresses += [f"{reverse(SELECTED, args=[name])}?all=1" for name in ("pause", "hold", "resume")]
-    answers = {each: browser.get(each, headers={"accept-language": code}) for each in addresses}
-    preview = {"amount": "5", "unit": "minutes", "mode": "keep", "reason": "x"}
-    delay = reverse(OPERATE, args=[LABEL, "delay"])
-    answers[f"{delay} preview"] = browser.post(delay, preview, headers={"accept-language": code})
-    later = {"ids": ids, "at": "2099-01-01T00:00", "reason": "x"}
-    other = reverse(OPERATION, args=["reschedule"])
-    answers[f"{other} preview"] = browser.post(other, later, headers={"accept-language": code})
+    answers = {each: browser.get(each, headers=code) for each in addresses}
+    asked = {"ids": rows[0].pk, "reason": "x", "amount": "5", "unit": "minutes", "mode": "keep"}
+    for address, more in ((of_policy("delay"), asked), (of_rows("reschedule"), {**asked, "direction": "later"})):
+        preview = answers[f"{address} preview"] = browser.post(address, more, headers=code)
+        assert len(buttons(preview)) == 3
     for address, answer in answers.items():
-        assert answer.status_code == 200 and answer.headers["content-language"] == code
-        *acting, back = buttons(answer)  # without one that acts where nothing would change
-        assert not address.endswith("preview") or len(acting) == 2, address
-        assert not acting or ambiguities(*acting, back) == [], address
+        assert answer.status_code == 200 and answer.headers["content-language"] == language
         assert ".." not in words(answer), "an abbreviation at the end of a sentence"
         for label in re.findall(r'(?s)<label for="id_[^>]*>(.*?)</label>', answer.content.decode()):
-            assert label.endswith(translation.gettext(":")), "the colon of the language"
+            assert label.endswith(translation.gettext(":")), address
 
 
 def test_a_preview_repeats_what_was_entered_and_mentions_no_next_page(browser: Client, rows: list[Timeout]) -> None:
     given = {"ids": str(rows[0].pk), "reason": "asked for"}
-    address = reverse(OPERATION, args=["reschedule"])
+    address, delay = reverse(OPERATION, args=["reschedule"]), of_policy("delay")
     at = words(browser.post(address, given | {"at": "2099-01-01T00:00"}))
     earlier = words(browser.post(address, given | {"amount": "90", "unit": "minutes", "direction": "earlier"}))
-    delay = reverse(OPERATE, args=[LABEL, "delay"])
     other = words(browser.post(delay, {"amount": "5", "unit": "minutes", "mode": "shift", "reason": "asked for"}))
     assert "Deadline2099-01-01 00:00:00Reasonasked for Consequences" in at
     assert "Deadline1 h 30 min, earlierReasonasked for Consequences" in earlier
@@ -126,75 +122,66 @@ def test_a_preview_repeats_what_was_entered_and_mentions_no_next_page(browser: C
 
 
 def test_a_policy_is_quoted_as_the_language_quotes(browser: Client) -> None:
-    resume = reverse(OPERATE, args=[LABEL, "resume"])
-    for code, quoted in (("de", f"„{LABEL}“"), ("ru", f"«{LABEL}»"), ("zh-hant", f"「{LABEL}」")):
-        said = browser.post(resume, {"reason": "x"}, headers={"accept-language": code}, follow=True)
+    for code, quoted in (("de", f"„{UNPAID}“"), ("ru", f"«{UNPAID}»"), ("zh-hant", f"「{UNPAID}」")):
+        said = browser.post(of_policy("resume"), {"reason": "x"}, headers={"accept-language": code}, follow=True)
         assert quoted in words(said)
 
 
-def test_a_button_names_its_action_and_its_object(browser: Client, rows: list[Timeout]) -> None:
-    one, three = str(rows[0].pk), ",".join(str(row.pk) for row in rows)
-    cancel = reverse(OPERATION, args=["cancel"])
-    assert buttons(browser.get(f"{cancel}?ids={one}")) == ["Cancel the timeout", "Back"]
-    assert buttons(browser.get(f"{cancel}?ids={three}")) == ["Cancel 3 timeouts", "Back"]
-    assert buttons(browser.get(reverse(OPERATE, args=[LABEL, "pause"]))) == ["Pause the policy", "Back"]
-    selected = f"{reverse(SELECTED, args=['pause'])}?policy={LABEL}&policy=testapp.order.remind"
-    assert buttons(browser.get(selected)) == ["Pause 2 policies", "Back"]
-    page = browser.get(reverse(DETAIL, args=[one])).content.decode()
+def test_a_button_names_its_action_and_object_and_required_fields_are_marked(
+    browser: Client, rows: list[Timeout]
+) -> None:
+    selected = f"{reverse(SELECTED, args=['pause'])}?policy={UNPAID}&policy=testapp.order.remind"
+    for address, said in (
+        (of_rows("cancel", rows[0]), "Cancel the timeout"),
+        (of_rows("cancel", *rows), "Cancel 3 timeouts"),
+        (of_policy("pause"), "Pause the policy"),
+        (selected, "Pause 2 policies"),
+    ):
+        assert buttons(browser.get(address)) == [said, "Back"]
+    page = source(browser, reverse(DETAIL, args=[rows[0].pk]))
     assert ">Cancel the timeout</a>" in page and ">Cancel</a>" not in page
+    labels = re.findall(r'(?s)<label for="id_(\w+)"[^>]*>(.*?)</label>', source(browser, of_rows("postpone", rows[0])))
+    assert [name for name, text in labels if "(required)" in text] == ["reason"]
+    assert {name for name, _ in labels} == {"amount", "unit", "at", "reason"}
 
 
 def test_breadcrumbs_lead_to_the_list_the_timeout_and_the_policies(browser: Client, rows: list[Timeout]) -> None:
-    one, many = str(rows[0].pk), ",".join(str(row.pk) for row in rows)
     app = reverse("admin:app_list", args=["django_delayq"])
     trails = {
-        f"{reverse(OPERATION, args=['cancel'])}?ids={one}": [app, reverse(LIST), reverse(DETAIL, args=[one])],
-        f"{reverse(OPERATION, args=['cancel'])}?ids={many}": [app, reverse(LIST)],
-        reverse(OPERATE, args=[LABEL, "hold"]): [app, reverse(POLICIES)],
+        of_rows("cancel", rows[0]): [app, reverse(LIST), reverse(DETAIL, args=[rows[0].pk])],
+        of_rows("cancel", *rows): [app, reverse(LIST)],
+        of_policy("hold"): [app, reverse(POLICIES)],
     }
     for address, links in trails.items():
-        (trail,) = re.findall(r'(?s)<div class="breadcrumbs">(.*?)</div>', browser.get(address).content.decode())
+        (trail,) = re.findall(r'(?s)<div class="breadcrumbs">(.*?)</div>', source(browser, address))
         assert re.findall(r'href="([^"]*)"', trail) == [reverse("admin:index"), *links]
         assert all(browser.get(each).status_code == 200 for each in links)
-
-
-def test_required_fields_are_marked_and_optional_ones_are_not(browser: Client, rows: list[Timeout]) -> None:
-    page = browser.get(f"{reverse(OPERATION, args=['postpone'])}?ids={rows[0].pk}").content.decode()
-    labels = dict(re.findall(r'(?s)<label for="id_(\w+)"[^>]*>(.*?)</label>', page))
-    assert {name: "(required)" in text for name, text in labels.items()} == {
-        **dict.fromkeys(("amount", "unit", "at"), False),
-        "reason": True,
-    }
 
 
 @pytest.mark.parametrize(
     ("since", "after", "is_said"),
     [
-        ("paid_at", timedelta(0), True),
         ("paid_at", timedelta(hours=-1), True),
         ("paid_at", lambda order: timedelta(0), False),
         (lambda order: order.paid_at, timedelta(0), False),
     ],
-    ids=["column", "before a column", "computed delay", "computed start"],
+    ids=["before a column", "computed delay", "computed start"],
 )
 def test_where_a_deadline_follows_a_column_the_pages_that_move_it_say_so(
     browser: Client, declare: Any, since: Any, after: Any, is_said: bool
 ) -> None:
-    declare(Order, name="pay", since=since, after=after)
+    label = declare(Order, name="pay", since=since, after=after).label
     order = Order.objects.create(paid_at=timezone.now() + timedelta(hours=5))
     row = dq.schedule_timeout(order, "pay", hours=5)
     other = dq.schedule_timeout(Parcel.objects.create(), "chase", hours=1)
     sentence = "testapp.order.pay follow the field “paid_at” of the object, which does not move with them."
-    ids = f"{row.pk},{other.pk}"
     for address, has_sentence in (
-        (f"{reverse(OPERATION, args=['postpone'])}?ids={ids}", is_said),
-        (f"{reverse(OPERATION, args=['reschedule'])}?ids={ids}", is_said),
-        (f"{reverse(OPERATION, args=['postpone'])}?ids={other.pk}", False),
-        (f"{reverse(SELECTED, args=['hold'])}?policy=testapp.order.pay", is_said),
-        (f"{reverse(SELECTED, args=['pause'])}?policy=testapp.order.pay", False),
-        (f"{reverse(OPERATION, args=['cancel'])}?ids={ids}", False),
-        (reverse(OPERATE, args=["testapp.order.pay", "hold"]), is_said),
-        (reverse(OPERATE, args=["testapp.order.pay", "resume"]), False),  # it is not on hold
-        (reverse(OPERATE, args=["testapp.order.pay", "pause"]), False),
+        *((of_rows(name, row, other), is_said) for name in ("postpone", "reschedule")),
+        *((of_rows("postpone", other), False), (of_rows("cancel", row, other), False)),
+        *(
+            (f"{reverse(SELECTED, args=[name])}?policy={label}", is_said and name == "hold")
+            for name in ("hold", "pause")
+        ),
+        *((of_policy(name, label), is_said and name == "hold") for name in ("hold", "resume", "pause")),
     ):
         assert (sentence in words(browser.get(address))) is has_sentence, address

@@ -1,128 +1,250 @@
-"""The admin in the visitor's language: no page has a word of English that a catalogue could have replaced."""
+"""Every word on the admin's pages can be translated: each is read in a pseudo-language, and some in a real one."""
 
 from __future__ import annotations
 
-import html
-import re
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
 from django.test import Client
-from django.urls import reverse
+from django.urls import path, reverse
 from django.utils import timezone, translation
 
+import django_delayq as dq
 from django_delayq import operations
-from django_delayq.admin import render
-from django_delayq.models import Timeout
-from django_delayq.scheduling.story import StoryEvent
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
-from tests.unit.test_translations import catalogue, each_language, file_of, placeholders
-from tools.messages import LANGUAGES
+from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, render
+from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.registry import POLICY_OPERATIONS
+from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
+from django_delayq.scheduling.story import EVENT_LABELS, StoryEvent
+from tests.integration.admin.conftest import Staff, told, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, REMIND, SELECTED, UNPAID
+from tests.pseudo import english_in, speak_it, words_of
+from tests.support.typed import Log, Patch
+from tests.testapp.models import Order
+from tests.testapp.timeouts import remind
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-POLICIES = "admin:django_delayq_policycontrol_changelist"
-OPERATE = "admin:django_delayq_policycontrol_operate"
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.urls(__name__)]
+REPORT = "admin:django_delayq_policycontrol_report"
 VERBS = ("cancel", "fire", "postpone", "retry")
-LABEL = "testapp.order.remind"
+ON = {"setting": "on", "most": "5", "share": "5"}
+NUMBERS = BRAKED.format(count=51, per="10 min", most=50)
+FAR, PAST = "2500-01-01T00:00", "2020-01-01T00:00"
+DATA = (
+    r"tests\.testapp\.timeouts\.\w+",  # handlers
+    r"\b[Tt]estapp(\.\w+)*",  # the project's app, its models, and labels
+    r"\b(gone\.model\.)?(cancel_unpaid|remind(_guarded)?|send_outside|forgotten)\b|\bgone\.model\b",
+    r"(created|sent|issued)_at|status = \"\w+\"",  # what policies count from, and their conditions
+    r"(?i)\b(express )?orders?( object)?\b",  # what the project calls its models
+    r"\bdefault\b",  # a queue
+    r"(admin:)?\b(STAFF|ALICE)\b",
+    r"\b(django_delayq\.contrib\.webhooks|delayq_webhooks)(\.\w+)*|\bdelivered_at is None",  # of a policy as any other
+    r"America/Sao_Paulo",
+    r"(?m)^\s*Status:?\s*$",  # a field of the project's
+    r"\b[0-9a-f]{32}\b",  # an idempotency key
+    r"\bValueError\b",
+    r"manage\.py \w+",
+    r"\{(span|n)\}",  # the script puts it in
+    r"\b10 min\b",  # a duration in a stored reason
+    r"(?m)^\s*I[dD]\s*$",  # the head of the column of ids, as Django has it in every language
+)
+"""What is the project's own, and is shown as it is."""
+
+site = admin.AdminSite(name="admin")
 
 
-def pages(row: Timeout) -> list[str]:
-    """Every address of this admin."""
-    operations = [f"{reverse(OPERATION, args=[verb])}?ids={row.pk}" for verb in VERBS]
-    operated = [reverse(OPERATE, args=[LABEL, name]) for name in ("pause", "hold", "resume", "delay")]
-    return [reverse(LIST), reverse(DETAIL, args=[row.pk]), reverse(POLICIES), *operations, *operated]
+class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status",)
+    readonly_fields = ("status",)
+    inlines = (TimeoutInline,)
 
 
-def words_of(page: bytes) -> str:
-    """Return what a reader or a screen reader gets: text, and the attributes that are read aloud."""
-    text = re.sub(r"(?s)<(script|style)\b.*?</\1>", " ", page.decode())
-    said = re.findall(r'\b(?:aria-label|title|alt|data-delayq-words)="([^"]*)"', text)
-    said += re.findall(r'<input type="submit"[^>]*value="([^"]*)"', text)
-    return html.unescape("\n".join([re.sub(r"<[^>]*>", "\n", text), *said]))
+site.register(Timeout, TimeoutAdmin)
+site.register(PolicyControl, PolicyControlAdmin)
+site.register(PolicyChange, PolicyChangeAdmin)
+site.register(Order, OrderAdmin)
+urlpatterns = [path("admin/", site.urls)]
 
 
-def english_of(language: str) -> set[str]:
-    """Return the English sentences of the catalogue whose translation differs."""
-    held = catalogue(file_of(language, "mo").read_bytes())
-    return {
-        text
-        for (text, *_plural), (said, *_forms) in held.items()
-        if " " in text and said != text and not placeholders(text)
-    }
+def row_in(state: str, cause: str = "", **columns: Any) -> Timeout:
+    """The row of an order of its own, in this state."""
+    row = dq.schedule_timeout(Order.objects.create(status="#"), "remind", minutes=5)
+    settled = None if state in {"pending", "firing"} else timezone.now()
+    slot = 1 if state == "pending" else None
+    Timeout.objects.filter(pk=row.pk).update(state=state, cause=cause, settled_at=settled, slot_taken=slot, **columns)
+    found: Timeout = Timeout.objects.get(pk=row.pk)
+    return found
+
+
+def history() -> list[dict[str, Any]]:
+    """One event of each kind, by everybody who does something, and whatever reason the library gives."""
+    events: list[dict[str, Any]] = [
+        *({"what": what} for what in EVENT_LABELS),
+        *({"what": "extended", "by": by} for by in ("hand", "save", "admin:ALICE")),
+        *({"what": "rescheduled", "reason": reason} for reason in (SINCE_CHANGED, NUMBERS)),
+        *[{"what": "failed", "error": "ValueError", "message": "#", "traceback": "#"}] * 2,
+    ]
+    now = timezone.now().isoformat()
+    return [{"at": now, "to": now, **event} for event in events]
 
 
 @pytest.fixture
-def browser(staff: Callable[..., Client], settings: Settings) -> Iterator[Client]:
-    """A visitor who may do everything, of a site that speaks every language."""
+def rows() -> list[Timeout]:
+    """Rows in each state: the first with a full history, the last of a policy and a model that no longer exist."""
+    ago, soon = timezone.now() - timedelta(days=2), timezone.now() + timedelta(minutes=20)
+    return [
+        row_in("cancelled", "superseded", reason=SINCE_CHANGED, history=history(), payload={}, attempts=2, due_at=ago),
+        row_in("fired", "due", due_at=ago),
+        row_in("skipped", "condition"),
+        row_in("dead", "retries"),
+        row_in("firing"),
+        row_in("pending", run_at=ago, due_at=ago),
+        row_in("pending", run_at=soon, attempts=3),
+        row_in("pending", due_at=soon + timedelta(days=40), content_type_id=99999, policy="gone.model.forgotten"),
+    ]
+
+
+@pytest.fixture
+def visitor(rows: list[Timeout], staff: Staff) -> Client:
+    """Who may do everything."""
+    ours = Permission.objects.filter(content_type__app_label__in=["django_delayq", "testapp"])
+    client = staff(*ours.values_list("codename", flat=True))
+    User.objects.update(username="STAFF")
+    return client
+
+
+@pytest.fixture
+def nobodys_language(visitor: Client, monkeypatch: Patch) -> None:
+    speak_it(monkeypatch)
+
+
+def left_in_english(answer: Any) -> list[str]:
+    """The words that were not translated, on the page or in the messages of who was sent elsewhere."""
+    if answer.status_code == 302:
+        assert told(answer)
+        return english_in("\n".join(told(answer)), DATA)
+    assert answer.status_code == 200
+    own = answer.content.replace(b'alt="Search"', b"")  # Django's own, which it does not translate
+    return english_in(words_of(own), DATA)
+
+
+def addresses(rows: list[Timeout]) -> list[str]:
+    listed, ids = reverse(LIST), ",".join(str(row.pk) for row in rows)
+    filters = ("", "?due=overdue", f"?policy={REMIND}", "?q=1", "?state__exact=fired", "?due_at__year=2020")
+    return [
+        *(f"{listed}{asked}" for asked in filters),
+        *(reverse(DETAIL, args=[row.pk]) for row in rows),
+        *(f"{reverse(OPERATION, args=[verb])}?ids={ids}" for verb in VERBS),
+        *(reverse(OPERATE, args=[UNPAID, name]) for name in POLICY_OPERATIONS),
+        reverse(POLICIES),
+        *(f"{reverse(REPORT, args=[REMIND])}?{asked}" for asked in ("", "by=month", "by=field", "by=field&field=x")),
+        *(f"{reverse(SELECTED, args=[name])}?all=1" for name in ("pause", "hold", "resume")),
+        reverse("admin:django_delayq_policychange_changelist"),
+        reverse("admin:testapp_order_changelist"),
+        reverse("admin:testapp_order_change", args=[rows[0].object_id]),
+    ]
+
+
+@pytest.mark.usefixtures("nobodys_language")
+def test_every_page_asks_for_a_translation_of_every_word(visitor: Client, rows: list[Timeout], declare: Any) -> None:
+    operations.pause(REMIND, by="admin:ALICE", until=timezone.now() + timedelta(hours=5))
+    operations.hold(UNPAID, by="admin:ALICE")
+    operations.pause("testapp.order.send_outside", by="brake", reason=NUMBERS)
+    operations.late(UNPAID, after=timedelta(hours=1), by="admin:ALICE")
+    operations.brake(UNPAID, most=5, per=timedelta(hours=1), by="admin:ALICE")
+    operations.shadow(UNPAID, share=5, by="admin:ALICE")
+    operations.shadow(REMIND, share=0, by="admin:ALICE")
+    limits = dq.Limits(run=timedelta(minutes=1), rate=dq.Rate(5), snoozes=5)
+    guards = {"late": dq.Late(timedelta(hours=1), "fire"), "shadow": True, "limits": limits}
+    declare(Order, name="remind_guarded", handler=remind.handler, **guards)
+    found = {address: left_in_english(visitor.get(address)) for address in addresses(rows)}
+    assert {address: left for address, left in found.items() if left} == {}
+
+
+def test_where_nothing_is_translated_the_words_are_found(visitor: Client, rows: list[Timeout]) -> None:
+    for address in (reverse(LIST), reverse(DETAIL, args=[rows[0].pk]), reverse(POLICIES)):
+        found = left_in_english(visitor.get(address))
+        assert {"Home", "Timeouts"} <= set(found) and "remind" not in found
+
+
+@pytest.mark.usefixtures("nobodys_language")
+def test_every_answer_to_a_form_asks_for_a_translation(visitor: Client, rows: list[Timeout]) -> None:
+    ids, postpone = ",".join(str(row.pk) for row in rows), reverse(OPERATION, args=["postpone"])
+
+    def of(name: str, label: str = REMIND) -> str:
+        return reverse(OPERATE, args=[label, name])
+
+    guards = ("late", "brake", "shadow")
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        *((postpone, {"ids": ids, **form}) for form in ({}, {"at": FAR}, {"at": "#"}, {"at": PAST}, {"amount": "0"})),
+        *((of("pause"), {"until": until}) for until in (FAR, PAST, "#")),
+        (of("pause", UNPAID), {}),
+        *((of("delay", UNPAID), {"mode": "keep", **form}) for form in ({}, {"amount": "1", "declared": "on"})),
+        (of("delay", UNPAID), {"mode": "keep", "amount": "100000", "unit": "days"}),
+        (of("delay"), {"mode": "shift", "amount": "1"}),
+        *(
+            (of(name), form)
+            for name in guards
+            for form in ({}, {"setting": "on"}, {"setting": "on", "most": "0", "amount": "1e9"})
+        ),
+    ]
+    deeds: list[tuple[str, dict[str, Any]]] = [
+        *((reverse(OPERATION, args=[verb]), {"ids": f"{ids},99999", "amount": "1"}) for verb in VERBS),
+        *((of(name, UNPAID), ON) for name in ("pause", "resume", "resume")),
+        *((of(name, UNPAID), {**ON, "amount": "45", "mode": "recompute"}) for name in (*guards, "shadow", "delay")),
+    ]
+    operations.hold(UNPAID, by="admin:ALICE")
+    found = {}
+    for place, (address, form) in enumerate([*wrong, *deeds]):
+        if (address, form) == deeds[0]:
+            PolicyControl.objects.all().delete()
+        answer = visitor.post(address, {"reason": "#", "confirmed": "yes", "unit": "minutes", **form})
+        is_refused = answer.status_code == 200 and b"errorlist" in answer.content
+        assert is_refused if place < len(wrong) else answer.status_code == 302, (address, form)
+        found[place, address] = left_in_english(answer)
+    assert {deed: left for deed, left in found.items() if left} == {}
+    logged = visitor.get(reverse("admin:django_delayq_timeout_history", args=[rows[-1].pk]))
+    assert left_in_english(logged) == []
+
+
+def test_an_operation_is_told_in_the_language_of_its_reader_and_logged_in_english(
+    visitor: Client, settings: Any, caplog: Log, django_capture_on_commit_callbacks: Callable[..., Any]
+) -> None:
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
-    ours = Permission.objects.filter(content_type__app_label="django_delayq")
-    with translation.override(translation.get_language()):  # the middleware leaves its last visitor's behind
-        yield staff(*ours.values_list("codename", flat=True))
-
-
-@each_language
-def test_every_page_of_the_admin_is_in_the_visitors_language(language: str, browser: Client, row: Timeout) -> None:
-    operations.pause(LABEL, by="admin:alice", reason="-")
-    code = translation.to_language(language)
-    english = english_of(language)
-    for address in pages(row):
-        answer = browser.get(address, headers={"accept-language": code})
-        assert answer.status_code == 200, address
-        assert answer.headers["content-language"] == code
-        shown = words_of(answer.content)
-        lines = {line.strip() for line in re.split(r"\n|\|", shown)}
-        assert [text for text in english if text in lines or f" {text} " in shown] == [], address
-    with translation.override(code):
-        deadline, pending = translation.gettext("deadline"), translation.gettext("pending")
-    listed = words_of(browser.get(reverse(LIST), headers={"accept-language": code}).content)
-    assert deadline != "deadline" and deadline.lower() in listed.lower()
-    assert pending != "pending" and pending.lower() in listed.lower()
-
-
-def test_a_refusal_and_a_story_are_told_in_the_visitors_language(browser: Client, row: Timeout) -> None:
-    operations.hold(LABEL, by="admin:alice")
-    asked = {"reason": "a storm", "confirmed": "yes"}
-    refused = browser.post(reverse(OPERATE, args=[LABEL, "pause"]), asked, headers={"accept-language": "de"})
-    assert f"{LABEL} ist eingefroren: Setzen Sie die Regel zuerst fort." in words_of(refused.content)
-    story = words_of(browser.get(reverse(DETAIL, args=[row.pk]), headers={"accept-language": "de"}).content)
-    assert "verlängert" in story
-    assert "von Hand" in story
-
-
-def test_the_pages_are_english_without_a_catalogue(browser: Client, row: Timeout) -> None:
-    """What the test above looks for is there to be found."""
-    found = words_of(browser.get(reverse(LIST), headers={"accept-language": "en"}).content)
-    assert any(text in found for text in english_of(LANGUAGES[0]))
+    german, hold, asked = {"accept-language": "de"}, reverse(OPERATE, args=[UNPAID, "hold"]), {"reason": "storm"}
+    logs = caplog.at_level(logging.INFO, "django_delayq.operations")
+    with translation.override("de"), logs, django_capture_on_commit_callbacks(execute=True):
+        visitor.post(hold, {**asked, "confirmed": "yes"}, headers=german)
+        refused = words(visitor.post(hold.replace("hold", "pause"), {**asked, "confirmed": "yes"}, headers=german))
+        page = words(visitor.get(reverse(DETAIL, args=[Timeout.objects.earliest("id").pk]), headers=german))
+    assert f"{UNPAID} ist eingefroren: Setzen Sie die Regel zuerst fort." in refused
+    assert "verlängert" in page and "von Hand" in page
+    assert f"{UNPAID} by admin:STAFF: held storm" in caplog.messages
 
 
 @pytest.mark.parametrize(
     ("language", "late", "shown"),
     [
-        ("en", 0.0521, "0.052 s"),
-        ("de", 0.0521, "0,052 s"),
-        ("en", 720.0, "12 min"),
-        ("de", 720.0, "12 Min."),
-        ("en", 86399.6, "1 d"),
+        *(("en", 0.0521, "0.052 s"), ("de", 0.0521, "0,052 s"), ("en", 720.0, "12 min"), ("de", 720.0, "12 Min.")),
+        *(("en", 86399.6, "1 d"), ("en", -120.0, "2 min before")),
     ],
 )
 def test_seconds_are_written_as_the_language_writes_numbers(language: str, late: float, shown: str) -> None:
     due_at = timezone.now()
     row = Timeout(state="fired", due_at=due_at, settled_at=due_at + timedelta(seconds=late))
-    event = StoryEvent(due_at, "fired", 1, details={"late": late})
     with translation.override(language):
         assert shown in render.deadline(row)
-        assert shown in str(event)
+        assert shown in str(StoryEvent(due_at, "fired", 1, details={"late": late}))
         assert render.lag(1.25) == {"en": "1.2 s", "de": "1,2 s"}[language]
 
 
-def test_what_fired_early_is_so_many_seconds_before_its_deadline() -> None:
-    due_at = timezone.now()
-    row = Timeout(state="fired", due_at=due_at, settled_at=due_at - timedelta(minutes=2))
-    assert "fired 2 min before it" in render.deadline(row)
-    assert "2 min before the deadline" in str(StoryEvent(due_at, "fired", 1, details={"late": -120.0}))
+@pytest.mark.parametrize(("language", "shown"), [("en", "{}"), ("ar", "\u2066{}\u2069")])
+def test_datetimes_in_a_sentence_are_isolated_where_letters_run_from_right_to_left(language: str, shown: str) -> None:
+    at = "2030-01-02 09:00:00"
+    with translation.override(language):
+        assert render.isolated(f"It is due at {at}.") == f"It is due at {shown.format(at)}."

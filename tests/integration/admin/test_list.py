@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 
 import pytest
 from django.contrib.contenttypes.models import ContentType
-from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -19,18 +18,19 @@ from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import changelist, filters, render
+from django_delayq.admin import changelist, filters
 from django_delayq.models import Timeout, slot_of
 from django_delayq.operations import selection
-from tests.integration.admin.conftest import DETAIL, LIST
-from tests.testapp.models import Order, Parcel
+from tests.integration.admin.conftest import source
+from tests.integration.admin.places import DETAIL, LINGER, LIST, REMIND
+from tests.support.typed import Patch
+from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
-LABELS = ("testapp.order.remind", "testapp.order.linger")
 SETTLED = {"fired": "due", "skipped": "gone", "cancelled": "hand", "dead": "retries"}
 
 
-def fill(count: int, state: str = "pending", label: str = LABELS[0], **values: Any) -> list[int]:
+def fill(count: int, state: str = "pending", label: str = REMIND, **values: Any) -> list[int]:
     """So many rows, a second apart, of which none is due while the test runs; their ids."""
     now, kind = timezone.now(), ContentType.objects.get_for_model(Order).pk
     settled = {"cause": SETTLED[state], "slot_taken": None, "settled_at": now} if state in SETTLED else {}
@@ -44,6 +44,15 @@ def fill(count: int, state: str = "pending", label: str = LABELS[0], **values: A
     return [row.pk for row in Timeout.objects.bulk_create(rows)]
 
 
+def failed(*errors: str, state: str = "pending", message: str = "no stock", **values: Any) -> int:
+    """Return the id of a row whose attempts have failed with `errors`, the last one with `message`."""
+    events = [{"at": timezone.now().isoformat(), "what": "failed", "error": name, "message": name} for name in errors]
+    events[-1] |= {"message": message, "traceback": "Traceback"}
+    later = {"at": timezone.now().isoformat(), "what": "postponed"}
+    (pk,) = fill(1, state, history=[*events, later], attempts=len(errors), **values)
+    return pk
+
+
 def changes(client: Client, query: str = "") -> Any:
     answer = client.get(f"{reverse(LIST)}{query}")
     assert answer.status_code == 200, answer.status_code
@@ -55,7 +64,7 @@ def shown(client: Client, query: str = "") -> list[int]:
 
 
 @pytest.fixture
-def small_window(monkeypatch: pytest.MonkeyPatch) -> int:
+def small_window(monkeypatch: Patch) -> int:
     monkeypatch.setattr(changelist, "WINDOW", 6)
     return 6
 
@@ -70,19 +79,16 @@ def walk(client: Client, query: str) -> Iterator[list[int]]:
         query = seen.further
 
 
-def test_the_admin_passes_the_system_checks() -> None:
-    call_command("check", "--tag", "admin")
-
-
 @pytest.mark.parametrize(
     ("query", "state"),
     [
-        ("?", "fired"),
-        ("?state__exact=pending", "pending"),
-        ("?state__exact=fired", "fired"),
-        ("?due=dead", "dead"),
-        ("?policy=testapp.order.remind&state__exact=pending", "pending"),
-        ("?policy=testapp.order.remind&state__exact=dead", "dead"),
+        *(
+            ("?", "fired"),
+            ("?state__exact=pending", "pending"),
+            ("?state__exact=fired", "fired"),
+            ("?due=dead", "dead"),
+        ),
+        *((f"?policy={REMIND}&state__exact={state}", state) for state in ("pending", "dead")),
     ],
 )
 def test_window_after_window_shows_every_row_once(viewer: Client, small_window: int, query: str, state: str) -> None:
@@ -96,37 +102,30 @@ def test_rows_due_at_one_and_the_same_moment_are_not_passed_over(viewer: Client,
     ids = fill(20)
     moment = timezone.now() + timedelta(hours=1)
     Timeout.objects.update(due_at=moment, run_at=moment)
-    assert [pk for window in walk(viewer, "?state__exact=pending") for pk in window] == ids
-    query = {"due_at__gte": moment - timedelta(hours=1), "due_at__lt": moment + timedelta(hours=1)}
-    assert [pk for window in walk(viewer, f"?{urlencode(query)}") for pk in window] == ids
-
-
-def test_what_other_filters_ask_for_is_found_in_the_windows(viewer: Client, small_window: int) -> None:
-    ids = fill(15)
+    period = {"due_at__gte": moment - timedelta(hours=1), "due_at__lt": moment + timedelta(hours=1)}
+    for query in ("?state__exact=pending", f"?{urlencode(period)}"):
+        assert [pk for window in walk(viewer, query) for pk in window] == ids
     Timeout.objects.filter(pk__in=[ids[1], ids[13]]).update(queue="rare")
     assert [pk for window in walk(viewer, "?queue=rare") for pk in window] == [ids[13], ids[1]]
 
 
-def test_a_condition_that_fits_into_one_window_is_answered_in_whole_and_in_the_expected_order(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+def test_a_condition_that_fits_into_one_window_is_answered_in_whole_and_in_order(
+    viewer: Client, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(changelist, "WINDOW", 3 * len(Timeout.State))
     fill(40)
-    few = fill(3, label=LABELS[1])
+    few = fill(3, label=LINGER)
     Timeout.objects.filter(pk=few[0]).update(queue="rare")
-    assert shown(viewer, f"?policy={LABELS[1]}&queue=rare") == [few[0]]
-    assert shown(viewer, f"?policy={LABELS[1]}") == few[::-1]
-    assert shown(viewer, f"?policy={LABELS[1]}&state__exact=pending") == few
+    assert shown(viewer, f"?policy={LINGER}&queue=rare") == [few[0]]
+    assert shown(viewer, f"?policy={LINGER}") == few[::-1]
+    assert shown(viewer, f"?policy={LINGER}&state__exact=pending") == few
 
 
-def test_a_policy_with_many_rows_shows_some_of_each_state_and_says_so(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_with_many_rows_shows_some_of_each_state_and_says_so(viewer: Client, monkeypatch: Patch) -> None:
     monkeypatch.setattr(changelist, "WINDOW", len(Timeout.State))
     many, dead = fill(15), fill(1, "dead")
-    seen = changes(viewer, f"?policy={LABELS[0]}")
-    assert {row.pk for row in seen.result_list} == {many[-1], dead[0]}
-    assert "At most 1 of each state are shown" in viewer.get(f"{reverse(LIST)}?policy={LABELS[0]}").content.decode()
+    assert {*shown(viewer, f"?policy={REMIND}")} == {many[-1], dead[0]}
+    assert "At most 1 of each state are shown" in source(viewer, f"{reverse(LIST)}?policy={REMIND}")
 
 
 def test_pages_count_the_window_and_not_the_table(viewer: Client) -> None:
@@ -135,6 +134,8 @@ def test_pages_count_the_window_and_not_the_table(viewer: Client) -> None:
     assert (first.result_count, first.multi_page, first.further) == (120, True, "")
     assert [row.pk for row in third.result_list] == ids[19::-1]
     assert viewer.get(f"{reverse(LIST)}?p=4").status_code == 302
+    for order in ("1", "-3", "4.2", "x"):  # it sorts by no other column
+        assert shown(viewer, f"?o={order}")[0] == ids[-1]
 
 
 def test_another_filter_begins_anew_and_another_page_stays(viewer: Client, small_window: int) -> None:
@@ -145,54 +146,40 @@ def test_another_filter_begins_anew_and_another_page_stays(viewer: Client, small
     assert second.params["further"] and "further=" not in second.from_the_start
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "?further=x",
-        "?state__exact=pending&further=2026_5",
-        "?state__exact=pending&further=2026-01-01T00:00:00_5",
-        "?due_at__year=0",
-        "?due_at__year=2026&due_at__month=13",
-        "?due_at__year=x",
-        "?due_at__year=99999999999",
-        "?due_at__gte=x",
-        "?due_at__gte=0001-01-01&due_at__lt=9999-12-31",
-        "?due_at__gte=2026-11-23T10:00:00%2B23:59",  # PostgreSQL refuses offsets of 16 hours and more
-        "?due_at__gte=2026-11-23T10:00:00%2B23:59&queue=x",
-        "?state__exact=pending&further=run_at,2026-11-23T10:00:00%2B23:59,5",
-        "?nosuchfield=1",
-        "?p=x",
-    ],
-)
-def test_an_address_that_makes_no_sense_is_no_crash(viewer: Client, query: str) -> None:
+EASTERN = "2026-11-23T10:00:00%2B23:59"  # PostgreSQL refuses offsets of 16 hours and more
+
+
+def test_an_address_that_makes_no_sense_is_no_crash(viewer: Client) -> None:
     fill(3)
-    assert viewer.get(f"{reverse(LIST)}{query}").status_code in {200, 302}
-
-
-@pytest.mark.parametrize(
-    "query", ["?q=%00", "?q=" + "x" * 500, "?q=%F0%9F%98%80", "?object=nonsense", "?policy=no.such", "?o=-1.2"]
-)
-def test_whatever_is_searched_for_there_is_an_answer(viewer: Client, query: str) -> None:
-    fill(3)
-    assert viewer.get(f"{reverse(LIST)}{query}").status_code == 200
-
-
-@pytest.mark.parametrize("name", ["policy", "queue", "state__exact", "due"])
-def test_a_filter_with_a_nul_leads_to_the_whole_list(viewer: Client, name: str) -> None:
-    fill(1)
-    assert viewer.get(f"{reverse(LIST)}?{name}=%00").headers["Location"].endswith("?e=1")
+    for query in (
+        *("further=x", "state__exact=pending&further=2026_5", "state__exact=pending&further=2026-01-01T00:00:00_5"),
+        *("due_at__year=0", "due_at__year=2026&due_at__month=13", "due_at__year=x", "due_at__year=99999999999"),
+        *("due_at__gte=x", "due_at__gte=0001-01-01&due_at__lt=9999-12-31", "nosuchfield=1", "p=x"),
+        *(f"due_at__gte={EASTERN}", f"due_at__gte={EASTERN}&queue=x"),
+        f"state__exact=pending&further=run_at,{EASTERN},5",
+        *("q=%00", "q=" + "x" * 500, "q=%F0%9F%98%80", "object=nonsense", "policy=no.such", "o=-1.2"),
+    ):
+        assert viewer.get(f"{reverse(LIST)}?{query}").status_code in {200, 302}, query
+    for name in ("policy", "queue", "state__exact", "due"):
+        answer = viewer.get(f"{reverse(LIST)}?{name}=%00")
+        assert answer.headers["Location"].endswith("?e=1"), "it leads to the whole list"
 
 
 @pytest.mark.usefixtures("own_kinds")
 def test_the_filter_by_object_also_finds_rows_of_a_removed_model_and_nothing_for_what_is_no_key(viewer: Client) -> None:
     order = Order.objects.create(status="new")
     row = dq.schedule_timeout(order, "remind", hours=1)
-    assert shown(viewer, f"?object=testapp.order:{order.pk}") == [row.pk]
     assert shown(viewer, f"?object=testapp.parcel:{order.pk}") == []
     removed = ContentType.objects.create(app_label="former", model="invoice")
     Timeout.objects.filter(pk=row.pk).update(content_type=removed, object_id="7")
     assert shown(viewer, "?object=former.invoice:7") == [row.pk]
     assert shown(viewer, "?object=former.invoice:8") == []
+    Timeout.objects.update(content_type_id=10**6, object_id="lost-1", policy="gone.order.old")
+    for query in ("?", "?q=lost-1", "?state__exact=pending", "?policy=gone.order.old"):
+        assert shown(viewer, query) == [row.pk], query
+    page = source(viewer, LIST)
+    assert "unknown content type, lost-1" in page and "gone.order.old (no longer declared)" in page
+    assert "unknown content type, lost-1" in source(viewer, reverse(DETAIL, args=[row.pk]))
 
 
 def test_what_wants_attention(viewer: Client) -> None:
@@ -207,51 +194,10 @@ def test_what_wants_attention(viewer: Client) -> None:
     assert found == {"hour": [soon], "overdue": [late], "failing": [retried], "dead": dead}
 
 
-@pytest.mark.parametrize("attempts", [0, 2], ids=["snoozed", "retried"])
-def test_what_is_put_off_says_when_it_is_tried_again_and_is_not_late(viewer: Client, attempts: int) -> None:
-    (row,) = fill(1)
-    now = timezone.now()
-    due, again = now - timedelta(minutes=3), now + timedelta(minutes=20)
-    Timeout.objects.update(due_at=due, run_at=again, attempts=attempts)
-    told = render.deadline(Timeout.objects.get(pk=row))
-    assert "next attempt" in told and re.search(r">in (20|19) min</bdi>", told) and "late</bdi>" not in told, told
-    assert "next attempt" in viewer.get(reverse(LIST)).content.decode()
-
-
-def test_a_uuid_is_found_however_it_is_written(viewer: Client) -> None:
-    parcel = Parcel.objects.create(status="open", sent_at=timezone.now())
-    (row,) = Timeout.objects.all()
-    for written in (str(parcel.pk), parcel.pk.hex, str(parcel.pk).upper(), f"  {parcel.pk} "):
-        assert shown(viewer, f"?q={written}") == [row.pk], written
-
-
-def test_a_row_with_a_key_says_so_below_its_policy(viewer: Client) -> None:
-    fill(1)
-    fill(1, key="<b>7")
-    page = viewer.get(reverse(LIST)).content.decode()
-    assert page.count("key: ") == 1 and "key: <bdi>&lt;b&gt;7</bdi>" in page
-
-
-def test_a_search_is_capped_and_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_is_capped_and_says_so(viewer: Client, monkeypatch: Patch) -> None:
     fill(5, key="same")
     monkeypatch.setattr(selection, "MAX_HITS", 3)
-    page = viewer.get(f"{reverse(LIST)}?q=same").content.decode()
-    assert "Only the newest 3 hits are shown" in page
-
-
-def test_rows_whose_kind_of_object_is_gone_show_and_are_found_and_filtered(viewer: Client) -> None:
-    (row,) = fill(1, object_id="lost-1")
-    Timeout.objects.update(content_type_id=10**6)
-    for query in ("?", "?q=lost-1", "?state__exact=pending", f"?policy={LABELS[0]}"):
-        assert shown(viewer, query) == [row], query
-    assert "unknown content type, lost-1" in viewer.get(reverse(LIST)).content.decode()
-    assert "unknown content type, lost-1" in viewer.get(reverse(DETAIL, args=[row])).content.decode()
-
-
-def test_labels_of_policies_that_are_gone_are_offered(viewer: Client) -> None:
-    (row,) = fill(1, label="gone.order.old")
-    assert "gone.order.old (no longer declared)" in viewer.get(reverse(LIST)).content.decode()
-    assert shown(viewer, "?policy=gone.order.old") == [row]
+    assert "Only the newest 3 hits are shown" in source(viewer, f"{reverse(LIST)}?q=same")
 
 
 def test_the_deadlines_of_a_period_are_a_link_away(viewer: Client) -> None:
@@ -281,27 +227,27 @@ def test_the_end_of_the_calendar_is_no_crash(viewer: Client) -> None:
         assert shown(viewer, period) == [row], period
 
 
-def failed(*errors: str, state: str = "pending", message: str = "no stock", **values: Any) -> int:
-    """Return the id of a row whose attempts have failed with `errors`, the last one with `message`."""
-    events = [{"at": timezone.now().isoformat(), "what": "failed", "error": name, "message": name} for name in errors]
-    events[-1] |= {"message": message, "traceback": "Traceback"}
-    later = {"at": timezone.now().isoformat(), "what": "postponed"}
-    (pk,) = fill(1, state, history=[*events, later], attempts=len(errors), **values)
-    return pk
-
-
 def test_failing_rows_show_their_last_error_and_are_filtered_by_its_type(viewer: Client) -> None:
     both, quoting = failed("KeyError", "ValueError"), failed("ValueError", message='"error": "KeyError"')
     other, dead, healthy = failed("KeyError"), failed("KeyError", state="dead"), fill(1)[0]
-    page = viewer.get(f"{reverse(LIST)}?due=failing").content.decode()
+    page = source(viewer, f"{reverse(LIST)}?due=failing")
     assert "ValueError: no stock" in page and "KeyError: KeyError" not in page
     assert re.findall(r"(\w+Error \(\d+\))", page) == ["ValueError (2)", "KeyError (1)"]
-    found = {
-        query: set(shown(viewer, f"?{query}"))
-        for query in ("due=failing&error=ValueError", "due=dead&error=KeyError", "error=KeyError", "error=Other%0A")
-    }
-    assert list(found.values()) == [{both, quoting}, {dead}, {other, dead}, set()]
-    assert healthy in shown(viewer) and "By last error" not in viewer.get(reverse(LIST)).content.decode()
+    queries = ("due=failing&error=ValueError", "due=dead&error=KeyError", "error=KeyError", "error=Other%0A")
+    found = [set(shown(viewer, f"?{query}")) for query in queries]
+    assert found == [{both, quoting}, {dead}, {other, dead}, set()]
+    assert healthy in shown(viewer) and "By last error" not in source(viewer, LIST)
+
+
+def test_an_empty_window_says_first_of_all_that_there_are_more_rows(viewer: Client, small_window: int) -> None:
+    for _ in range(15):
+        failed("ValueError")
+    rare = failed("KeyError", run_at=timezone.now() + timedelta(days=1))
+    query = "?due=failing&error=KeyError"
+    page = source(viewer, f"{reverse(LIST)}{query}")
+    assert page.count("Found among 6 rows. There are more.") == 2
+    assert page.index("There are more") < page.index("0 time")
+    assert [pk for window in walk(viewer, query) for pk in window] == [rare]
 
 
 def test_overdue_and_failing_rows_come_first(viewer: Client, small_window: int) -> None:
@@ -312,25 +258,18 @@ def test_overdue_and_failing_rows_come_first(viewer: Client, small_window: int) 
     first, *others = list(walk(viewer, "?"))
     assert first == [late, failing, *more[:0:-1]]
     assert [pk for window in others for pk in window] == [more[0], failing, late, *rest[::-1]]
-    assert "Overdue and failing ones first" in viewer.get(reverse(LIST)).content.decode()
+    assert "Overdue and failing ones first" in source(viewer, LIST)
     assert shown(viewer, "?queue=default")[0] == more[-1], "other lists keep their order"
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        "?",
-        "?due=failing&error=ValueError",
-        "?state__exact=fired",
-        "?due=overdue",
-        f"?policy={LABELS[0]}",
-        "?queue=x",
-        "?q=5",
-        "?due_at__year=2026",
-        "?due_at__gte=2026-01-01T00:00:00Z",
+        *("?", "?due=failing&error=ValueError", "?state__exact=fired", "?due=overdue", f"?policy={REMIND}", "?queue=x"),
+        *("?q=5", "?due_at__year=2026", "?due_at__gte=2026-01-01T00:00:00Z"),
     ],
 )
-def test_no_page_counts_aggregates_or_joins(viewer: Client, query: str) -> None:
+def test_no_page_counts_aggregates_joins_or_loads_objects(viewer: Client, query: str) -> None:
     fill(60, "fired"), fill(60), failed("ValueError")
     with CaptureQueriesContext(connection) as captured:
         viewer.get(f"{reverse(LIST)}{query}")
@@ -341,19 +280,6 @@ def test_no_page_counts_aggregates_or_joins(viewer: Client, query: str) -> None:
     for sql in on_ledger:
         assert not re.search(r"\b(COUNT|MIN|MAX|DISTINCT|JOIN|GROUP BY)\b", sql), sql
         assert re.search(r"LIMIT| IN \(| = ANY\(", sql), sql
+        assert "idempotency_key" not in sql or "payload" not in sql
     assert len(captured) < 30
-
-
-def test_the_list_sorts_by_no_other_column(viewer: Client) -> None:
-    ids = fill(3)
-    for order in ("1", "-3", "4.2", "x"):
-        assert shown(viewer, f"?o={order}") == ids[::-1]
-
-
-def test_links_go_to_objects_that_the_visitor_may_see(admin_client: Client, viewer: Client) -> None:
-    order = Order.objects.create(status="new")
-    row = dq.schedule_timeout(order, "remind", minutes=1)
-    # No admin shows this project's orders: the object is named, and no link leads to a page that there is not.
-    for client in (admin_client, viewer):
-        page = client.get(reverse(DETAIL, args=[row.pk])).content.decode()
-        assert f"order {order.pk}" in page and "/testapp/order/" not in page
+    assert not any(re.search(r'FROM ."?testapp_order', found["sql"]) for found in captured)

@@ -8,43 +8,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin
-from django.contrib.auth.models import Permission, User
 from django.test import Client
-from django.urls import path
 from django.utils.html import escape
 
-from django_delayq.admin import LockingAdminMixin, TimeoutAdminMixin, TimeoutInline, mixins
+from django_delayq.admin import mixins
+from tests.integration.admin.conftest import Staff, source
 from tests.integration.data.conftest import Declare
 from tests.testapp.market import Merchant, Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 
-site = admin.AdminSite(name="admin")
-
-
-class PaymentInline(admin.TabularInline):  # type: ignore[type-arg]
-    model = Payment
-    extra = 0
-
-
-class PurchaseAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("status",)
-    inlines = (PaymentInline, TimeoutInline)
-
-
-class PaymentAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("status",)
-
-
-class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("name",)
-
-
-site.register(Purchase, PurchaseAdmin)
-site.register(Payment, PaymentAdmin)
-site.register(Merchant, MerchantAdmin)
-urlpatterns = [path("admin/", site.urls)]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin.sites")]
 
 
 @pytest.fixture
@@ -78,9 +51,7 @@ CHANGES: dict[str, tuple[bool, Callable[[Payment], Any]]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_page_is_refused_if_the_row_has_changed_since_it_was_opened(
-    admin_client: Client, payment: Payment, what: str
-) -> None:
+def test_a_page_is_refused_if_the_row_has_changed_since_then(admin_client: Client, payment: Payment, what: str) -> None:
     is_refused, change = CHANGES[what]
     purchase = payment.purchase
     values = {"status": "waiting", "payments-0-status": "captured", "payments-1-status": "new"}
@@ -100,22 +71,17 @@ def test_a_page_is_refused_if_the_row_has_changed_since_it_was_opened(
     assert Purchase.objects.get(pk=purchase.pk).status == "waiting"  # type: ignore[union-attr]
 
 
-def test_the_page_of_a_watched_row_is_refused_too(admin_client: Client, payment: Payment) -> None:
-    opened = admin_client.get(page_of(payment))
-    Payment.objects.update(status="void")
-    assert posted(admin_client, opened, status="captured").status_code == 200
-    assert Payment.objects.get().status == "void"
-    assert admin_client.post(page_of(payment), {"status": "captured"}).status_code == 302, (
-        "from a page without a version"
-    )
-
-
-def test_a_reloaded_address_of_a_refused_page_is_fresh(admin_client: Client, payment: Payment) -> None:
+def test_the_page_of_a_watched_row_is_refused_too_and_reloaded_it_is_fresh(
+    admin_client: Client, payment: Payment
+) -> None:
     opened = admin_client.get(page_of(payment))
     Payment.objects.update(status="void")
     refused = posted(admin_client, opened, status="captured")
+    assert refused.status_code == 200 and Payment.objects.get().status == "void"
     address = f"{refused.request['PATH_INFO']}?{refused.request['QUERY_STRING']}"
     assert posted(admin_client, admin_client.get(address), status="captured").status_code == 302
+    without_version = admin_client.post(page_of(payment), {"status": "captured"})
+    assert without_version.status_code == 302
 
 
 def test_deleting_works_and_a_model_without_timeouts_has_no_version(admin_client: Client, payment: Payment) -> None:
@@ -127,13 +93,9 @@ def test_deleting_works_and_a_model_without_timeouts_has_no_version(admin_client
         assert not type(obj)._default_manager.filter(pk=obj.pk).exists()  # type: ignore[union-attr]
 
 
-def test_a_visitor_who_may_only_view_sees_no_version_and_locks_nothing(
-    payment: Payment,
-) -> None:
-    viewer, client = User.objects.create_user("viewer", is_staff=True), Client()
-    viewer.user_permissions.add(*Permission.objects.filter(codename__in=["view_payment", "view_purchase"]))
-    client.force_login(viewer)
+def test_a_visitor_who_may_only_view_sees_no_version_and_locks_nothing(payment: Payment, staff: Staff) -> None:
+    client = staff("view_payment", "view_purchase")
     for obj in (payment, payment.purchase):
-        assert mixins.VERSION not in client.get(page_of(obj)).content.decode()
+        assert mixins.VERSION not in source(client, page_of(obj))
         assert client.post(page_of(obj), {"status": "captured"}).status_code == 403
     assert Payment.objects.get().status == "new"

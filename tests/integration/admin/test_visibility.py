@@ -1,163 +1,208 @@
-"""The admin shows and finds only what the visitor may see: no hidden rows, and no answers about hidden columns."""
+"""The admin shows and finds only what the visitor may see, and names objects by what people call them."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from django.contrib import admin
-from django.http import HttpRequest
+from django.contrib.auth.models import Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
 from django.test import Client
-from django.urls import path, reverse
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import PolicyChangeAdmin, PolicyControlAdmin, TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from tests.integration.admin.conftest import LIST
-from tests.testapp.models import Customer, Order
+from django_delayq.models import PolicyChange, Timeout
+from django_delayq.operations import selection
+from tests.integration.admin.conftest import Staff, listed, queries, source, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATION
+from tests.integration.admin.sites import HIDDEN
+from tests.support.typed import Declare, Patch
+from tests.testapp.models import Customer, Order, Parcel, Voucher
 
-HIDDEN = "of another tenant"
-
-
-class TenantsTimeoutAdmin(TimeoutAdmin):
-    """The admin of a project that hides the rows of other tenants."""
-
-    def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).exclude(reason=HIDDEN)
-
-
-class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("status",)
-    inlines = (TimeoutInline,)
-
-
-class OwnInline(TimeoutInline):
-    def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).exclude(key="secret")
-
-
-class CustomerAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("name",)
-    inlines = (OwnInline,)
-
-
-class QuietFilter(admin.SimpleListFilter):
-    title, parameter_name = "quiet", "quiet"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("yes", "yes")]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(reason="") if self.value() else queryset
-
-
-class FilteredTimeoutAdmin(TimeoutAdmin):
-    list_filter: ClassVar[Any] = (*TimeoutAdmin.list_filter, QuietFilter, "cause")
-
-
-site, plain, filtered = (admin.AdminSite(name=name) for name in ("admin", "plain", "filtered"))
-site.register(Timeout, TenantsTimeoutAdmin)
-for each in (site, plain):
-    each.register(Order, OrderAdmin)
-    each.register(Customer, CustomerAdmin)
-site.register(PolicyControl, PolicyControlAdmin)
-site.register(PolicyChange, PolicyChangeAdmin)
-filtered.register(Timeout, FilteredTimeoutAdmin)
-urlpatterns = [path("admin/", site.urls), path("plain/", plain.urls), path("filtered/", filtered.urls)]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin.sites")]
 
 
 @pytest.fixture
-def order(declare: Any) -> Order:
-    declare(Order, name="noted", search="note", owner="customer")
-    return Order.objects.create(status="new", customer=Customer.objects.create(name="Ada"))
-
-
-def schedule(order: Order, name: str, **more: Any) -> Timeout:
-    row = dq.schedule_timeout(order, name, hours=1, **more)
-    found: Timeout = Timeout.objects.get(pk=row.pk)
-    return found
+def order(declare: Declare, monkeypatch: Patch) -> Order:
+    declare(Order, name="noted", search=("note", "id"), owner="customer")
+    monkeypatch.setattr(Customer, "__str__", lambda self: self.name)
+    return Order.objects.create(note="A-2026-0050", status="new", customer=Customer.objects.create(name="Ada"))
 
 
 def rows_of_inline(client: Client, address: str) -> list[int]:
-    answer = client.get(address)
-    assert answer.status_code == 200
-    (inline,) = answer.context["inline_admin_formsets"]
+    (inline,) = client.get(address).context["inline_admin_formsets"]
     return [form.instance.pk for form in inline.formset.initial_forms]
 
 
-def test_rows_that_the_project_hides_are_on_no_page_of_the_object_or_its_owner(
+def test_rows_that_the_project_or_an_inline_hides_are_on_no_page_of_their_object(
     admin_client: Client, order: Order
 ) -> None:
-    seen, hidden = schedule(order, "noted"), schedule(order, "remind", reason=HIDDEN)
-    pages = [reverse("admin:testapp_order_change", args=[order.pk])]
-    pages.append(reverse("admin:testapp_customer_change", args=[order.customer_id]))
-    for address in pages:
+    seen = dq.schedule_timeout(order, "noted", hours=1)
+    hidden = dq.schedule_timeout(order, "remind", hours=1, reason=HIDDEN)
+    of_order = reverse("admin:testapp_order_change", args=[order.pk])
+    of_customer = reverse("admin:testapp_customer_change", args=[order.customer_id])
+    for address in (of_order, of_customer):
         assert rows_of_inline(admin_client, address) == [seen.pk]
-        assert HIDDEN not in admin_client.get(address).content.decode()
+        assert HIDDEN not in source(admin_client, address)
     # Without an admin for timeouts, the project hides none.
-    assert rows_of_inline(admin_client, pages[0].replace("/admin/", "/plain/")) == [hidden.pk, seen.pk]
-
-
-def test_an_inline_of_the_project_may_hide_more(admin_client: Client, order: Order) -> None:
-    seen, _hidden = schedule(order, "noted"), schedule(order, "noted", key="secret")
-    address = reverse("admin:testapp_customer_change", args=[order.customer_id])
-    assert rows_of_inline(admin_client, address) == [seen.pk]
+    assert rows_of_inline(admin_client, of_order.replace("/admin/", "/plain/")) == [hidden.pk, seen.pk]
+    dq.schedule_timeout(order, "noted", hours=1, key="secret")
+    assert rows_of_inline(admin_client, of_customer) == [seen.pk], "an inline of the project may hide more"
 
 
 def test_the_column_and_the_filter_of_the_mixin_leave_hidden_rows_out(admin_client: Client, order: Order) -> None:
-    schedule(order, "remind", reason=HIDDEN)
+    dq.schedule_timeout(order, "remind", hours=1, reason=HIDDEN)
     address = reverse("admin:testapp_order_changelist")
     shown = admin_client.get(address).context["cl"]
     assert [each.delayq_next_due for each in shown.result_list] == [None]
-    assert not admin_client.get(f"{address}?timeouts=waiting").context["cl"].result_list
-    assert admin_client.get(f"{address.replace('/admin/', '/plain/')}?timeouts=waiting").context["cl"].result_list
+    assert not listed(admin_client, f"{address}?timeouts=waiting")
+    assert listed(admin_client, f"{address.replace('/admin/', '/plain/')}?timeouts=waiting")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "payload__contains=secret",
-        "payload__card=4111",
-        "history__icontains=x",
-        "idempotency_key__startswith=a",
-        "reason__regex=(a%2B)%2B%24",
-        "id__in=x",
-        "object_id__regex=[",
-        "due_at__week_day=x",
-        "due_at__gt=2020-01-01",
-        "due_at__isnull=1",
-        "attempts__gte=99999999999999999999999",
-        "content_type__model=order",
-        "content_type__app_label__regex=(a%2B)%2B%24",
-        "slot=x",
-        "nosuchfield=1",
-    ],
-)
-def test_a_look_up_that_no_filter_has_is_not_answered(admin_client: Client, order: Order, query: str) -> None:
-    row = schedule(order, "noted", payload={"secret": "4111"})
+def test_a_look_up_that_no_filter_has_is_not_answered(admin_client: Client, order: Order) -> None:
+    row = dq.schedule_timeout(order, "noted", hours=1, payload={"secret": "4111"})
     Timeout.objects.filter(pk=row.pk).update(reason="aaaaaaaaaaaaaaaaaaaaaa!")
-    answer = admin_client.get(f"{reverse(LIST)}?{query}")
-    assert answer.status_code in {302, 400}, answer.status_code
-    if answer.status_code == 302:
-        assert answer.headers["Location"].endswith("?e=1")
+    for query in (
+        *("payload__contains=secret", "payload__card=4111", "history__icontains=x", "idempotency_key__startswith=a"),
+        *("reason__regex=(a%2B)%2B%24", "id__in=x", "object_id__regex=[", "due_at__week_day=x", "due_at__isnull=1"),
+        *("due_at__gt=2020-01-01", "attempts__gte=99999999999999999999999", "content_type__model=order", "slot=x"),
+        *("content_type__app_label__regex=(a%2B)%2B%24", "nosuchfield=1"),
+    ):
+        answer = admin_client.get(f"{reverse(LIST)}?{query}")
+        assert answer.status_code in {302, 400}, query
+        assert answer.status_code == 400 or answer.headers["Location"].endswith("?e=1"), query
 
 
-@pytest.mark.parametrize("query", ["details__icontains=x", "by__regex=(a%2B)%2B%24", "place=1", "moved__gt=x"])
-def test_the_list_of_changes_answers_no_look_up_that_no_filter_has(admin_client: Client, query: str) -> None:
+def test_the_list_of_changes_answers_no_look_up_that_no_filter_has(admin_client: Client) -> None:
     now = timezone.now()
     PolicyChange.objects.create(policy="x", what="paused", at=now, touched_at=now, by="a" * 40)
     address = reverse("admin:django_delayq_policychange_changelist")
-    assert admin_client.get(f"{address}?{query}").headers["Location"].endswith("?e=1")
-    assert admin_client.get(f"{address}?what__exact=paused").context["cl"].result_count == 1
+    for query in ("details__icontains=x", "by__regex=(a%2B)%2B%24", "place=1", "moved__gt=x"):
+        assert admin_client.get(f"{address}?{query}").headers["Location"].endswith("?e=1")
+    assert len(listed(admin_client, f"{address}?what__exact=paused")) == 1
 
 
-def test_filters_of_the_list_of_a_project_and_the_date_hierarchy_are_answered(
-    admin_client: Client, order: Order
-) -> None:
-    row = schedule(order, "noted")
-    listed = reverse("filtered:django_delayq_timeout_changelist")
+def test_filters_of_the_list_of_a_project_and_its_dates_are_answered(admin_client: Client, order: Order) -> None:
+    row = dq.schedule_timeout(order, "noted", hours=1)
+    address = reverse("filtered:django_delayq_timeout_changelist")
     for query in ("quiet=yes", "cause__exact=", f"due_at__year={row.due_at.year}", "state__exact=pending&quiet=yes"):
-        assert [each.pk for each in admin_client.get(f"{listed}?{query}").context["cl"].result_list] == [row.pk], query
-    assert admin_client.get(f"{listed}?cause__startswith=d").status_code == 302
+        assert listed(admin_client, f"{address}?{query}") == [row.pk], query
+    assert admin_client.get(f"{address}?cause__startswith=d").status_code == 302
+
+
+def read(client: Client, address: str, *query: Any) -> str:
+    return words(client.get(f"{reverse(LIST)}{address}" if address.startswith("?") else reverse(address, args=query)))
+
+
+def names(rows: Any, user: Any = None) -> dict[str, str]:
+    return {key: name for (_kind, key), name in selection.names_of(rows, "default", user).items()}
+
+
+def test_each_page_on_which_people_decide_names_the_object_and_its_owner(admin_client: Client, order: Order) -> None:
+    row, customer = dq.schedule_timeout(order, "noted", hours=1), order.customer
+    assert customer is not None
+    operation = words(admin_client.get(f"{reverse(OPERATION, args=['cancel'])}?ids={row.pk}"))
+    for shown in (read(admin_client, LIST), read(admin_client, DETAIL, row.pk), operation):
+        assert f"order A-2026-0050 (ID {order.pk})" in shown
+    owned = read(admin_client, "admin:testapp_customer_change", customer.pk)
+    assert "order A-2026-0050" in owned and "All timeouts of customer Ada" in owned
+    page = read(admin_client, DETAIL, row.pk)
+    assert "noted of A-2026-0050: pending" in page and "All timeouts of customer Ada" in page
+    Timeout.objects.filter(pk=row.pk).update(attempts=1)  # the badge is the same
+    assert "noted of A-2026-0050: failing" in read(admin_client, DETAIL, row.pk)
+    assert "Timeouts of customer Ada" in read(admin_client, f"?related=testapp.customer:{customer.pk}")
+    assert "Timeouts of order A-2026-0050" in read(admin_client, f"?object=testapp.order:{order.pk}")
+    Order.objects.filter(pk=order.pk).update(note=f"Order #{order.pk}")
+    shown = read(admin_client, LIST)
+    assert f"Order #{order.pk}" in shown and "order Order" not in shown and "(ID" not in shown, "neither twice"
+
+
+def test_only_who_may_view_the_model_sees_the_name(order: Order, staff: Staff) -> None:
+    row = dq.schedule_timeout(order, "noted", hours=1)
+    for codenames, is_named in (((), False), (("view_customer",), False), (("view_order",), True)):
+        client = staff("view_timeout", *codenames)
+        for address in (
+            reverse(LIST),
+            reverse(DETAIL, args=[row.pk]),
+            f"{reverse(LIST)}?object=testapp.order:{order.pk}",
+        ):
+            shown = words(client.get(address))
+            assert ("A-2026-0050" in shown) is is_named, (codenames, address)
+            assert is_named or f"order {order.pk}" in shown
+
+
+def test_a_path_over_a_relation_names_only_for_who_may_view_both_models(declare: Declare) -> None:
+    declare(Order, name="of_customer", search="customer__name")
+    order = Order.objects.create(customer=Customer.objects.create(name="Ada"))
+    row = dq.schedule_timeout(order, "of_customer", hours=1)
+    named = {row.object_id: "Ada"}
+    for codenames, found in ((("view_order",), {}), (("view_customer",), {}), (("view_order", "view_customer"), named)):
+        user = User.objects.create_user(f"user{User.objects.count()}")
+        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        assert names([row], user) == found
+    assert names([row]) == named
+
+
+def test_without_a_search_str_names_it_and_without_that_its_key(monkeypatch: Patch) -> None:
+    first, second = (dq.schedule_timeout(Order.objects.create(note=note), "remind", hours=1) for note in ("x", "y"))
+    with CaptureQueriesContext(connection) as captured:
+        assert names([first, second]) == {}, "order 1 is shorter than Order object (1)"
+    assert not [query for query in captured if "testapp_order" in query["sql"]]
+    monkeypatch.setattr(Order, "__str__", lambda self: f" {self.note} \n of {self.status} " * 50)
+    assert names([first, second])[first.object_id].startswith("x of unpaid x of unpaid")
+    assert len(names([first])[first.object_id]) == selection.MAX_NAME
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda self: self.customer.name,
+        lambda self: 5,
+        lambda self: Customer.objects.get(pk=1).name,
+        lambda self: "",
+        lambda self: 1 / 0,
+    ],
+)
+def test_an_str_that_fails_falls_back_to_the_key(admin_client: Client, monkeypatch: Patch, fails: Any) -> None:
+    monkeypatch.setattr(Order, "__str__", fails)
+    order = Order.objects.create(customer=Customer.objects.create(name="Ada"))
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    assert f"order {order.pk}" in read(admin_client, LIST)
+    assert f"order {order.pk}" in read(admin_client, DETAIL, row.pk)
+
+
+def test_a_list_reads_the_names_with_one_query_for_each_model(admin_client: Client, declare: Declare) -> None:
+    declare(Order, name="noted", search="note")
+    declare(Parcel, name="parceled", search="status")
+
+    def more(count: int) -> None:
+        for number in range(count):
+            dq.schedule_timeout(Order.objects.create(note=f"N-{number}"), "noted", hours=1)
+            dq.schedule_timeout(Parcel.objects.create(), "parceled", hours=1)
+
+    more(1)
+    _, before = (queries(admin_client, LIST) for _ in range(2))
+    more(20)
+    with CaptureQueriesContext(connection) as captured:
+        admin_client.get(reverse(LIST))
+    for table in ("testapp_order", "testapp_parcel"):
+        assert len([query for query in captured if f"FROM {connection.ops.quote_name(table)}" in query["sql"]]) == 1
+    assert len(captured) == before
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_rows_whose_object_or_its_table_is_gone_are_shown(
+    admin_client: Client, order: Order, monkeypatch: Patch
+) -> None:
+    gone = dq.schedule_timeout(order, "noted", hours=1)
+    voucher = dq.schedule_timeout(Voucher.objects.create(code="no number"), "expire", hours=1)
+    Order.objects.filter(pk=order.pk).delete()
+    kind = ContentType.objects.create(app_label="former", model="invoice")
+    Timeout.objects.filter(pk=voucher.pk).update(content_type=kind, object_id="7")
+    shown = read(admin_client, LIST)
+    assert f"order {gone.object_id}" in shown and "invoice 7" in shown
+    monkeypatch.setattr(Order._meta, "db_table", "no_such_table")
+    assert f"order {gone.object_id}" in read(admin_client, LIST)

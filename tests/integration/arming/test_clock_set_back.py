@@ -13,6 +13,7 @@ import django_delayq as dq
 from django_delayq.arming import scan, sync
 from django_delayq.arming.sync import TableSync, automatic_policies
 from django_delayq.models import PolicySync, Timeout
+from tests.integration.arming.conftest import SINCE
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -22,9 +23,9 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @pytest.fixture
-def policy(declare: Any) -> dq.TimeoutPolicy[Order]:
-    declared: Any = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
-    return declared  # type: ignore[no-any-return]
+def policy(declare: Any) -> dq.TimeoutPolicy[Any]:
+    options: dict[str, Any] = {"since": SINCE["function"], "after": HOUR, "when": Q(status="slow")}
+    return declare(Order, name="slow", **options)  # type: ignore[no-any-return]
 
 
 def pending(policy: dq.TimeoutPolicy[Any]) -> int:

@@ -13,11 +13,11 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.db.models.deletion import Collector
 from django.db.models.signals import pre_delete
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq.arming import receivers
 from django_delayq.models import Timeout
+from tests.support.seen import sql_of
 from tests.testapp.models import Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,6 +47,13 @@ def before_delete(do: Callable[[Order], object]) -> Iterator[None]:
         pre_delete.disconnect(receive, Order)
 
 
+def test_deleting_many_cancels_them_in_few_queries() -> None:
+    new_orders(30)
+    sent = sql_of(lambda: Order.objects.all().delete())
+    assert states() == [GONE] * 30
+    assert len([sql for sql in sent if LEDGER in sql]) <= 4
+
+
 def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first_deletion() -> None:
     outer, inner, kept = new_orders(3)
 
@@ -66,10 +73,9 @@ def test_proxies_and_rows_of_one_table_are_cancelled_together() -> None:
     collector = Collector(using="default")
     collector.collect(OrderProxy.objects.filter(pk__in=[order.pk for order in orders[:10]]))
     collector.collect(Order.objects.filter(pk__in=[order.pk for order in orders[10:]]))
-    with CaptureQueriesContext(connection) as captured:
-        collector.delete()
+    sent = sql_of(collector.delete)
     assert states() == [GONE] * 20
-    checks = [query for query in captured if "SELECT" in query["sql"] and '"testapp_order"' in query["sql"]]
+    checks = [sql for sql in sent if "SELECT" in sql and '"testapp_order"' in sql]
     assert len(checks) <= 2, "one for each statement, not one for each row"
 
 

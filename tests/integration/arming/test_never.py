@@ -43,38 +43,25 @@ def states() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("paid_at", AWAY)
-@pytest.mark.usefixtures("policy")
-def test_saving_arms_nothing_and_raises_nothing(paid_at: datetime) -> None:
-    order = Order.objects.create(paid_at=paid_at)
-    order.save()
-    with transaction.atomic():
-        order.save(update_fields=["paid_at"])
-        Order.objects.create(paid_at=paid_at)
-    assert states() == []
-
-
-@pytest.mark.parametrize("paid_at", AWAY)
-def test_it_cancels_what_was_pending_and_a_datetime_arms_it_again(
+def test_saving_and_syncing_arm_nothing_cancel_what_was_pending_and_raise_nothing(
     policy: dq.TimeoutPolicy[Any], paid_at: datetime
 ) -> None:
-    order = Order.objects.create(paid_at=django_timezone.now())
-    order.paid_at = paid_at
-    order.save()
-    assert states() == [("cancelled", "condition")]
-    order.paid_at = django_timezone.now()
-    order.save()
-    assert dq.get_deadline(order, policy) == order.paid_at + HOUR
-
-
-@pytest.mark.parametrize("paid_at", AWAY)
-def test_a_sync_arms_the_others(policy: dq.TimeoutPolicy[Any], paid_at: datetime) -> None:
     now = django_timezone.now()
-    Order.objects.bulk_create([Order(paid_at=at) for at in (now, paid_at, now, paid_at)])
-    assert dq.sync_timeouts(Order.objects.all()) == 2
+    order = Order.objects.create(paid_at=paid_at)
+    with transaction.atomic():
+        order.save(update_fields=["paid_at"])
+    assert states() == []
+    for order.paid_at in (now, paid_at):
+        order.save()
+    assert states() == [("cancelled", "condition")]
+    order.paid_at = now
+    order.save()
+    assert dq.get_deadline(order, policy) == now + HOUR, "a datetime arms it again"
     Timeout.objects.all().delete()
+    Order.objects.bulk_create([Order(paid_at=at) for at in (paid_at, now, paid_at)])
     assert sync_policy(policy, "default") == Synced(armed=2)
     Timeout.objects.all().delete()
-    assert sync_policy(policy, "default", backfill=True) == Synced(armed=2)
+    assert dq.sync_timeouts(Order.objects.all()) == 2
     Order.objects.update(paid_at=paid_at)
     assert sync_policy(policy, "default") == Synced(cancelled=2)
 

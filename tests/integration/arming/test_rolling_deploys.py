@@ -97,46 +97,55 @@ def state(order: Order) -> str:
     return str(order.timeouts.filter(policy=LABEL).latest("id").state)
 
 
-@pytest.mark.parametrize("first", ["former", "new"])
-def test_a_condition_that_is_widened_loses_nothing(former: Release, first: str) -> None:
-    new = Release("new", BOTH)
-    former.work(0)
-    new.work(0)
-    order = new.save(status="review")
-    workers = [former, new] if first == "former" else [new, former]
-    former.work(29, new)
-    assert state(order) == "pending", "the former release does not cancel it"
-    former.work(31, new)
-    assert state(order) == "pending", "nor does it skip it"
-    for worker in workers:
-        worker.work(32, former, new)
-    assert (state(order), new.fired, former.fired) == ("fired", [str(order.pk)], [])
+SAVED = ("new web", 0, "pending")
+BOTH_RUN = [("former", 0, ""), ("new", 0, ""), SAVED]
+PLAYS: dict[str, list[tuple[str, float, str]]] = {
+    "the former release neither cancels nor skips, and fires nothing": [
+        *(*BOTH_RUN, ("former beside new", 29, "pending"), ("former beside new", 31, "pending")),
+        *(("former beside new", 32, "pending"), ("new beside both", 32, "fired")),
+    ],
+    "the new release fires first": [*BOTH_RUN, ("new beside both", 32, "fired"), ("former beside new", 32, "fired")],
+    "a former web process has cancelled it": [
+        *(*BOTH_RUN, ("former web", 0, "cancelled"), ("former", 1, "cancelled"), ("new", 45, ""), ("new", 46, "fired")),
+    ],
+    "the web processes were deployed first": [
+        *(("former", 0, ""), SAVED, ("former", 31, "cancelled"), ("new", 300, ""), ("new", 301, "fired")),
+    ],
+    "a former worker that is started again does not claim the policy back": [
+        *BOTH_RUN,
+        *(
+            (who, minute + later, "pending")
+            for minute in range(1, 6)
+            for who, later in (("new", 0), ("restarted", 0.5))
+        ),
+    ],
+    "after a return to the former release its condition decides": [
+        *(("former", 0, ""), ("new", 1, ""), SAVED, ("former", 2, "pending")),
+        ("former", 5, "cancelled"),  # no worker has the new declaration any more
+        ("new", 6, "cancelled"),  # one that is left is now the former one
+        ("new", 10, "pending"),
+    ],
+}
+"""Who works, at which minute, and the state of the order after that."""
 
 
-def test_what_a_former_web_process_cancelled_is_armed_by_the_new_worker(former: Release) -> None:
-    new = Release("new", BOTH)
-    former.work(0)
-    new.work(0)
-    order = new.save(status="review")
-    with former.running():
-        order.save()
-    assert state(order) == "cancelled"
-    former.work(1)
-    new.work(45)
-    new.work(46)
-    assert (state(order), new.fired) == ("fired", [str(order.pk)])
-
-
-def test_what_the_former_worker_ended_before_the_deployment_is_armed_hours_later(former: Release) -> None:
-    """The web processes were deployed first."""
-    new = Release("new", BOTH)
-    former.work(0)
-    order = new.save(status="review")
-    former.work(31)
-    assert state(order) in {"cancelled", "skipped"}
-    new.work(300)
-    new.work(301)
-    assert (state(order), new.fired) == ("fired", [str(order.pk)])
+@pytest.mark.parametrize("name", PLAYS)
+def test_a_condition_that_is_widened_loses_nothing(name: str) -> None:
+    releases = {each: Release(each, UNPAID) for each in ("former", "restarted")} | {"new": Release("new", BOTH)}
+    order = Order()
+    for who, minute, expected in PLAYS[name]:
+        release, _, other = who.partition(" ")
+        if who == "new web":
+            order = releases["new"].save(status="review")
+        elif who == "former web":
+            with releases["former"].running():
+                order.save()
+        else:
+            beside = {"": [], "beside new": ["new"], "beside both": ["former", "new"]}[other]
+            releases[release].work(minute, *(releases[each] for each in beside))
+        assert not expected or (who, minute, state(order)) == (who, minute, expected)
+    fired = [str(order.pk)] if state(order) == "fired" else []
+    assert (releases["new"].fired, releases["former"].fired) == (fired, [])
 
 
 @pytest.mark.parametrize("first", ["former", "new"])
@@ -182,33 +191,6 @@ def test_a_timeout_that_was_scheduled_by_hand_is_left_to_the_new_release() -> No
     assert state(order) == "pending"
     new.work(31)
     assert new.fired == [str(order.pk)]
-
-
-def test_a_former_worker_that_is_started_again_does_not_claim_the_policy_back(former: Release) -> None:
-    new = Release("new", BOTH)
-    former.work(0)
-    new.work(0)
-    order = new.save(status="review")
-    restarted = Release("former", UNPAID)
-    for minute in (1, 2, 3, 4, 5):
-        new.work(minute)
-        restarted.work(minute + 0.5)
-    assert state(order) == "pending"
-
-
-def test_after_a_return_to_the_former_release_its_condition_decides(former: Release) -> None:
-    new = Release("new", BOTH)
-    former.work(0)
-    new.work(1)
-    order = new.save(status="review")
-    former.work(2)
-    assert state(order) == "pending"
-    former.work(5)
-    assert state(order) == "cancelled", "no worker has the new declaration any more"
-    new.work(6)
-    assert state(order) == "cancelled", "one that is left is now the former one"
-    new.work(10)
-    assert state(order) == "pending"
 
 
 def test_a_worker_that_is_alone_settles_what_no_other_worker_can(former: Release) -> None:
@@ -257,6 +239,14 @@ CONDITIONS: dict[str, Any] = {
 }
 
 
+def fingerprints() -> list[str]:
+    since: Any = lambda task: task.begun_at  # noqa: E731
+    policies = [
+        TimeoutPolicy(model=Task, handler=print, name="x", when=when, since=since) for when in CONDITIONS.values()
+    ]
+    return [fingerprint(policy) for policy in policies]
+
+
 def test_a_fingerprint_differs_if_the_condition_does() -> None:
     def of(when: Any, **options: Any) -> str:
         return fingerprint(TimeoutPolicy(model=Task, handler=print, name="x", when=when, **options))
@@ -280,22 +270,8 @@ def test_a_fingerprint_differs_if_the_condition_does() -> None:
 
 def test_a_fingerprint_is_the_same_in_each_process() -> None:
     """Sets of strings have another order in each process, and objects another address."""
-    code = (
-        "import django; django.setup();"
-        "from django_delayq.ledger.declarations import fingerprint;"
-        "from django_delayq.policy.policies import TimeoutPolicy;"
-        "from tests.integration.arming.test_rolling_deploys import CONDITIONS, Task;"
-        "since = lambda order: order.created_at;"
-        "print([fingerprint(TimeoutPolicy(model=Task, handler=print, name='x', when=when, since=since))"
-        " for when in CONDITIONS.values()])"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONHASHSEED": str(seed)},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in (1, 2)
-    }
-    assert len(outputs) == 1
+    here = "tests.integration.arming.test_rolling_deploys"
+    code = f"import django; django.setup(); from {here} import fingerprints; print(fingerprints())"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONHASHSEED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, text=True)
+    assert done.stdout == f"{fingerprints()}\n"

@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.db.models import Q
 from django.db.models.signals import post_save
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import clock, get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
-from django_delayq.arming.sync import TableSync, sync_policy
+import django_delayq as dq
+from django_delayq import clock, get_deadline, pending_timeouts, schedule_timeout, sync_timeouts
+from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from django_delayq.policy.declaring import timeout_policy
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
-from tests.testapp.models import ExpressOrder, Order, Voucher
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
+from tests.support.seen import heard, sql_of
+from tests.testapp.conditions import ManagedNotHidden
+from tests.testapp.models import Customer, ExpressOrder, Order, Voucher
 
 pytestmark = pytest.mark.django_db
 
@@ -40,8 +39,12 @@ def automatic(order: Order) -> Timeout:
 
 
 @pytest.mark.parametrize("how", ["save", "sync"])
-def test_a_round_with_a_key_is_left_alone_when_the_condition_stops_holding(order: Order, how: str) -> None:
+def test_a_round_with_a_key_is_left_alone_and_does_not_stand_in_for_the_automatic_one(how: str) -> None:
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    order = Order.objects.get()
     keyed = schedule_timeout(order, "cancel_unpaid", key="by hand", minutes=90)
+    assert sync_timeouts(order) == 1
+    assert automatic(order).state == "pending"
     order.status = "paid"
     if how == "save":
         order.save()
@@ -50,40 +53,6 @@ def test_a_round_with_a_key_is_left_alone_when_the_condition_stops_holding(order
         assert sync_timeouts(order) == 1
     assert list(pending_timeouts(order)) == [keyed]
     assert automatic(order).state == "cancelled"
-
-
-def test_a_round_with_a_key_does_not_stand_in_for_the_automatic_one() -> None:
-    [order] = Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
-    order = Order.objects.get()
-    schedule_timeout(order, "cancel_unpaid", key="by hand", minutes=90)
-    assert sync_timeouts(order) == 1
-    assert automatic(order).state == "pending"
-
-
-def test_a_sync_counts_only_what_it_changes(order: Order) -> None:
-    assert sync_timeouts(order) == 0
-    assert sync_timeouts(Order.objects.all()) == 0
-
-
-@pytest.mark.parametrize(("ago", "state", "cause"), [(2, "pending", ""), (4, "cancelled", "late")])
-def test_a_start_that_moves_back_beyond_catch_up_cancels_as_too_late(
-    order: Order, settings: Settings, ago: int, state: str, cause: str
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "CATCH_UP": timedelta(days=3)}
-    order.created_at = timezone.now() - timedelta(days=ago)
-    order.save()
-    row = automatic(order)
-    assert (row.state, row.cause) == (state, cause)
-
-
-@pytest.mark.parametrize(("ago", "state", "cause"), [(2, "pending", ""), (8 * 24, "cancelled", "late")])
-def test_the_sync_of_the_workers_moves_back_what_is_pending_as_a_save_does(
-    order: Order, ago: int, state: str, cause: str
-) -> None:
-    Order.objects.update(created_at=timezone.now() - timedelta(hours=ago))
-    TableSync("default").run(at_once=True)
-    row = automatic(order)
-    assert (row.state, row.cause) == (state, cause)
 
 
 def test_a_moved_round_begins_anew(order: Order) -> None:
@@ -102,9 +71,8 @@ def test_a_moved_round_begins_anew(order: Order) -> None:
 def test_a_sync_locks_the_rows_before_it_decides(order: Order) -> None:
     """Otherwise it would arm what a transaction that commits in between has just paid."""
     Order.objects.update(status="paid")
-    with CaptureQueriesContext(connection) as queries:
-        sync_timeouts(Order.objects.all())
-    reads = [query["sql"] for query in queries if re.search(r"FROM [`\"]testapp_order[`\"]", query["sql"])]
+    sent = sql_of(lambda: sync_timeouts(Order.objects.all()))
+    reads = [sql for sql in sent if re.search(r"FROM [`\"]testapp_order[`\"]", sql)]
     locking, deciding = (next(i for i, sql in enumerate(reads) if word(sql)) for word in (_locks, _decides))
     assert locking < deciding
 
@@ -120,10 +88,11 @@ def _decides(sql: str) -> bool:
     return "CASE" in sql
 
 
-def test_a_save_that_changes_nothing_writes_nothing(order: Order) -> None:
+def test_a_save_and_a_sync_that_change_nothing_write_and_count_nothing(order: Order) -> None:
     fields = [field.attname for field in Timeout._meta.concrete_fields]
     before = Timeout.objects.values(*fields).get()
     order.save()
+    assert sync_timeouts(Order.objects.all()) == 0
     assert Timeout.objects.values(*fields).get() == before
 
 
@@ -159,42 +128,14 @@ def test_a_datetime_that_raw_sql_has_written_closes_its_round_too(declare: Any, 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_save_sends_the_signals_of_what_it_did() -> None:
-    sent: list[tuple[str, int]] = []
-    receivers = []
-    for name in ("scheduled", "rescheduled", "cancelled"):
-        signal = getattr(signals, f"timeout_{name}")
-
-        def receive(sender: object, timeout: Timeout, name: str = name, **_: object) -> None:
-            sent.append((name, timeout.pk))
-
-        receivers.append((signal, receive))
-        signal.connect(receive, sender=Order)
-    try:
+    with heard("scheduled", "rescheduled", "cancelled") as got:
         order = Order.objects.create(status="unpaid", created_at=timezone.now())
         row = automatic(order)
         order.created_at = timezone.now() + timedelta(minutes=1)
         order.save()
         order.status = "paid"
         order.save()
-    finally:
-        for signal, receive in receivers:
-            signal.disconnect(receive, sender=Order)
-    assert sent == [("scheduled", row.pk), ("rescheduled", row.pk), ("cancelled", row.pk)]
-
-
-def test_an_object_that_becomes_exempt_loses_its_pending_round_which_stays_open(declare: Any) -> None:
-    def after(order: Order) -> timedelta | None:
-        return None if order.note else timedelta(hours=1)
-
-    policy = declare(Order, name="exempting", after=after, since="created_at", when=Q(status="new"))
-    order = Order.objects.create(status="new", created_at=timezone.now())
-    due_at = get_deadline(order, policy)
-    order.note = "VIP"
-    order.save()
-    assert get_deadline(order, policy) is None
-    order.note = ""
-    order.save()
-    assert get_deadline(order, policy) == due_at
+    assert got == [("scheduled", row), ("rescheduled", row), ("cancelled", row)]
 
 
 def test_what_a_save_of_the_parent_changes_for_a_policy_of_the_child_is_found_by_the_sync(declare: Any) -> None:
@@ -243,3 +184,20 @@ def test_a_policy_that_is_declared_after_the_start_is_armed_by_saving() -> None:
         assert not pending_timeouts(policy=policy).exists()
     finally:
         registry.remove(policy)
+
+
+def test_a_row_that_the_base_manager_hides_is_not_gone(declare: Any) -> None:
+    since = {"since": "begun_at", "after": timedelta(hours=1)}
+    automatic = declare(ManagedNotHidden, name="closes", when=Q(status="open"), **since)
+    by_hand = declare(ManagedNotHidden, name="reminds")
+    owner = Customer.objects.create()
+    obj = ManagedNotHidden.objects.create(begun_at=timezone.now(), owner=owner)
+    dq.schedule_timeout(obj, by_hand, hours=1, key="first")
+    Customer.objects.update(vip=True)
+    assert not ManagedNotHidden.objects.exists(), "the manager hides it"
+    sync_policy(automatic, "default")
+    assert dq.get_deadline(obj, by_hand, key="first") is not None
+    assert not dq.pending_timeouts(policy=automatic.label).exists(), "a hidden row matches no condition"
+    Customer.objects.update(vip=False)
+    sync_policy(automatic, "default")
+    assert dq.pending_timeouts(policy=automatic.label).exists()

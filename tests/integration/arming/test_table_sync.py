@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.db.models import Q
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
@@ -22,6 +21,7 @@ from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeo
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
+from tests.support.seen import sql_of
 from tests.testapp.models import Item, Order, Task
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -29,14 +29,50 @@ pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 EXEMPT = "exempt"
 TABLES = (Order._meta.db_table, Timeout._meta.db_table)
+SLOW: dict[str, Any] = {"name": "slow", "since": "created_at", "after": HOUR, "when": Q(status="slow")}
+CALLED: dict[str, Any] = {
+    "since": {"since": lambda order: order.created_at},
+    "after": {"after": lambda order: None if order.note == EXEMPT else HOUR},
+}
+CALLED["both"] = CALLED["since"] | CALLED["after"]
 
 
-@pytest.fixture(params=["since", "after", "both"])
-def policy(request: pytest.FixtureRequest, declare: Any) -> dq.TimeoutPolicy[Order]:
+@pytest.fixture(params=CALLED)
+def policy(request: pytest.FixtureRequest, declare: Any) -> dq.TimeoutPolicy[Any]:
     """A policy with a callable, which the database cannot evaluate."""
-    since: Any = "created_at" if request.param == "after" else lambda order: order.created_at
-    after: Any = HOUR if request.param == "since" else lambda order: None if order.note == EXEMPT else HOUR
-    return declare(Order, name="slow", since=since, after=after, when=Q(status="slow"))  # type: ignore[no-any-return]
+    return declare(Order, **SLOW | CALLED[request.param])  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def plain(declare: Any) -> dq.TimeoutPolicy[Any]:
+    """A policy that the database evaluates."""
+    return declare(Order, **SLOW)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def long(declare: Any, small: None) -> dq.TimeoutPolicy[Any]:
+    """A policy whose passes take many slices of two objects each."""
+    return declare(Order, **SLOW | CALLED["since"])  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of two objects, and slices of one page."""
+    monkeypatch.setattr(scan, "CHUNK", 2)
+    monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
+
+
+def begun(policy: dq.TimeoutPolicy[Any], count: int) -> TableSync:
+    """Return the sync of a worker that has armed the first two of so many orders."""
+    slow_orders(count)
+    tables = TableSync("default")
+    while not pending(policy):
+        tables.run()
+    return tables
+
+
+def minutes_ago(minutes: float) -> datetime:
+    return timezone.now() - timedelta(minutes=minutes)
 
 
 def slow_orders(count: int, **values: Any) -> list[Order]:
@@ -83,55 +119,49 @@ def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutP
 
 
 @pytest.mark.parametrize("values", [{"note": EXEMPT}, {}, {"created_at": timezone.now() - 300 * DAY}])
+@pytest.mark.parametrize("policy", ["both"], indirect=True)
 def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
     policy: dq.TimeoutPolicy[Any], values: dict[str, Any]
 ) -> None:
     """Exempt objects, those that have fired, and those whose rounds are too old to be armed."""
-
-    def settled(count: int) -> None:
-        slow_orders(count, **values)
-        sync_policy(policy, "default")
-        Timeout.objects.pending().update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
-
     counts = []
     for _ in range(2):
-        settled(CHUNK)
-        with CaptureQueriesContext(connection) as queries:
-            found = sync_policy(policy, "default")
-        assert (found.armed, found.moved, found.cancelled) == (0, 0, 0)
-        words = " ".join(query["sql"].upper() for query in queries)
+        slow_orders(CHUNK, **values)
+        sync_policy(policy, "default")
+        Timeout.objects.pending().update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
+        found = list[Synced]()
+        sent = sql_of(lambda: found.append(sync_policy(policy, "default")))  # noqa: B023 - called at once
+        assert (found[0].armed, found[0].moved, found[0].cancelled) == (0, 0, 0)
+        words = " ".join(sent).upper()
         assert not any(word in words for word in ("FOR UPDATE", "FOR NO KEY UPDATE", "UPDATE ", "INSERT"))
-        counts.append(len(queries))
+        counts.append(len(sent))
     assert counts[1] - counts[0] <= 3
     assert counts[1] <= 12
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan without statistics differs by database")
+@pytest.mark.parametrize("policy", ["since"], indirect=True)
 def test_the_rounds_of_a_page_are_found_by_their_slots(policy: dq.TimeoutPolicy[Any]) -> None:
     """Without statistics SQLite read all rows of the policy for each page of 500 objects."""
-    orders = slow_orders(20)
-    with CaptureQueriesContext(connection) as captured:
-        pending_rounds([policy], [order.pk for order in orders], "default")
+    pks = [order.pk for order in slow_orders(20)]
+    *_, sql = sql_of(lambda: pending_rounds([policy], pks, "default"))
+    assert "(slot=?" in plan_of(sql)
+
+
+def plan_of(sql: str) -> str:
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN QUERY PLAN {captured[-1]['sql']}")
-        assert [line for *_, line in cursor.fetchall() if "(slot=?" in line]
+        cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{sql}")
+        return "\n".join(" ".join(map(str, row)) for row in cursor.fetchall())
 
 
-def test_without_statistics_the_database_looks_up_each_object_too(declare: Any) -> None:
+def test_without_statistics_the_database_looks_up_each_object_too(plain: dq.TimeoutPolicy[Any]) -> None:
     """After a restored dump PostgreSQL joined 80,000 orders with all rows of their policy: minutes for each search."""
-    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
     sync_timeouts(slow_orders(2000))
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("DELETE FROM pg_statistic WHERE starelid IN (%s::regclass, %s::regclass)", TABLES)
-        with CaptureQueriesContext(connection) as captured:
-            assert sync_policy(policy, "default") == Synced()
-        searches = [query["sql"] for query in captured if all(table in query["sql"] for table in TABLES)]
-        plans = []
-        for sql in searches:
-            cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{sql}")
-            plans.append("\n".join(" ".join(map(str, row)) for row in cursor.fetchall()))
-    unarmed, mismatched = plans
+    sent = sql_of(lambda: sync_policy(plain, "default"))
+    unarmed, mismatched = (plan_of(sql) for sql in sent if all(table in sql for table in TABLES))
     assert "delayq_object" in unarmed
     assert "Join" not in unarmed + mismatched
 
@@ -151,7 +181,7 @@ def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(decl
             raised.extend(in_thread(lock_all))
         return HOUR
 
-    policy = declare(Order, name="slow", since="created_at", after=after, when=Q(status="slow"))
+    policy = declare(Order, **SLOW | {"after": after})
     assert sync_policy(policy, "default").armed == 3
     assert raised == []
     assert Order.objects.filter(note="changed meanwhile").count() == 1
@@ -173,7 +203,7 @@ def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
             assert in_thread(work) == []
         return HOUR
 
-    policy = declare(Order, name="slow", since="created_at", after=after, when=Q(status="slow"))
+    policy = declare(Order, **SLOW | {"after": after})
     assert sync_policy(policy, "default") == Synced(armed=2)
     found = dict(Timeout.objects.filter(policy=policy.label).values_list("object_id", "due_at"))
     kept.refresh_from_db()
@@ -181,35 +211,26 @@ def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
     assert found == {str(moved.pk): later + HOUR, str(kept.pk): kept.created_at + HOUR}
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of two objects, and slices of one page."""
-    monkeypatch.setattr(scan, "CHUNK", 2)
-    monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
-
-
-@pytest.mark.usefixtures("small")
-def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(declare: Any) -> None:
-    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(long: dq.TimeoutPolicy[Any]) -> None:
     slow_orders(7)
     first, second = TableSync("default"), TableSync("default")
 
     def place() -> PolicySync:
-        return PolicySync.objects.get(policy=policy.label)
+        return PolicySync.objects.get(policy=long.label)
 
-    while not pending(policy):
+    while not pending(long):
         pause = first.run()
         assert 0 < pause < 60
-    assert (pending(policy), place().checked, place().is_running) == (2, 2, True)
+    assert (pending(long), place().checked, place().is_running) == (2, 2, True)
     assert 0 < second.run() <= 30.0, "the first one has the claim"
-    assert pending(policy) == 2
-    while pending(policy) == 2:  # policies that have not begun come first
+    assert pending(long) == 2
+    while pending(long) == 2:  # policies that have not begun come first
         first.run()
-    assert (pending(policy), place().checked) == (4, 4)
+    assert (pending(long), place().checked) == (4, 4)
     PolicySync.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))  # the first one is gone
     for _ in range(8):
         second.run()
-    assert (pending(policy), place().checked, place().total, place().is_running) == (7, 7, 7, False)
+    assert (pending(long), place().checked, place().total, place().is_running) == (7, 7, 7, False)
     assert (place().claimed_until or timezone.now()) <= timezone.now(), "the claim has ended"
     assert first.run() == 60.0, "nothing is due before the next interval"
 
@@ -249,25 +270,37 @@ def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any, i
     assert sync_policy(policy, "default") == Synced(armed=count)
 
 
-@pytest.mark.usefixtures("small")
-def test_policies_whose_turn_has_come_do_not_wait_for_a_long_pass(declare: Any, settings: Any) -> None:
-    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
-    slow_orders(20)
-    tables = TableSync("default")
-    while not pending(policy):
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(
+    long: dq.TimeoutPolicy[Any], declare: Any, monkeypatch: pytest.MonkeyPatch, fails_first: bool
+) -> None:
+    """Nor after a pass of its own that has failed, when its backoff is over."""
+    quick = declare(Order, **SLOW | {"name": "quick", "when": Q(status="quick")})
+    tables, repair, failed = begun(long, 40), sync.repair, list[str]()
+    Order.objects.bulk_create([Order(status="quick", created_at=timezone.now())])
+    PolicySync.objects.filter(policy=quick.label).update(began_at=minutes_ago(2), finished_at=minutes_ago(2))
+
+    def fail_once(step: Any, policy: Any, how: Any) -> Any:
+        if policy is quick and not failed:
+            failed.append("deadlock")
+            connection.cursor().execute("SELECT 1 FROM nowhere")
+        return repair(step, policy, how)
+
+    if fails_first:
+        monkeypatch.setattr(sync, "repair", fail_once)
+        while not failed:
+            tables.run()
+        tables._failed[quick.label].retry_at = 0.0
+    done = pending(long)
+    for _ in range(1 if fails_first else 6):  # the policies of the test's application have their turn, too
         tables.run()
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
-    long_ago = timezone.now() - timedelta(minutes=2)
-    PolicySync.objects.exclude(policy=policy.label).update(began_at=long_ago, finished_at=long_ago)
-    done = pending(policy)
-    for _ in range(4):  # the other policies of the test's application
-        tables.run()
-    assert Timeout.objects.pending().filter(policy="testapp.order.cancel_unpaid").count() == 1
-    assert pending(policy) == done
+        if pending(quick):
+            break
+    assert (pending(quick), pending(long)) == (1, done)
 
 
 def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+    declare(Order, **SLOW | CALLED["since"])
     slow_orders(10)
     calls = itertools.count()
     monkeypatch.setattr("django_delayq.arming.sync.time", SimpleNamespace(monotonic=lambda: next(calls) * 0.2))
@@ -276,58 +309,21 @@ def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pyte
     assert pause == pytest.approx(19 * spent)
 
 
-@pytest.mark.usefixtures("small")
-def test_the_status_shows_how_far_the_pass_is(declare: Any) -> None:
-    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+def test_the_status_shows_how_far_the_pass_is(long: dq.TimeoutPolicy[Any]) -> None:
     slow_orders(5)
     TableSync("default").run(at_once=True)
-    PolicySync.objects.update(began_at=timezone.now() - timedelta(hours=1))
-    PolicySync.objects.update(finished_at=timezone.now() - timedelta(hours=1))
+    PolicySync.objects.update(began_at=minutes_ago(60), finished_at=minutes_ago(60))
     tables = TableSync("default")
-    while not PolicySync.objects.get(policy=policy.label).place:
+    while not PolicySync.objects.get(policy=long.label).place:
         tables.run()
-    (shown,) = (status.sync for status in policy_statuses("default") if status.label == policy.label)
+    (shown,) = (status.sync for status in policy_statuses("default") if status.label == long.label)
     assert shown is not None
     assert (shown.is_running, shown.checked, shown.total) == (True, 2, 5)
 
 
-@pytest.mark.usefixtures("small")
-def test_after_a_pass_that_failed_a_quick_policy_does_not_wait_for_a_long_pass(
-    declare: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
-    quick = declare(Order, name="quick", since="created_at", after=HOUR, when=Q(status="quick"))
-    slow_orders(40)
-    tables, repair, failed = TableSync("default"), sync.repair, list[str]()
-    while not pending(long):
-        tables.run()
-    Order.objects.bulk_create([Order(status="quick", created_at=timezone.now())])
-    past = timezone.now() - timedelta(minutes=2)
-    PolicySync.objects.filter(policy=quick.label).update(began_at=past, finished_at=past)
-
-    def fail_once(step: Any, policy: Any, how: Any) -> Any:
-        if policy is quick and not failed:
-            failed.append("deadlock")
-            connection.cursor().execute("SELECT 1 FROM nowhere")
-        return repair(step, policy, how)
-
-    monkeypatch.setattr(sync, "repair", fail_once)
-    while not failed:
-        tables.run()
-    tables._failed[quick.label].retry_at = 0.0  # its backoff of a second is over
-    done = pending(long)
-    tables.run()
-    assert (pending(quick), pending(long)) == (1, done)
-
-
-@pytest.mark.usefixtures("small")
-def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(declare: Any) -> None:
+def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(long: dq.TimeoutPolicy[Any]) -> None:
     """Otherwise no worker would continue the pass until the claim ends, and this one not for an interval."""
-    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
-    slow_orders(7)
-    tables = TableSync("default")
-    while not pending(policy):
-        tables.run()
+    tables = begun(long, 7)
 
     def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql:
@@ -337,14 +333,13 @@ def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(decla
     with connection.execute_wrapper(fail), pytest.raises(OperationalError):
         tables.run()
     pauses = [tables.run() for _ in range(8)]
-    assert (pending(policy), pauses[0] < 20.0) == (7, True)  # half an interval, if it took the claim for another's
+    assert (pending(long), pauses[0] < 20.0) == (7, True)  # half an interval, if it took the claim for another's
 
 
 @pytest.mark.usefixtures("small")
 def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
     TableSync("default").run(at_once=True)  # the rows exist
-    long_ago = timezone.now() - timedelta(hours=1)
-    PolicySync.objects.update(began_at=long_ago, finished_at=long_ago)
+    PolicySync.objects.update(began_at=minutes_ago(60), finished_at=minutes_ago(60))
     first, second, pauses = TableSync("default"), TableSync("default"), list[float]()
 
     def claim_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
@@ -358,70 +353,64 @@ def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
     assert pause < 30.0, "the second one has synced a slice and continues"
 
 
-@pytest.mark.parametrize(("finished", "due", "armed"), [(1, 6, True), (1, 9, False), (180, 6, True), (180, 20, False)])
-def test_what_became_due_during_a_long_pass_is_armed_by_the_next_one(
-    declare: Any, finished: int, due: int, armed: bool
+@pytest.mark.parametrize(
+    ("finished", "claimed", "due", "armed"),
+    [
+        *((1, None, 6, True), (1, None, 9, False)),  # the pass before began 5 minutes before it finished
+        *((180, None, 6, True), (180, None, 20, False)),  # no worker has run for hours: old rounds are left alone
+        *((180, 1, 170, True), (180, 1, 190, False)),  # workers have run, but were killed in the middle of each pass
+    ],
+)
+def test_what_became_due_since_the_last_complete_pass_is_armed_if_workers_have_run(
+    plain: dq.TimeoutPolicy[Any], finished: float, claimed: float | None, due: float, armed: bool
 ) -> None:
-    """The pass before began 5 minutes before it finished. After hours without workers, old rounds are left alone."""
-    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
-    now, minute = timezone.now(), timedelta(minutes=1)
-    times = {"began_at": now - (finished + 5) * minute, "finished_at": now - finished * minute}
-    PolicySync.objects.create(policy=policy.label, **times)
-    slow_orders(1, created_at=now - HOUR - due * minute)
+    times = {"began_at": minutes_ago(finished + 5), "finished_at": minutes_ago(finished)}
+    PolicySync.objects.create(
+        policy=plain.label, **times, claimed_until=None if claimed is None else minutes_ago(claimed)
+    )
+    slow_orders(1, created_at=minutes_ago(60 + due))
     TableSync("default").run(at_once=True)
-    assert pending(policy) == armed
+    assert pending(plain) == armed
 
 
-@pytest.mark.parametrize(("due", "armed"), [(170, True), (190, False)])
-def test_while_workers_run_and_each_pass_fails_nothing_becomes_too_old(declare: Any, due: int, armed: bool) -> None:
-    """The last complete pass began 185 minutes ago. Since then each worker was killed in the middle of its pass."""
-    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
-    now, minute = timezone.now(), timedelta(minutes=1)
-    times = {"began_at": now - 185 * minute, "finished_at": now - 180 * minute, "claimed_until": now - minute}
-    PolicySync.objects.create(policy=policy.label, **times)
-    slow_orders(1, created_at=now - HOUR - due * minute)
-    TableSync("default").run(at_once=True)
-    assert pending(policy) == armed
-
-
-def test_no_round_is_armed_whose_row_may_have_been_pruned(policy: dq.TimeoutPolicy[Any], settings: Any) -> None:
+def test_no_round_is_armed_whose_row_may_have_been_pruned(plain: dq.TimeoutPolicy[Any], settings: Any) -> None:
     """A project that does not need the sync lets it run once a month. Reminders were sent a second time then."""
     settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY, "RETENTION": 30 * DAY}
-    slow_orders(1, created_at=timezone.now() - 31 * DAY)
-    slow_orders(1, created_at=timezone.now() - 14 * DAY)
+    for days in (31, 14):
+        slow_orders(1, created_at=timezone.now() - days * DAY)
     TableSync("default").run(at_once=True)
-    assert pending(policy) == 1
-    assert sync_policy(policy, "default").armed == 0
+    assert pending(plain) == 1
+    assert sync_policy(plain, "default").armed == 0
 
 
-def test_a_pass_that_fails_leaves_the_time_of_its_claim(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
+def test_a_pass_that_fails_leaves_the_time_of_its_claim(
+    plain: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow_orders(1)
-    tables, began = TableSync("default"), timezone.now()
+    began = timezone.now()
     with monkeypatch.context() as patch:
         patch.setattr(sync, "repair", lambda *_, **__: connection.cursor().execute("SELECT 1 FROM nowhere"))
-        tables.run(at_once=True)
-    row = PolicySync.objects.get(policy=policy.label)
+        TableSync("default").run(at_once=True)
+    row = PolicySync.objects.get(policy=plain.label)
     assert row.claimed_until is not None
     assert (row.claimed_until > began, row.finished_at) == (True, None)
     TableSync("default").run(at_once=True)
-    assert pending(policy) == 1
+    assert pending(plain) == 1
 
 
 def test_a_policy_that_waits_for_its_first_slice_after_an_absence_is_away_too(
-    declare: Any, monkeypatch: pytest.MonkeyPatch
+    plain: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim is for all policies, and the first slices are those of others."""
     monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
-    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
     tables = TableSync("default")
     tables.run(at_once=True)
-    long_ago = timezone.now() - 3 * HOUR
-    others = PolicySync.objects.exclude(policy=policy.label)
-    PolicySync.objects.update(before_at=long_ago, began_at=long_ago, finished_at=long_ago, claimed_until=long_ago)
-    others.update(began_at=long_ago - HOUR)  # their turn comes first
-    slow_orders(1, created_at=timezone.now() - 2 * HOUR)
+    times = dict.fromkeys(("before_at", "began_at", "finished_at", "claimed_until"), minutes_ago(180))
+    PolicySync.objects.update(**times)
+    others = PolicySync.objects.exclude(policy=plain.label)
+    others.update(began_at=minutes_ago(240))  # their turn comes first
+    slow_orders(1, created_at=minutes_ago(120))
     for _ in range(len(others) + 2):
         tables.run()
-    assert PolicySync.objects.filter(policy=policy.label, finished_at__gt=timezone.now() - HOUR).exists()
-    assert pending(policy) == 0
+    assert PolicySync.objects.filter(policy=plain.label, finished_at__gt=minutes_ago(60)).exists()
+    assert pending(plain) == 0

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+from django.core.checks import CheckMessage
 from django.core.management import call_command
 from django.utils import timezone
 
 import django_delayq
+from django_delayq import get_policy
+from django_delayq.ledger import controls
 from django_delayq.models import WorkerSeen
+from django_delayq.monitoring.doctor import examine
+from tests.support.typed import Patch
 
 CLI = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+REMIND, LINGER, UNPAID = "testapp.order.remind", "testapp.order.linger", "testapp.order.cancel_unpaid"
 
 
 class Said(NamedTuple):
@@ -24,6 +30,7 @@ class Said(NamedTuple):
 
 
 Do = Callable[..., Said]
+Types = Callable[[str | None], None]
 
 
 def a_worker(**values: Any) -> WorkerSeen:
@@ -33,6 +40,37 @@ def a_worker(**values: Any) -> WorkerSeen:
         "version": django_delayq.__version__, "started_at": now, "seen_at": now, "passed_at": now,
     }  # fmt: skip
     return WorkerSeen.objects.create(**{**given, **values})
+
+
+def found(name: str, **options: Any) -> list[CheckMessage]:
+    """Return what the doctor finds under this name."""
+    return [finding for finding in examine(**options) if finding.id == name]
+
+
+def worst(name: str) -> tuple[int, str]:
+    """Return the level and the words of the first finding of this name."""
+    finding = found(name)[0]
+    return finding.level, f"{finding.msg} {finding.hint}"
+
+
+def says(name: str, level: int, *texts: str) -> str:
+    """Fail unless the first finding of this name has this level and contains all these words; return them all."""
+    found_level, words = worst(name)
+    assert found_level == level, words
+    assert [text for text in texts if text not in words] == [], words
+    return words
+
+
+def exit_code(*options: str) -> int:
+    try:
+        call_command("delayq_doctor", *options)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def stop_of(label: str) -> str:
+    return controls.policy_state(get_policy(label), "default").stop
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +93,7 @@ def do() -> Do:
 class Terminal(io.StringIO):
     """Answer the prompts of the command. With `None` there is no terminal."""
 
-    def __init__(self, typed: str | None) -> None:
+    def __init__(self, typed: str | None = "") -> None:
         super().__init__(typed or "")
         self._is_there = typed is not None
 
@@ -64,7 +102,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def typing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+def typing(monkeypatch: Patch) -> Types:
     """From now on this is what is typed."""
 
     def types(typed: str | None) -> None:

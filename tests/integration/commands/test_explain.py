@@ -1,11 +1,9 @@
-"""`delayq_explain`: the story of an object's timeouts, also of objects and policies that no longer exist."""
+"""`delayq_explain`: the story of an object's timeouts, by its key or by what people call it, and of what is gone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -16,10 +14,10 @@ from django.utils import timezone
 from django_delayq import cancel_timeout, get_policies, operations, schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.scheduling import story
-from tests.integration.commands.conftest import Do, a_worker
-from tests.integration.commands.test_verbs import REMIND
+from tests.integration.commands.conftest import REMIND, Do, a_worker
 from tests.integration.operations.conftest import BY, as_if, dead, pending
-from tests.testapp.models import Order
+from tests.support.typed import Declare, Patch
+from tests.testapp.models import Customer, ExpressOrder, Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 
@@ -58,9 +56,13 @@ def test_all_rounds_of_an_object_or_one_round(do: Do) -> None:
     assert len(one[f"{REMIND} of {order.pk}"]) == 3
     (value,) = json.loads(do("delayq_explain", "--id", str(second.pk), "--json").out)
     assert [event["what"] for event in value["events"]] == ["scheduled"]
+    row = dead(Order.objects.create(), reason="IntegrityError: duplicate key\nDETAIL: \x1b[2Jit exists")
+    Timeout.objects.filter(pk=row.pk).update(key="\x1b[2Jreminder")
+    out = do("delayq_explain", "--id", str(row.pk)).out
+    assert "duplicate key DETAIL:" in out and "[2Jreminder" in out and "\x1b" not in out, "it controls no terminal"
 
 
-def test_of_very_many_rounds_the_newest_are_shown(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_rounds_the_newest_are_shown(do: Do, monkeypatch: Patch) -> None:
     monkeypatch.setattr(story, "MAX_ROUNDS", 2)
     order = Order.objects.create()
     for _ in range(3):
@@ -76,46 +78,33 @@ def test_of_very_many_rounds_the_newest_are_shown(do: Do, monkeypatch: pytest.Mo
     assert any("MIN(" in query["sql"] for query in captured), "one row of each policy and key is read"
 
 
-def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callable[..., Any]) -> None:
-    declare(Order, name="noted", search="note")
+def test_timeouts_and_objects_without_them_are_found_by_their_numbers(do: Do, declare: Declare) -> None:
+    policy = declare(Order, name="noted", search=("note", "customer__name"), aliases=("remarked",))
     wanted, other = (Order.objects.create(note=note) for note in ("N-4", "N-5"))
-    pending(wanted, "noted")
-    cancel_timeout(wanted, "noted")
-    pending(wanted, "noted"), pending(wanted, "remind"), pending(other, "noted")
-    found = stories(do("delayq_explain", "--search", "N-4").out)
+    pending(wanted, "noted"), cancel_timeout(wanted, "noted")
+    row = pending(wanted, "noted")
+    pending(wanted, "remind"), pending(other, "noted")
+
+    def search(*arguments: str) -> dict[str, list[str]]:
+        return stories(do("delayq_explain", "--search", *arguments).out)
+
     noted, reminded = f"testapp.order.noted of {wanted.pk}: N-4", f"{REMIND} of {wanted.pk}: N-4"
-    assert [*found] == [noted, reminded]
-    assert len(found[noted]) == 4, "all rounds"
-    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [reminded]
-
-
-def test_a_search_knows_a_policy_by_its_former_label_too(do: Do, declare: Callable[..., Any]) -> None:
-    policy = declare(Order, name="noted", search="note", aliases=("remarked",))
-    order = Order.objects.create(note="N-4")
-    row = pending(order, "noted")
-    for _ in range(2):
-        found = stories(do("delayq_explain", "--search", "N-4", "--policy", "testapp.order.remarked").out)
-        assert [title.partition(" ")[2] for title in found] == [f"of {order.pk}: N-4"]
-        Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.remarked")
-    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", policy.label).out)]
-
-
-def test_objects_without_timeouts_are_found_too(do: Do, declare: Callable[..., Any]) -> None:
-    declare(Order, name="noted", search=("note", "customer__name"))
-    old = Order.objects.create(status="unpaid", note="N-4", created_at=timezone.now() - timedelta(days=30))
-    found = stories(do("delayq_explain", "--search", "N-4").out)
-    assert [*found] == [f"{policy.label} of {old.pk}: N-4" for policy in get_policies(Order)]
-    (outlook,) = found[f"testapp.order.cancel_unpaid of {old.pk}: N-4"]
+    assert [*search("N-4")] == [noted, reminded]
+    assert len(search("N-4")[noted]) == 4, "all rounds"
+    assert [*search("N-4", "--policy", "remind")] == [reminded]
+    for label in ("testapp.order.noted", "testapp.order.remarked"):
+        Timeout.objects.filter(pk=row.pk).update(policy=label)
+        for asked in (policy.label, "testapp.order.remarked"):
+            assert [title.partition(" ")[2] for title in search("N-4", "--policy", asked)] == [f"of {wanted.pk}: N-4"]
+    old = Order.objects.create(status="unpaid", note="N-6", created_at=timezone.now() - timedelta(days=30))
+    assert [*search("N-6")] == [f"{policy.label} of {old.pk}: N-6" for policy in get_policies(Order)]
+    (outlook,) = search("N-6")[f"testapp.order.cancel_unpaid of {old.pk}: N-6"]
     assert "delayq_sync --policy testapp.order.cancel_unpaid --backfill" in outlook
-    by_key = do("delayq_explain", "--search", str(old.pk), "--policy", "cancel_unpaid").out
-    assert [*stories(by_key)] == [f"testapp.order.cancel_unpaid of {old.pk}: N-4"]
-
-
-def test_a_search_that_finds_too_many_objects_is_refused(do: Do, declare: Callable[..., Any]) -> None:
-    declare(Order, name="noted", search="note")
+    by_key = search(str(old.pk), "--policy", "cancel_unpaid")
+    assert [*by_key] == [f"testapp.order.cancel_unpaid of {old.pk}: N-6"]
     Order.objects.bulk_create(Order(note="same") for _ in range(51))
     with pytest.raises(CommandError, match="finds more than 50 objects"):
-        do("delayq_explain", "--search", "same", "--policy", "noted")
+        search("same", "--policy", "noted")
 
 
 def test_objects_and_policies_that_are_gone_are_explained(do: Do) -> None:
@@ -152,23 +141,8 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
     a_worker()
     operations.pause(REMIND, by=BY, reason="outage")
     assert last().strip() == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
-    WorkerSeen.objects.all().delete()
-
-
-def test_a_message_of_several_lines_is_one_line_and_does_not_control_the_terminal(do: Do) -> None:
-    row = dead(Order.objects.create(), reason="IntegrityError: duplicate key\nDETAIL: \x1b[2Jit exists")
-    Timeout.objects.filter(pk=row.pk).update(key="\x1b[2Jreminder")
-    out = do("delayq_explain", "--id", str(row.pk)).out
-    assert "duplicate key DETAIL:" in out and "[2Jreminder" in out and "\x1b" not in out
-
-
-def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:
-    row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
-    Timeout.objects.update(policy="testapp.order.forgotten", claimed_until=timezone.now() + timedelta(minutes=1))
-    a_worker()
-    last = do("delayq_explain", "--id", str(row.pk)).out.splitlines()[-1]
-    assert "Its policy is not declared" in last
-    WorkerSeen.objects.all().delete()
+    Timeout.objects.update(policy="testapp.order.forgotten")
+    assert "Its policy is not declared" in last()
 
 
 @pytest.mark.parametrize(
@@ -185,15 +159,70 @@ def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:
         (["--search", "\0"], "is not text"),
         (["--id", "123456"], "There is no timeout 123456"),
         (["--id", "x"], "is not a number"),
+        *((["testapp.order", "{pk}", "--policy", name], "Did you mean") for name in ("remnd", "testapp.order.remnd")),
     ],
 )
-def test_a_wrong_question_is_refused(do: Do, arguments: list[Any], words: str) -> None:
+def test_a_wrong_question_is_refused(do: Do, arguments: list[str], words: str) -> None:
+    pk = Order.objects.create().pk
     with pytest.raises(CommandError, match=words):
-        do("delayq_explain", *arguments)
+        do("delayq_explain", *(each.format(pk=pk) for each in arguments))
 
 
-def test_a_wrong_policy_is_refused_with_a_near_one(do: Do) -> None:
-    order = Order.objects.create()
-    for name in ("remnd", "testapp.order.remnd"):
-        with pytest.raises(CommandError, match="Did you mean"):
-            do("delayq_explain", "testapp.order", str(order.pk), "--policy", name)
+@pytest.fixture
+def noted(declare: Declare) -> None:
+    declare(Order, name="noted", search="note")
+
+
+def titles(text: str) -> set[str]:
+    return {part.splitlines()[0].partition(" of ")[2] for part in text.split("\n\n")[1:]}
+
+
+@pytest.mark.usefixtures("noted")
+def test_the_list_shows_the_name_beside_the_key_and_no_column_without_names(do: Do) -> None:
+    plain = pending(Order.objects.create())
+    assert "name" not in do("delayq_list", "--all").out.splitlines()[0].split()
+    order = Order.objects.create(note="A-2026-0050")
+    pending(order)
+    head, *rows = do("delayq_list", "--all").out.splitlines()
+    assert head.split()[:4] == ["id", "policy", "object", "name"]
+    assert [row.split()[2:4] for row in rows if row][-1] == [str(order.pk), "A-2026-0050"]
+    assert str(plain.pk) in rows[0]
+
+
+@pytest.mark.usefixtures("noted")
+def test_an_object_is_explained_by_its_number(do: Do) -> None:
+    order = Order.objects.create(note="A-2026-0050")
+    pending(order), pending(Order.objects.create(note="A-2026-0019"))
+    answer = do("delayq_explain", "testapp.order", "A-2026-0050")
+    assert titles(answer.out) == {f"{order.pk}: A-2026-0050"} and not answer.err
+    assert titles(do("delayq_explain", "testapp.order", str(order.pk)).out) == {f"{order.pk}: A-2026-0050"}
+    (*_, value) = json.loads(do("delayq_explain", "testapp.order", "A-2026-0050", "--json").out)
+    assert value["name"] == "A-2026-0050"
+    with pytest.raises(CommandError, match="A-1 is not a key of Order"):
+        do("delayq_explain", "testapp.order", "A-1")
+    express = ExpressOrder.objects.create(note="A-7")
+    pending(express)
+    found = do("delayq_explain", "testapp.expressorder", "A-7").out
+    assert titles(found) == {f"{express.pk}: A-7"}, "a child by the number of its parent"
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_key_takes_precedence_over_a_number_and_the_other_object_is_named(do: Do) -> None:
+    wanted = Order.objects.create()
+    other = Order.objects.create(note=str(wanted.pk))
+    pending(wanted), pending(other)
+    answer = do("delayq_explain", "testapp.order", str(wanted.pk))
+    assert titles(answer.out) == {str(wanted.pk)}
+    both = f"{wanted.pk} is a primary key. As a field in search= it also finds the order {other.pk}."
+    assert answer.err.strip() == both
+    Timeout.objects.filter(object_id=str(wanted.pk)).delete()
+    Order.objects.filter(pk=wanted.pk).delete()
+    assert titles(do("delayq_explain", "testapp.order", str(wanted.pk)).out) == {f"{other.pk}: {wanted.pk}"}
+
+
+@pytest.mark.usefixtures("noted")
+def test_without_a_search_an_object_is_named_by_its_str(do: Do, declare: Declare, monkeypatch: Patch) -> None:
+    declare(Customer, name="greet")
+    customer = Customer.objects.create(name="Ada")
+    monkeypatch.setattr(Customer, "__str__", lambda self: self.name)
+    assert titles(do("delayq_explain", "testapp.customer", str(customer.pk)).out) == {f"{customer.pk}: Ada"}

@@ -1,30 +1,33 @@
-"""What a person at a terminal sees: colour, tables that fit, progress, help, and errors that name the fix."""
+"""What a person at a terminal sees: colour, tables that fit, progress, help, any encoding, and errors that help."""
 
 from __future__ import annotations
 
 import io
+import json
 import shlex
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.checks import ERROR, INFO, WARNING
+from django.core.checks import ERROR, INFO
 from django.core.management import CommandError, call_command, execute_from_command_line, get_commands
 from django.core.management import load_command_class as load
 from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from django_delayq import Limits, Rate
+import django_delayq as dq
+from django_delayq import operations
 from django_delayq.management.commands import delayq_status
+from django_delayq.management.commands.delayq_cancel import Command
 from django_delayq.management.operating import DelayqCommand
-from django_delayq.models import Installation, PolicyChange, Timeout
+from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring.doctor import examine
-from django_delayq.monitoring.snapshot import Snapshot, overview
 from django_delayq.operations import hold
-from tests.integration.commands.conftest import Do
+from tests.integration.commands.conftest import REMIND, UNPAID, Do, Terminal
 from tests.integration.operations.conftest import as_if, dead, pending
+from tests.support.typed import Declare, Log, Patch
 from tests.testapp.models import Order, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,41 +35,16 @@ COMMANDS = sorted(name for name, app in get_commands().items() if app == "django
 RED, YELLOW, GREEN = "\x1b[31;1m", "\x1b[33;1m", "\x1b[32;1m"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str]]:
-    """`at_terminal("delayq_list", columns=80)` returns what the command writes to a terminal: output and errors."""
-
-    def run(*arguments: str, columns: int = 80, **options: Any) -> tuple[str, str]:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setenv("LINES", "24")
-        out, err = Terminal(), Terminal()
-        call_command(*arguments, stdout=out, stderr=err, **options)
-        return out.getvalue(), err.getvalue()
-
-    return run
-
-
 @pytest.mark.usefixtures("without_redis")
-def test_reports_are_coloured_if_that_is_wanted(do: Do) -> None:
+def test_reports_are_coloured_if_that_is_wanted(do: Do, capsys: pytest.CaptureFixture[str]) -> None:
     row = dead(Order.objects.create())
     as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
-    assert f"workers   {RED}0 processes" in do("delayq_status", "--force-color").out
-    assert f"dead      {YELLOW}1\x1b[0m" in do("delayq_status", "--force-color").out
+    status = do("delayq_status", "--force-color").out
+    assert f"workers   {RED}0 processes" in status and f"dead      {YELLOW}1\x1b[0m" in status
     assert f"{RED}dead\x1b[0m" in do("delayq_list", "--id", str(row.pk), "--force-color").out
     assert f"{YELLOW}1\x1b[0m" in do("delayq_policies", "--force-color").out
-    with pytest.raises(SystemExit):
-        do("delayq_doctor", "--force-color")
     for options in ((), ("--no-color",)):
         assert "\x1b" not in do("delayq_status", *options).out + do("delayq_list", "--all", *options).out
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_doctor_is_coloured(capsys: pytest.CaptureFixture[str]) -> None:
     for options, is_coloured in ((("--force-color",), True), ((), False)):
         with pytest.raises(SystemExit):
             call_command("delayq_doctor", *options)
@@ -75,37 +53,26 @@ def test_the_doctor_is_coloured(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("without_redis")
-def test_every_report_fits_eighty_columns(at_terminal: Callable[..., tuple[str, str]]) -> None:
+def test_every_report_fits_eighty_columns(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     parcel = Parcel.objects.create(sent_at=timezone.now())
     as_if(parcel.timeouts.get(), "dead", "retries", reason="ConnectionError: the courier did not answer", attempts=10)
     pending(Order.objects.create(), "linger")
     explained = ["delayq_explain", "--id", str(parcel.timeouts.get().pk)]
-    for arguments in (["delayq_list", "--state", "dead"], ["delayq_policies"], ["delayq_status"], explained):
-        out, _ = at_terminal(*arguments)
-        assert max(map(len, out.splitlines())) <= 80, out
-    words = at_terminal("delayq_list", "--state", "dead")[0].replace("\n", " ").split()
+    found = {}
+    for arguments in (["delayq_policies"], ["delayq_status"], explained, ["delayq_list", "--state", "dead"]):
+        call_command(*arguments, stdout=(out := Terminal()))
+        found[arguments[0]] = out.getvalue()
+    words = found["delayq_list"].replace("\n", " ").split()
     assert "".join(str(parcel.pk).split("-")[-1:]) in words and "courier" in words
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_findings_of_the_doctor_fit_eighty_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     Timeout.objects.filter(pk=dead(Order.objects.create()).pk).update(policy="testapp.order.forgotten")
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with pytest.raises(SystemExit):
         call_command("delayq_doctor", "--no-color")
-    out = capsys.readouterr().out
-    assert "delayq_retire" in out and max(map(len, out.splitlines())) <= 80, out
-
-
-@pytest.mark.parametrize("stop", ["delayq_pause", "delayq_hold"])
-def test_a_stopped_policy_is_refused_in_words_that_fit_a_pause_and_a_hold(do: Do, stop: str) -> None:
-    row = pending(Order.objects.create())
-    do(stop, row.policy)
-    with pytest.raises(CommandError, match="the policy is stopped: resume it first"):
-        do("delayq_fire", "--id", str(row.pk))
+    found["delayq_doctor"] = capsys.readouterr().out
+    assert "delayq_retire" in found["delayq_doctor"]
+    widths = {name: max(map(len, out.splitlines())) for name, out in found.items()}
+    assert {name: width for name, width in widths.items() if width > 80} == {}
 
 
 def test_the_list_shows_datetimes_with_their_zone_and_only_columns_with_values(do: Do) -> None:
@@ -121,8 +88,8 @@ def test_the_list_shows_datetimes_with_their_zone_and_only_columns_with_values(d
 
 @pytest.mark.parametrize("name", ["cancel", "fire", "postpone", "retry", "refire"])
 def test_a_timeout_that_is_named_and_left_alone_is_explained(do: Do, name: str) -> None:
-    fired = as_if(pending(Order.objects.create()), "fired", "due")
-    waiting = pending(Order.objects.create())
+    fired, waiting = as_if(pending(Order.objects.create()), "fired", "due"), pending(Order.objects.create())
+    assert "fired" in do("delayq_list", "--id", str(fired.pk)).out, "it is listed in any state"
     row, why = (waiting, "not") if name in {"retry", "refire"} else (fired, "already settled")
     more = ("--by", "1h") if name == "postpone" else ()
     with pytest.raises(CommandError, match="left unchanged") as refused:
@@ -132,122 +99,27 @@ def test_a_timeout_that_is_named_and_left_alone_is_explained(do: Do, name: str) 
     assert str(refused.value).endswith("\n1 not found among the selected timeouts: 0")
 
 
-@pytest.mark.parametrize("selection", [{"id": []}, {"search": "nothing"}])
-def test_a_selection_of_nothing_changes_nothing(selection: dict[str, Any]) -> None:
-    pending(Order.objects.create())
-    call_command("delayq_cancel", **selection, stdout=(out := io.StringIO()))
-    assert out.getvalue() == "0 cancelled\n"
-
-
-def test_a_named_timeout_is_listed_in_any_state(do: Do) -> None:
-    fired = as_if(pending(Order.objects.create()), "fired", "due")
-    assert "fired" in do("delayq_list", "--id", str(fired.pk)).out
-
-
-def test_progress_is_erased_and_is_not_an_error() -> None:
-    rows = [pending(Order.objects.create()) for _ in range(3)]
-    out, err = Terminal(), Terminal()
-    # Given to the command and not to call_command(), where Django would not style errors.
-    call_command(type(load("django_delayq", "delayq_cancel"))(out, err, force_color=True), "--all", force_color=True)
-    assert out.getvalue() == f"{len(rows)} cancelled\n"
-    shown, blank, end = err.getvalue().split("\r")
-    assert (shown.strip(), blank.strip(), end) == ("3 examined", "", "")
-    assert len(blank) >= len(shown)
-
-
-def test_progress_counts_what_all_pages_have_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_erased_is_not_an_error_and_counts_all_pages(monkeypatch: Patch) -> None:
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     for _ in range(3):
         pending(order := Order.objects.create())
         pending(order, "cancel_unpaid")
-    hold("testapp.order.remind", by="admin:alice")
-    resume_command = type(load("django_delayq", "delayq_resume"))
-    call_command(resume_command(Terminal(), err := Terminal()), "testapp.order.remind")
-    shown = [line.strip() for line in err.getvalue().split("\r")]
-    assert shown == ["2 examined", "3 examined", "", ""]
-    hold("testapp.order.remind", by="admin:alice")
-    call_command(resume_command(Terminal(), err := Terminal()), "testapp.order.remind", verbosity=0)
-    assert err.getvalue().strip() == ""
-    replan_command = type(load("django_delayq", "delayq_replan"))(Terminal(), err := Terminal())
-    call_command(replan_command, "testapp.order.cancel_unpaid", after="2h", mode="shift")
-    assert [line.strip() for line in err.getvalue().split("\r")] == ["2 examined", "3 examined", "", ""]
 
+    def progress(name: str, *arguments: str, color: bool = False, **options: Any) -> tuple[str, list[str]]:
+        out, err = Terminal(), Terminal()
+        # Given to the command and not to call_command(), where Django would not style errors.
+        command = type(load("django_delayq", name))(out, err, force_color=color)
+        call_command(command, *arguments, force_color=color, **options)
+        return out.getvalue(), err.getvalue().split("\r")
 
-@pytest.mark.usefixtures("without_redis")
-def test_the_watched_status_is_drawn_in_one_place(
-    at_terminal: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
-    out, _ = at_terminal("delayq_status", "--watch")
-    lines = out.partition("\x1b[J")[0].count("\n")
-    assert out.count("by the clock of database") == 2
-    assert out.count(f"\x1b[{lines}F") == 1
-
-
-@pytest.mark.usefixtures("without_redis")
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_the_watched_status_outlives_its_database(
-    at_terminal: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise KeyboardInterrupt
-
-    def answer() -> Snapshot:
-        if len(pauses) == 1:
-            raise OperationalError("server closed the connection\nunexpectedly")
-        return overview()
-
-    monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
-    monkeypatch.setattr(delayq_status, "overview", answer)
-    out, err = at_terminal("delayq_status", "--watch", *options)
-    away = (
-        "The database does not answer, trying again every 2 s, until Ctrl-C: server closed the connection unexpectedly"
-    )
-    if options:
-        assert (out.count('"database": "default"'), err) == (2, f"{away}\n")
-    else:
-        frames = out.split("\x1b[?7l")[1:]
-        assert [away in frame for frame in frames] == [False, True, False]
-        assert all("by the clock of database" in frame for frame in frames), "the last figures remain"
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_name_of_the_installation_is_shown(do: Do, settings: Any) -> None:
-    def level() -> int:
-        return next(each.level for each in examine() if each.id == "installation")
-
-    assert level() == INFO
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging"}
-    assert level() == INFO
-    Installation.objects.create(pk=1, name="production", since_at=timezone.now())
-    assert (
-        "belongs   to the installation 'production', but DELAYQ['INSTALLATION'] is 'staging'" in do("delayq_status").out
-    )
-    assert level() == ERROR
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": None}
-    assert level() == WARNING
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
-    assert level() == INFO
-    assert "belongs   to the installation 'production'\n" in do("delayq_status").out
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_rates_are_shown(do: Do, declare: Callable[..., Any]) -> None:
-    declare(Order, name="text", limits=Limits(rate=Rate(20, per=timedelta(minutes=1))))
-    for command in ("delayq_status", "delayq_policies"):
-        assert "rate 20 in 1 min" in do(command).out
-    assert '"rate": {' in do("delayq_status", "--json").out
+    for verbosity, shown in ((1, ["2 examined", "3 examined", "", ""]), (0, ["", ""])):
+        hold(REMIND, by="admin:alice")
+        assert [line.strip() for line in progress("delayq_resume", REMIND, verbosity=verbosity)[1]] == shown
+    lines = progress("delayq_replan", UNPAID, after="2h", mode="shift")[1]
+    assert [line.strip() for line in lines] == ["2 examined", "3 examined", "", ""]
+    out, (*shown, blank, end) = progress("delayq_cancel", "--policy", REMIND, color=True)
+    assert (out, shown[-1].strip(), blank.strip(), end) == ("3 cancelled\n", "3 examined", "", "")
+    assert len(blank) >= len(shown[-1])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -290,16 +162,87 @@ def test_a_forgotten_migration_is_named(do: Do) -> None:
     for arguments in (["delayq_status"], ["delayq_list"], ["delayq_cancel", "--all"], ["delayq_explain", "--id", "1"]):
         with pytest.raises(CommandError, match="Migrations of django_delayq are not applied: run manage.py migrate"):
             do(*arguments)
-    wrong = [each for each in examine() if each.level > INFO]
-    assert [(each.id, each.level, each.hint) for each in wrong if each.id != "workers"] == [
-        ("migrations", ERROR, "Run manage.py migrate.")
-    ]
+    wrong = [(each.id, each.level, each.hint) for each in examine() if each.level > INFO and each.id != "workers"]
+    assert wrong == [("migrations", ERROR, "Run manage.py migrate.")]
 
 
-def test_another_error_of_the_database_is_not_blamed_on_migrations(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_the_database_is_not_blamed_on_migrations(do: Do, monkeypatch: Patch) -> None:
     def broken() -> None:
         raise OperationalError("disk I/O error")
 
     monkeypatch.setattr(delayq_status, "overview", broken)
     with pytest.raises(OperationalError, match="disk"):
         do("delayq_status")
+
+
+KEY, REASON = "Bücher 中 😀", "übergroß 訂單 😀"
+
+
+@pytest.fixture
+def row(order: Order) -> Timeout:
+    operations.pause(REMIND, by="admin:zoë", reason=REASON)
+    return dq.schedule_timeout(order, "remind", minutes=5, key=KEY, reason=REASON, payload={"note": REASON})
+
+
+def stream_of(encoding: str) -> Any:
+    """Return a stream with this encoding, which accepts nothing else."""
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+
+
+def written(stream: Any) -> str:
+    stream.flush()
+    text: str = stream.buffer.getvalue().decode(stream.encoding)
+    return text
+
+
+def said(encoding: str, *arguments: str) -> str:
+    call_command(*arguments, stdout=(out := stream_of(encoding)), stderr=stream_of(encoding))
+    return written(out)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_letter_that_the_output_does_not_have_is_escaped_and_json_remains_json(
+    row: Timeout, encoding: str, declare: Declare, caplog: Log
+) -> None:
+    declare(Order, name="remind_again", queue="почта")
+    commands = {
+        **dict.fromkeys(("delayq_list", "delayq_status", "delayq_policies"), ()),
+        "delayq_explain": ("--id", str(row.pk)),
+        "delayq_resume": (REMIND, "--dry-run"),
+        "delayq_worker": ("--burst",),
+    }
+    texts = {name: said(encoding, name, *more) for name, more in commands.items()}
+    assert all(texts.values())
+    if encoding == "utf-8":
+        assert "\\u" not in "".join(texts.values())
+    else:
+        assert "\\u043f" in texts["delayq_worker"]
+        for name in ("delayq_list", "delayq_explain", "delayq_status", "delayq_resume"):
+            assert "\\u8a02" in texts[name] and ("\\xfc" in texts[name]) is (encoding == "ascii")
+    (found,) = json.loads(said(encoding, "delayq_list", "--json"))
+    assert (found["key"], found["reason"], found["payload"]) == (KEY, REASON, {"note": REASON})
+    assert json.loads(said(encoding, "delayq_explain", "--id", str(row.pk), "--json"))
+    assert json.loads(said(encoding, "delayq_status", "--json"))
+
+
+def test_an_error_is_printed_too() -> None:
+    stream = stream_of("ascii")
+    with pytest.raises(SystemExit):
+        Command(stderr=stream).run_from_argv(["manage.py", "delayq_cancel", "--model", "中.文"])
+    assert "\\u4e2d" in written(stream)
+
+
+def test_what_is_no_text_is_refused_as_an_option_and_left_out_of_a_reason(row: Timeout, do: Callable[..., Any]) -> None:
+    assert KEY in do("delayq_list").out, "the output of a program is its own stream"
+    for command in (
+        *(("delayq_list", option) for option in ("--key", "--search", "--queue")),
+        *(("delayq_cancel", "--model", "testapp.order", "--object"), ("delayq_worker", "--burst", "--queue")),
+        *(("delayq_pause",), ("delayq_retire",), ("delayq_explain", "testapp.order"), ("delayq_prune", "--policy")),
+    ):
+        for text in ("caf\udce9", "a\0b", "\ud800"):
+            with pytest.raises(CommandError, match="is not text in the encoding of this shell") as refused:
+                said("utf-8", *command, text)
+            assert refused.value.returncode == 2
+    said("ascii", "delayq_cancel", "--id", str(row.pk), "--reason", "caf\udce9")
+    row.refresh_from_db()
+    assert (row.state, row.reason) == ("cancelled", "caf?")

@@ -21,9 +21,9 @@ from django_delayq.ledger.db_connections import how_to_migrate
 from django_delayq.management.options import moment
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policy.policies import registry
-from tests.integration.commands.conftest import Do
-from tests.integration.commands.test_verbs import REMIND
+from tests.integration.commands.conftest import REMIND, Do
 from tests.integration.operations.conftest import pending
+from tests.support.typed import Patch
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -45,18 +45,16 @@ def test_a_worker_in_a_transaction_says_why_it_would_fire_nothing(do: Do, order:
         ("Australia/Lord_Howe", "2027-04-04T01:45", "occurs twice"),
     ],
 )
-def test_a_local_time_that_occurs_twice_or_not_at_all_is_refused(
+def test_a_local_time_that_occurs_twice_or_never_is_refused(
     do: Do, order: Order, zone: str, at: str, words: str
 ) -> None:
     row = pending(order)
+    commands: list[tuple[str, ...]] = [
+        (f"delayq_{verb}", "--id", str(row.pk), "--to", at) for verb in ("postpone", "reschedule")
+    ]
+    commands += [(f"delayq_{verb}", REMIND, "--until", at) for verb in ("pause", "hold")]
     with timezone.override(zone):
-        for command in (
-            ("delayq_postpone", "--id", str(row.pk), "--to", at),
-            ("delayq_reschedule", "--id", str(row.pk), "--to", at),
-            ("delayq_pause", REMIND, "--until", at),
-            ("delayq_hold", REMIND, "--until", at),
-            ("delayq_list", "--due-before", at),
-        ):
+        for command in (*commands, ("delayq_list", "--due-before", at)):
             with pytest.raises(CommandError, match=words) as refused:
                 do(*command)
             assert refused.value.returncode == 2
@@ -72,16 +70,16 @@ def test_a_local_time_beside_a_change_of_the_clocks_and_one_with_an_offset_are_t
         assert moment("--to", "2027-03-28T03:00") == datetime(2027, 3, 28, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("at", ["2027-10-31T02:30", "2027-03-28T02:30"])
-def test_the_form_of_the_admin_refuses_such_a_time_too(admin_client: Client, order: Order, at: str) -> None:
-    row = pending(order)
+def test_the_form_of_the_admin_refuses_such_a_time_too(admin_client: Client, order: Order) -> None:
     address = reverse("admin:django_delayq_timeout_operate", args=["postpone"])
+    form = {"ids": pending(order).pk, "confirmed": "x", "reason": "x"}
     with timezone.override("Europe/Berlin"):
-        answer: Any = admin_client.post(address, {"ids": row.pk, "confirmed": "x", "reason": "x", "at": at})
-    assert answer.status_code == 200 and answer.context["form"].errors["at"]
+        for at in ("2027-10-31T02:30", "2027-03-28T02:30"):
+            answer: Any = admin_client.post(address, {**form, "at": at})
+            assert answer.status_code == 200 and answer.context["form"].errors["at"]
 
 
-def test_a_database_in_memory_needs_a_file_and_no_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_in_memory_needs_a_file_and_no_migration(monkeypatch: Patch) -> None:
     connection = connections["default"]
     if connection.vendor != "sqlite":
         pytest.skip("only SQLite has databases in memory")

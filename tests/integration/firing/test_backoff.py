@@ -17,18 +17,9 @@ from django_delayq.firing import Work, run
 from django_delayq.firing.state import _MAX_BACKOFFS, MISFIT_MAX_SECONDS, TimeoutBackoff
 from django_delayq.models import Timeout
 from django_delayq.sql.now import database_now
-from tests.integration.firing.conftest import (
-    MODES,
-    UNTRIED,
-    Declare,
-    due,
-    execute,
-    fire,
-    in_another_thread,
-    make_due,
-    session_options,
-    tried,
-)
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, session_options
+from tests.integration.firing.handlers import Declare, Log, execute
+from tests.integration.firing.rows import UNTRIED, tried
 from tests.integration.firing.test_outside import raise_busy
 from tests.testapp.models import Order, Plain
 
@@ -45,7 +36,7 @@ def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -
     assert len(set(waits)) > 150
 
 
-def test_each_timeout_of_each_database_waits_for_itself() -> None:
+def test_each_timeout_of_each_database_waits_for_itself_and_what_is_remembered_is_bounded() -> None:
     backoff = TimeoutBackoff()
     for _ in range(5):
         backoff.next_wait("default", 7, "held", 5.0)
@@ -53,11 +44,12 @@ def test_each_timeout_of_each_database_waits_for_itself() -> None:
     assert backoff.next_wait("other", 7, "held", 5.0).total_seconds() <= 0.15
     backoff.reset("default", 7)
     assert backoff.next_wait("default", 7, "held", 5.0).total_seconds() <= 0.15
+    for timeout_id in range(_MAX_BACKOFFS + 50):
+        backoff.next_wait("default", timeout_id, "held", 5.0)
+    assert len(backoff._waiting) == _MAX_BACKOFFS
 
 
-def test_of_the_long_waits_for_one_reason_one_is_logged_each_minute(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_long_waits_for_one_reason_one_is_logged_each_minute(monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
     """A missing column, or an import that locks all objects, holds thousands of timeouts back."""
     now = [1000.0]
     monkeypatch.setattr("django_delayq.firing.state.time.monotonic", lambda: now[0])
@@ -69,13 +61,6 @@ def test_of_the_long_waits_for_one_reason_one_is_logged_each_minute(
     words = [record.getMessage().partition(" to be fired: ") for record in caplog.records]
     found = [("Timeout 0 has waited {} s", "deadlock"), ("Timeout 1 has waited {} s", "a column is missing")]
     assert [(text, why) for text, _, why in words] == [(t.format(s), why) for s in (30, 90) for t, why in found]
-
-
-def test_what_it_remembers_is_bounded() -> None:
-    backoff = TimeoutBackoff()
-    for timeout_id in range(_MAX_BACKOFFS + 50):
-        backoff.next_wait("default", timeout_id, "held", 5.0)
-    assert len(backoff._waiting) == _MAX_BACKOFFS
 
 
 def test_the_wait_after_a_transient_error_begins_when_the_handler_has_raised(order: Order, declare: Declare) -> None:
@@ -184,7 +169,7 @@ def widen(size: int) -> None:
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("reads", [False, True], ids=["", "in the handler too"])
-def test_a_statement_that_was_prepared_before_counts_no_attempt(
+def test_a_statement_that_was_prepared_counts_no_attempt(
     declare: Declare, options: dict[str, Any], reads: bool
 ) -> None:
     """PostgreSQL refuses it once. Timeouts without a retry were dead, although their handler had not been called."""
@@ -232,7 +217,7 @@ def test_a_prepared_statement_is_not_refused_again_and_again_outside_transaction
 @on_mysql
 @pytest.mark.usefixtures("repeatable_reads")
 @pytest.mark.parametrize("options", [{}, {"batch": 20}], ids=["alone", "batch"])
-def test_a_table_that_was_altered_after_the_transaction_began_counts_no_attempt(
+def test_a_table_altered_in_the_transaction_counts_no_attempt(
     declare: Declare, order: Order, options: dict[str, Any]
 ) -> None:
     """The server asks to repeat the transaction (1412). Timeouts without a retry were dead."""

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
+from django.db import transaction
 from django.utils import timezone
 
 import django_delayq as dq
@@ -19,9 +18,10 @@ from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.redis_clients import get_engine
-from tests.integration.firing.conftest import Declare, due, fire, in_another_thread, logged, raising, receiving
+from tests.integration.firing.conftest import due, fire, in_another_thread
+from tests.integration.firing.handlers import Declare, Log, Patch, both, raising
 from tests.integration.firing.limits import LIMITS, sleep
+from tests.integration.firing.rows import logged, receiving
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders, needs_more_connections
 from tests.testapp.models import Order
@@ -53,9 +53,11 @@ def stop_of(policy: dq.TimeoutPolicy[Any]) -> tuple[str, str]:
     return state.stop, state.by if state.stop else ""
 
 
-def test_one_firing_too_many_pauses_the_policy(source: str, declare: Declare, caplog: pytest.LogCaptureFixture) -> None:
-    policy = braked(declare)
-    rows, heard = due_orders(policy, 10), list[dict[str, Any]]()
+def test_one_firing_too_many_pauses_the_policy_and_after_a_resume_the_count_begins_again(
+    source: str, declare: Declare, caplog: Log
+) -> None:
+    policy, heard = braked(declare), list[dict[str, Any]]()
+    rows = due_orders(policy, 10)
 
     def hear(**given: Any) -> None:
         heard.append(given)
@@ -73,17 +75,10 @@ def test_one_firing_too_many_pauses_the_policy(source: str, declare: Declare, ca
     assert (record.levelno, record.policy) == (logging.ERROR, policy.label)
     assert [(each["sender"], each["policy"], each["change"]) for each in heard] == [(Order, policy, change)]
     assert PolicyMeter.objects.exists() == (source == "ledger")
-
-
-def test_after_a_resume_the_count_begins_again(source: str, declare: Declare) -> None:
-    policy = braked(declare)
-    rows = due_orders(policy, 10)
-    for total in (4, 8):
+    for total, stop in ((8, ("paused", "brake")), (10, ("", ""))):
+        resume(policy, by=BY)
         fire(*rows)
-        assert (fired(policy), stop_of(policy)) == (total, ("paused", "brake"))
-        assert resume(policy, by=BY) is not None
-    fire(*rows)
-    assert (fired(policy), stop_of(policy)) == (10, ("", ""))
+        assert (fired(policy), stop_of(policy)) == (total, stop)
 
 
 def test_what_fired_before_the_period_does_not_count(without_redis: None, declare: Declare) -> None:
@@ -97,7 +92,7 @@ def test_what_fired_before_the_period_does_not_count(without_redis: None, declar
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 100}, {"together": 100}, {"atomic": False}], ids=str)
-def test_no_more_share_a_transaction_than_what_the_brake_leaves(
+def test_no_more_share_a_transaction_than_the_brake_leaves(
     source: str, declare: Declare, options: dict[str, Any]
 ) -> None:
     policy = declare(Order, lambda objects, timeouts: None, name="braked", brake=Brake(10, per=PER), **options)
@@ -105,20 +100,14 @@ def test_no_more_share_a_transaction_than_what_the_brake_leaves(
     assert (fired(policy), stop_of(policy)) == (11, ("paused", "brake"))
 
 
-def test_what_is_skipped_fails_or_is_rolled_back_does_not_count(declare: Declare) -> None:
-    handler = raising(*[dq.Skip("no"), ValueError("broken"), dq.GiveUp("never")] * 2, None)
-    policy = declare(Order, handler, name="braked", brake=Brake(3, per=PER), retry=dq.Retry([3600]))
-    fire(*due_orders(policy, 9))
-    assert (fired(policy), stop_of(policy)) == (3, ("", ""))
-
-
-def test_a_firing_whose_callback_hangs_counts(declare: Declare) -> None:
-    def handle(obj: Order, timeout: Timeout) -> None:
-        transaction.on_commit(sleep)
-
-    policy = declare(Order, handle, name="braked", brake=Brake(1, per=PER), limits=LIMITS)
-    for row in due_orders(policy, 2):
-        fire(row)
+def test_what_is_skipped_or_fails_does_not_count_and_what_has_a_callback_that_hangs_does(declare: Declare) -> None:
+    end = raising(*[dq.Skip("no"), ValueError("broken"), dq.GiveUp("never")] * 2, None)
+    handler = both(end, lambda *_: transaction.on_commit(sleep))
+    policy = declare(Order, handler, name="braked", brake=Brake(1, per=PER), retry=dq.Retry([3600]), limits=LIMITS)
+    rows = due_orders(policy, 8)
+    fire(*rows[:7])
+    assert (fired(policy), stop_of(policy)) == (1, ("", ""))
+    fire(rows[7])
     assert (fired(policy), stop_of(policy)) == (2, ("paused", "brake"))
 
 
@@ -130,7 +119,7 @@ def test_while_redis_is_away_the_ledger_counts(declare: Declare, settings: Setti
 
 
 def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
-    without_redis: None, declare: Declare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    without_redis: None, declare: Declare, monkeypatch: Patch, caplog: Log
 ) -> None:
     policy = braked(declare)
     rows = due_orders(policy, 10)
@@ -149,7 +138,7 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
 
 
 @pytest.mark.parametrize("act", [hold, pause])
-def test_a_brake_does_not_overwrite_what_an_operator_has_just_stopped(
+def test_a_brake_does_not_overwrite_what_an_operator_stopped(
     declare: Declare, act: Callable[..., PolicyChange | None]
 ) -> None:
     policy = braked(declare)
@@ -175,17 +164,6 @@ def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare
     assert brake_rail.pause_by_brake(policy, before, 100, "default") is None
     assert stop_of(policy) == ("", "")
     assert brake_rail.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
-
-
-def test_without_a_brake_nothing_is_counted(source: str, declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = declare(Order, name="free")
-    if engine := get_engine("default"):
-        monkeypatch.setattr(type(engine), "count", lambda *_: pytest.fail("Redis was called"))
-    row = due(Order.objects.create(), policy)
-    with CaptureQueriesContext(connection) as queries:
-        fire(row)
-    assert not any("delayq_policymeter" in query["sql"] for query in queries)
-    assert fired(policy) == 1
 
 
 @needs_more_connections

@@ -16,7 +16,9 @@ from django_delayq.firing import settle_expired
 from django_delayq.firing.handler import CHECKPOINTS
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import FIRED, PENDING, UNTRIED, due, fire, make_due, once_at, state, tried
+from tests.integration.firing.conftest import due, fire, make_due, state
+from tests.integration.firing.handlers import once_at
+from tests.integration.firing.rows import FIRED, PENDING, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -68,18 +70,6 @@ def test_a_process_killed_while_it_fires_leaves_one_effect(order: Order, step: s
     assert Effect.objects.count() == 1
     order.refresh_from_db()
     assert (order.note == "reminded") if policy == "remind_many" else (order.status == "cancelled")
-
-
-def test_a_suspect_whose_process_is_killed_has_died_once_when_its_lease_is_over(order: Order) -> None:
-    row = due(order, "cancel_unpaid")
-    killed_at("noted", row, deliveries=2)
-    assert tried(row) == UNTRIED
-    assert fire(row, deliveries=3).fired == (), "the worker that claimed it may run until its lease ends"
-    assert row.suspected_at is not None
-    Timeout.objects.update(suspected_at=row.suspected_at - timedelta(days=1))  # and now it has ended
-    assert fire(row, deliveries=3).fired == (row.pk,)
-    assert (tried(row), row.deaths) == ((FIRED, 1), 1)
-    assert Effect.objects.count() == 1
 
 
 @pytest.mark.parametrize("step", ["undone", "recorded"])

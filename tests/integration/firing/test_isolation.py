@@ -20,18 +20,9 @@ from django_delayq import operations
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import Session
-from tests.integration.firing.conftest import (
-    Declare,
-    due,
-    fire,
-    in_another_thread,
-    needs_row_locks,
-    once_at,
-    session_options,
-    state,
-    write,
-)
+from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.integration.firing.conftest import due, fire, in_another_thread, session_options, state
+from tests.integration.firing.handlers import Declare, once_at, write
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -110,25 +101,18 @@ def test_a_sync_goes_by_what_the_row_says_now(always: Any) -> None:
     assert not Timeout.objects.pending().exists()
 
 
-def test_a_cancel_that_comes_too_late_never_says_that_it_will_not_happen() -> None:
-    order = Order.objects.create(status="new")
+def test_a_cancel_or_payment_that_comes_too_late_never_hears_that_it_will_not_happen() -> None:
+    order, answers = Order.objects.create(status="new"), []
     due(order)
-    answers = []
     with an_older_view():
         fire_all()
         answers.append(dq.cancel_timeout(order, "remind"))
     assert answers == ([] if connection.vendor == "postgresql" else [False])
-
-
-def test_the_guard_lets_nobody_pay_what_was_cancelled_since() -> None:
-    order = Order.objects.create(status="new")
     due(order)
-    paid = []
     with an_older_view():
         fire_all()
         with suppress(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
-            paid.append(order)
-    assert not paid
+            pytest.fail("paid")
     with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
         pass
 
@@ -214,17 +198,6 @@ def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
     other.end()
     assert [change.details["before"] for change in changes] == [2 * hour.total_seconds()]
     assert operations.preview_delay(always, None).before == 5 * hour
-
-
-def test_an_operator_goes_by_what_was_changed_since_his_transaction_began(always: Any) -> None:
-    hour = timedelta(hours=1)
-    operations.change_delay(always, hour, by="a test")
-    changes = []
-    with an_older_view():
-        in_another_thread(lambda: operations.change_delay(always, 2 * hour, by="another"))
-        changes.append(operations.change_delay(always, 5 * hour, by="a test", mode="shift"))
-    befores = [change.details["before"] for change in changes]
-    assert befores == ([] if connection.vendor == "postgresql" else [2 * hour.total_seconds()])
 
 
 def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:

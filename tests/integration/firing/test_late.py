@@ -1,56 +1,45 @@
-"""`Late` and shadow mode: a timeout that is too late, or in shadow mode, is settled, and its handler does not run."""
+"""`Late`, shadow mode and lateness: which timeouts are too late, and how late the others are."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import Q
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import Late, clock
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing import run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.rails.withheld import is_in_shadow
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.operations import fire_now, hold, pause, postpone, resume, shadow
-from tests.integration.firing.conftest import (
-    FIRED,
-    MODES,
-    Declare,
-    due,
-    fire,
-    logged,
-    make_due,
-    raising,
-    receiving,
-    state,
-    tried,
-    work_of,
-    write,
-    written,
-)
+from django_delayq.monitoring.snapshot import policy_statuses
+from django_delayq.operations import change_delay, fire_now, hold, pause, postpone, resume, retry, shadow
+from tests.integration.firing.conftest import MODES, due, fire, state
+from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, raising, write
+from tests.integration.firing.rows import FIRED, UNMET, hearing, logged, tried, written
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 HOUR = timedelta(hours=1)
 BY = "test:operator"
 LATE = ("skipped", "late")
-REASON = "It would have begun more than 1 h after its deadline."
 
 
-def overdue(row: Timeout, by: timedelta = 3 * HOUR) -> Timeout:
+@pytest.fixture(autouse=True)
+def at_info(caplog: Log) -> None:
+    caplog.set_level(logging.INFO, "django_delayq.firing")
+
+
+def overdue(row: Timeout, by: timedelta = 3 * HOUR, **values: Any) -> Timeout:
     """Let the deadline of `row` have passed, as if no worker had run since."""
     at = timezone.now() - by
-    Timeout.objects.filter(pk=row.pk).update(due_at=at, run_at=at)
+    Timeout.objects.filter(pk=row.pk).update(**{"due_at": at, "run_at": at, "created_at": at - HOUR, **values})
     row.refresh_from_db()
     return row
 
@@ -60,119 +49,82 @@ THEN = {"skip": ("skipped", logging.WARNING), "dead": ("dead", logging.ERROR)}
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", THEN)
-def test_timeouts_that_are_too_late_are_settled_without_their_handler_and_logged_as_one(
-    orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture, mode: str, then: Any
+def test_what_is_too_late_is_settled_and_logged_as_one(
+    orders: list[Order], declare: Declare, caplog: Log, mode: str, then: Any
 ) -> None:
     settled, level = THEN[then]
     policy = declare(Order, write, name="limited", late=Late(HOUR, then=then), **MODES[mode])
     rows = [due(order, policy) for order in orders]
     late, in_time = [overdue(row) for row in rows[:3]], rows[3:]
-    sent: list[tuple[Any, int]] = []
-
-    def hear(signal: Any, timeout: Timeout, **_: Any) -> None:
-        sent.append((signal, timeout.pk))
-
-    signals = (dq.timeout_fired, dq.timeout_skipped, dq.timeout_dead, dq.timeout_failed)
-    with receiving(hear, *signals):
+    with hearing(dq.timeout_fired, dq.timeout_skipped, dq.timeout_dead, dq.timeout_failed) as heard:
         report = fire(*rows)
     assert written() == [row.object_id for row in in_time]
     assert sorted(report.fired) == [row.pk for row in in_time]
     assert sorted(report.done) == [row.pk for row in rows]
-    assert {(tried(row), row.reason) for row in late} == {(((settled, "late"), 0), REASON)}
+    reason = "It would have begun more than 1 h after its deadline."
+    assert {(tried(row), row.reason) for row in late} == {(((settled, "late"), 0), reason)}
     assert {state(row) for row in in_time} == {FIRED}
     of_late = getattr(dq, f"timeout_{settled}")
-    assert set(sent) == {*((of_late, row.pk) for row in late), *((dq.timeout_fired, row.pk) for row in in_time)}
+    assert set(heard) == {*((of_late, row.pk) for row in late), *((dq.timeout_fired, row.pk) for row in in_time)}
     found = [(each.levelno, each.policy, each.count) for each in logged(caplog, "timeouts_late")]
     assert found == ([(level, policy.label, 3)] if mode in {"batch", "together"} else [(level, policy.label, 1)] * 3)
 
 
-def test_then_fire_fires_however_late_it_is(order: Order, declare: Declare) -> None:
-    row = overdue(due(order, declare(Order, name="patient", late=Late(HOUR, then="fire"))))
-    assert fire(row).fired == (row.pk,)
+def stopped(stop: Callable[..., object], **options: Any) -> Callable[..., None]:
+    def act(policy: Any, row: Timeout) -> None:
+        stop(policy, by=BY)
+        with clock.set_to(timezone.now() + 3 * HOUR):
+            resume(policy, by=BY, **options)
+
+    return act
 
 
-def test_the_condition_is_checked_first(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="checked", when=Q(status="unpaid"), late=Late(HOUR, then="dead"))
-    row = overdue(due(orders[0], policy))
-    Order.objects.update(status="paid")
-    fire(row)
-    assert state(row) == ("skipped", "condition")
-
-
-def test_only_the_first_attempt_can_be_too_late(order: Order, declare: Declare) -> None:
-    handler = raising(ValueError(), dq.Snooze(hours=1), None)
-    row = due(order, declare(Order, handler, name="retried", late=Late(HOUR), retry=dq.Retry([0])))
-    fire(row)
-    overdue(row)
-    fire(row)
-    make_due(row)
-    with clock.set_to(timezone.now() + HOUR):  # the snooze of an attempt that counts again
-        assert fire(row).fired == (row.pk,)
-
-
-def test_a_snooze_counts_from_its_end(orders: list[Order], declare: Declare) -> None:
-    handler = raising(dq.Snooze(hours=5), dq.Snooze(hours=5), None)
-    policy = declare(Order, handler, name="snoozing", late=Late(HOUR))
-    punctual, late = due(orders[0], policy), due(orders[1], policy)
-    fire(punctual, late)
-    with clock.set_to(timezone.now() + 5.5 * HOUR):
-        assert fire(punctual).fired == (punctual.pk,)
-    with clock.set_to(timezone.now() + 7 * HOUR):
-        fire(late)
-    assert state(late) == LATE
-
-
-def test_a_hold_does_not_take_the_wish_of_an_operator_back(order: Order, declare: Declare) -> None:
-    policy = declare(Order, name="wanted", late=Late(HOUR))
-    row = due(order, policy)
+def wish_and_hold(policy: Any, row: Timeout) -> None:
     fire_now(row, by=BY)
     hold(policy, by=BY)
     with clock.set_to(timezone.now() + HOUR / 2):
         resume(policy, by=BY)
-    with clock.set_to(timezone.now() + 3 * HOUR):
-        assert fire(row).fired == (row.pk,)
 
 
-def test_a_wish_of_an_operator_counts_only_for_the_time_that_it_set(order: Order, declare: Declare) -> None:
-    row = overdue(due(order, declare(Order, name="moved_again", late=Late(HOUR))))
+def wish_and_postpone(policy: Any, row: Timeout) -> None:
+    """What an operator wishes counts only for the time that it set."""
     fire_now(row, by=BY)
     postpone(row, by=BY, minutes=30)
-    with clock.set_to(timezone.now() + 3 * HOUR):
-        fire(row)
-    assert state(row) == LATE
 
 
-def test_after_a_long_pause_those_that_are_too_late_are_skipped(order: Order, declare: Declare) -> None:
-    policy = declare(Order, name="paused", late=Late(HOUR))
-    row = due(order, policy)
-    now = timezone.now()
-    pause(policy, by=BY)
-    fire(row)
-    with clock.set_to(now + 3 * HOUR):
-        resume(policy, by=BY)
-        fire(row)
-    assert state(row) == LATE
+MEANWHILE: dict[str, tuple[Callable[..., object], tuple[str, str]]] = {
+    "nothing": (lambda policy, row: None, LATE),
+    "its condition ends": (lambda policy, row: Order.objects.update(status="paid"), UNMET),
+    "a pause": (stopped(pause), LATE),
+    "a hold": (stopped(hold), FIRED),
+    "a hold that keeps the deadlines": (stopped(hold, shift=False), LATE),
+    "fire now, and a hold": (wish_and_hold, FIRED),
+    "fire now, and another deadline": (wish_and_postpone, LATE),
+}
 
 
-@pytest.mark.parametrize(("shift", "expected"), [(True, "fired"), (False, "skipped")])
-def test_after_a_hold_they_are_late_only_if_their_deadlines_stay(
-    order: Order, declare: Declare, *, shift: bool, expected: str
-) -> None:
-    policy = declare(Order, name="held", late=Late(HOUR))
-    row = due(order, policy)
-    now = timezone.now()
-    hold(policy, by=BY)
-    with clock.set_to(now + 3 * HOUR):
-        resume(policy, by=BY, shift=shift)
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_what_happened_meanwhile_decides_whether_it_is_too_late(order: Order, declare: Declare, what: str) -> None:
+    act, expected = MEANWHILE[what]
+    policy = declare(Order, name="limited", late=Late(HOUR), when=Q(status="unpaid"))
+    row, now = due(order, policy), timezone.now()
+    act(policy, row)
     with clock.set_to(now + 3 * HOUR + timedelta(minutes=1)):
-        fire(row)
-    assert state(row)[0] == expected
+        fire(row, deliveries=2)  # also a suspect
+    assert state(row) == expected
 
 
-def test_a_suspect_may_be_too_late(order: Order, declare: Declare) -> None:
-    row = overdue(due(order, declare(Order, write, name="suspected", late=Late(HOUR))))
-    fire(row, deliveries=2)
-    assert (state(row), written()) == (LATE, [])
+def test_only_a_first_attempt_can_be_late_and_a_snooze_from_its_end(orders: list[Order], declare: Declare) -> None:
+    handler = raising(ValueError(), dq.Snooze(hours=5), dq.Snooze(hours=5), None)
+    policy = declare(Order, handler, name="retried", late=Late(HOUR), retry=dq.Retry([0]))
+    failed, late = due(orders[0], policy), due(orders[1], policy)
+    fire(failed)
+    fire(overdue(failed), late)
+    with clock.set_to(timezone.now() + 5.5 * HOUR):
+        assert fire(failed).fired == (failed.pk,)
+    with clock.set_to(timezone.now() + 7 * HOUR):
+        fire(late)
+    assert state(late) == LATE
 
 
 def test_a_round_that_was_too_late_is_closed(declare: Declare) -> None:
@@ -192,80 +144,52 @@ def test_a_round_that_was_too_late_is_closed(declare: Declare) -> None:
 
 def test_operators_override_what_is_declared(orders: list[Order], declare: Declare) -> None:
     policy = declare(Order, name="steered", late=Late(HOUR))
-    rows = [overdue(due(order, policy)) for order in orders[:3]]
-    control = PolicyControl.objects.create(policy=policy.label, changed_at=timezone.now(), guards={"late": None})
-    stop_cache.forget()
-    assert fire(rows[0]).fired
-    control.guards = {"late": {"after": 7200.0, "then": "dead"}}
-    control.save()
-    stop_cache.forget()
-    fire(rows[1])
-    assert state(rows[1]) == ("dead", "late")
-    control.guards = {"late": {"after": "soon"}}  # nothing of the library writes this
-    control.save()
-    stop_cache.forget()
-    fire(rows[2])
-    assert state(rows[2]) == LATE
-
-
-def test_those_in_time_are_still_marked_by_one_statement(orders: list[Order], declare: Declare) -> None:
-    plain, limited = declare(Order, name="plain"), declare(Order, name="with_late", late=Late(HOUR))
-    if not can_mark_at_once(limited, "default"):
-        pytest.skip("this database marks step by step")
-    counts = []
-    for policy, order in ((plain, orders[0]), (limited, orders[1]), (limited, orders[2])):
-        row = due(order, policy)
-        work = work_of(row)
-        with CaptureQueriesContext(connection) as queries:
-            run(work, "default")
-        counts.append(len(queries))
-        assert state(row) == ("fired", "due")
-    assert counts[1] == counts[2] == counts[0]
+    control = PolicyControl.objects.create(policy=policy.label, changed_at=timezone.now())
+    for order, guard, expected in (
+        (orders[0], None, FIRED),
+        (orders[1], {"after": 7200.0, "then": "dead"}, ("dead", "late")),
+        (orders[2], {"after": 7200.0, "then": "fire"}, FIRED),
+        (orders[3], {"after": "soon"}, LATE),  # nothing of the library writes this
+    ):
+        control.guards = {"late": guard}
+        control.save()
+        stop_cache.forget()
+        row = overdue(due(order, policy))
+        fire(row)
+        assert state(row) == expected
 
 
 @pytest.mark.parametrize("mode", ["together", "batch"])
 def test_three_days_without_a_worker_run_no_handler_and_need_few_transactions(declare: Declare, mode: str) -> None:
     policy = declare(Order, write, name="away", late=Late(HOUR), **MODES[mode])
-    orders = Order.objects.bulk_create(Order(status="unpaid") for _ in range(500))
-    dq.schedule_timeouts(Order.objects.filter(pk__in=[order.pk for order in orders]), policy, minutes=30)
-    rows = list(Timeout.objects.filter(policy=policy.label))
-    steps: list[str] = []
+    Order.objects.bulk_create(Order(status="unpaid") for _ in range(100))
+    dq.schedule_timeouts(Order.objects.all(), policy, minutes=30)
+    rows, steps = list(Timeout.objects.filter(policy=policy.label)), list[str]()
     set_checkpoint_hook(steps.append)
     with clock.set_to(timezone.now() + timedelta(days=3)):
-        for place in range(0, 500, 100):  # a worker plans what it has prefetched
-            fire(*rows[place : place + 100])
-    assert written() == []
-    assert Timeout.objects.filter(policy=policy.label, state="skipped", cause="late").count() == len(rows) == 500
-    assert steps.count("begun") == 25
+        fire(*rows)
+    assert (written(), {state(row) for row in rows}) == ([], {LATE})
+    assert steps.count("begun") == 5
 
 
 # Shadow mode: everything happens but the handler, and the round is closed
 
 
-def refuse(*_: object) -> None:
-    raise AssertionError("the handler ran")
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_everything_happens_but_the_handler(
-    orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture, mode: str
-) -> None:
-    policy = declare(Order, refuse, name="watched", when=Q(status="unpaid"), shadow=True, **MODES[mode])
+def test_everything_happens_but_the_handler(orders: list[Order], declare: Declare, caplog: Log, mode: str) -> None:
+    options: Any = {"when": Q(status="unpaid"), "shadow": True, "late": Late(HOUR)}
+    policy = declare(Order, lambda *_: pytest.fail("called"), name="watched", **options, **MODES[mode])
     rows = [due(order, policy) for order in orders]
-    skipped: list[int] = []
-
-    def hear(timeout: Timeout, **_: Any) -> None:
-        skipped.append(timeout.pk)
-
+    overdue(rows[1])
     Order.objects.filter(pk=orders[0].pk).update(status="paid")
-    with caplog.at_level(logging.INFO, "django_delayq.firing"), receiving(hear, dq.timeout_skipped):
+    with hearing(dq.timeout_skipped) as heard:
         report = fire(*rows)
     assert (report.fired, sorted(report.done)) == ((), [row.pk for row in rows])
-    assert [state(row) for row in rows] == [("skipped", "condition")] + [("skipped", "shadow")] * 4
+    assert [state(row) for row in rows] == [UNMET, LATE, *[("skipped", "shadow")] * 3]
     assert {row.attempts for row in rows} == {0}
-    assert sorted(skipped) == [row.pk for row in rows]
+    assert sorted(pk for _, pk in heard) == [row.pk for row in rows]
     found = {each.object_id: each.getMessage() for each in logged(caplog, "timeout_shadow")}
-    assert found.keys() == {str(order.pk) for order in orders[1:]}
+    assert found.keys() == {str(order.pk) for order in orders[2:]}
     assert all(f"object {pk}) would have fired: its policy is in shadow mode" in words for pk, words in found.items())
 
 
@@ -281,18 +205,74 @@ def test_a_share_is_the_same_for_each_policy_and_grows_with_its_percentage() -> 
 @pytest.mark.parametrize("mode", MODES)
 def test_only_a_share_of_the_objects_is_in_shadow_mode(declare: Declare, mode: str) -> None:
     policy = declare(Order, write, name="partly", **MODES[mode])
-    shadow(policy, share=50, by="test:operator")
-    rows = [due(Order.objects.create(status="unpaid"), policy) for _ in range(40)]
+    shadow(policy, share=50, by=BY)
+    rows = [due(Order.objects.create(status="unpaid"), policy) for _ in range(20)]
     fire(*rows)
     expected = {row.object_id for row in rows if is_in_shadow(row.object_id, 50)}
-    assert 5 < len(expected) < 35
     assert set(written()) == {row.object_id for row in rows} - expected
     assert set(Timeout.objects.filter(cause="shadow").values_list("object_id", flat=True)) == expected
 
 
-def test_a_timeout_that_is_too_late_is_late_also_in_shadow_mode(order: Order, declare: Declare) -> None:
-    policy = declare(Order, refuse, name="both", shadow=True, late=dq.Late(timedelta(hours=1)))
-    row, past = due(order, policy), timezone.now() - timedelta(hours=2)
-    Timeout.objects.update(due_at=past, run_at=past)
+# Lateness counts from when a timeout could fire: not from before it was armed, nor during a snooze
+
+
+def hours_late(row: Timeout, caplog: Log) -> set[float]:
+    """Return the lateness of the row, of the status, and of each line of the log, in hours."""
+    row.refresh_from_db()
+    [status] = [each for each in policy_statuses() if each.label == row.policy]
+    lines = [*logged(caplog, "timeout_failed"), *logged(caplog, "timeout_fired")]
+    return {round((each or 0) / 3600, 1) for each in (row.lateness(), status.lag_p99, *(x.late_seconds for x in lines))}
+
+
+@ATOMIC_OR_NOT
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([LookupError(), LookupError(), None], 5),
+        ([dq.Snooze(seconds=1), None], 2),  # quiet hours must not make an alert ask for more workers
+        ([dq.Snooze(seconds=1), LookupError(), None], 2),
+    ],
+)
+def test_failures_are_lateness_and_a_snooze_is_not(
+    declare: Declare, caplog: Log, errors: Any, expected: int, atomic: bool
+) -> None:
+    policy = declare(Order, raising(*errors), name="retried", retry=dq.Retry([0, 0]), atomic=atomic)
+    row, ended_at = overdue(due(Order.objects.create(), policy), 5 * HOUR), timezone.now() - 2 * HOUR
     fire(row)
-    assert state(row) == ("skipped", "late")
+    Timeout.objects.exclude(ready_at=None).update(run_at=ended_at, ready_at=ended_at)
+    for _ in errors[1:]:
+        fire(row)
+    assert hours_late(row, caplog) == {expected}
+    [event] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
+    assert "5 h after the deadline" in str(event), "the story counts from the deadline"
+
+
+def test_a_snooze_before_it_was_replaced_does_not_hide_lateness(order: Order, declare: Declare, caplog: Log) -> None:
+    policy = declare(Order, name="replaced")
+    due(order, policy)
+    Timeout.objects.update(ready_at=timezone.now() + 10 * HOUR)  # the end of its snooze
+    row = overdue(due(order, policy))
+    fire(row)
+    assert hours_late(row, caplog) == {3}
+
+
+@pytest.mark.parametrize("how", ["armed", "retried", "moved"])
+def test_what_was_armed_retried_or_moved_after_its_deadline_is_late_since(
+    declare: Declare, caplog: Log, how: str
+) -> None:
+    """As after a change of the delay by an operator: thousands of timeouts are due at once."""
+    handler = raising(dq.GiveUp("not yet"), None) if how == "retried" else raising(None)
+    policy = declare(Order, handler, name="stuck", after=timedelta(days=9), since="created_at", when=Q(status="unpaid"))
+    order = Order.objects.create(status="unpaid", created_at=timezone.now() - 50 * HOUR)
+    row = dq.pending_timeouts(order, policy).get()
+    if how == "moved":
+        Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() - 49 * HOUR)
+        change_delay(policy, 20 * HOUR, by=BY, mode="recompute")
+        assert timezone.now() - Timeout.objects.get(pk=row.pk).due_at > 29 * HOUR
+    else:
+        overdue(row, 40 * HOUR, created_at=timezone.now() - HOUR)
+    fire(row)
+    if how == "retried":
+        retry(Timeout.objects.filter(pk=row.pk), by=BY)
+        fire(row)
+    assert hours_late(row, caplog) == {1 if how == "armed" else 0}

@@ -19,23 +19,9 @@ from django_delayq.firing.settling import MAX_LOSSES
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import (
-    MODES,
-    PENDING,
-    UNTRIED,
-    WAIT,
-    Declare,
-    due,
-    execute,
-    fire,
-    in_another_thread,
-    make_due,
-    once_at,
-    raising,
-    state,
-    tried,
-    work_of,
-)
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state, work_of
+from tests.integration.firing.handlers import WAIT, Declare, Patch, execute, once_at, raising
+from tests.integration.firing.rows import PENDING, UNTRIED, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -70,7 +56,7 @@ def proxy() -> Iterator[FaultProxy]:
         connection.settings_dict["HOST"], connection.settings_dict["PORT"] = address[0], str(address[1])
 
 
-@pytest.mark.parametrize("step", ["begun", "locked", "checked", "marked", "handled"])
+@pytest.mark.parametrize("step", ["planned", "begun", "locked", "checked", "marked", "handled"])
 def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(orders: list[Order], step: str) -> None:
     # Where one statement locks, checks and marks, only a batch comes to the steps between.
     policy = "remind_many" if step in {"locked", "checked"} else "cancel_unpaid"
@@ -85,15 +71,25 @@ def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(or
     assert Effect.objects.count() == 2
 
 
-def test_a_connection_lost_in_the_handler_counts_no_attempt_even_if_it_is_swallowed(
-    order: Order, declare: Declare
-) -> None:
-    calls: list[int] = []
+def idle_for_too_long() -> None:
+    """The server ends a transaction that does nothing."""
+    execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
+    select.select([connection.connection.fileno()], [], [], WAIT)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        kill_own_connection,
+        pytest.param(idle_for_too_long, marks=pytest.mark.skipif(connection.vendor != "postgresql", reason="of it")),
+    ],
+)
+def test_a_loss_that_the_handler_swallowed_counts_no_attempt(order: Order, declare: Declare, lose: Any) -> None:
+    losses = [lose]
 
     def handler(obj: Order, timeout: Timeout) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            kill_own_connection()
+        if losses:
+            losses.pop()()
             with contextlib.suppress(Exception):
                 obj.save()
         Effect.objects.create(what="sent", object_id=obj.pk)
@@ -106,9 +102,7 @@ def test_a_connection_lost_in_the_handler_counts_no_attempt_even_if_it_is_swallo
 
 
 @pytest.mark.parametrize("how", MODES)
-def test_a_handler_that_loses_its_connection_each_time_does_not_run_without_end(
-    order: Order, declare: Declare, how: str
-) -> None:
+def test_a_handler_that_loses_it_each_time_does_not_run_for_ever(order: Order, declare: Declare, how: str) -> None:
     """For example because it waits for a partner for longer than the server or a firewall waits for a statement."""
     calls: list[int] = []
 
@@ -129,9 +123,7 @@ def test_a_handler_that_loses_its_connection_each_time_does_not_run_without_end(
     assert row.errors[0]["error"] in {"OperationalError", "InterfaceError"}
 
 
-def test_a_member_that_loses_the_connection_each_time_does_not_keep_the_others_from_firing(
-    orders: list[Order], declare: Declare
-) -> None:
+def test_a_member_that_loses_it_each_time_holds_no_other_up(orders: list[Order], declare: Declare) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         if obj.pk == orders[3].pk:
             kill_own_connection()
@@ -145,15 +137,6 @@ def test_a_member_that_loses_the_connection_each_time_does_not_keep_the_others_f
     assert (state(rows[3]), rows[3].attempts) == (("dead", "retries"), 1)
 
 
-def test_an_idle_connection_that_the_server_closed_is_opened_anew(order: Order) -> None:
-    row = due(order)
-    work = work_of(row)
-    kill_own_connection()
-    assert list(run(work, "default").again) == [row.pk]
-    assert run(work, "default").fired == (row.pk,)
-    assert Effect.objects.count() == 1
-
-
 def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy: FaultProxy) -> None:
     row = due(order, "cancel_unpaid")
     once_at("handled", proxy.lose_next_reply)
@@ -165,23 +148,21 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert Effect.objects.count() == 1
 
 
-def test_a_database_that_cannot_be_reached_puts_everything_back(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="shared", together=20)
+def test_a_database_that_cannot_be_reached_puts_everything_back(
+    orders: list[Order], declare: Declare, monkeypatch: Patch
+) -> None:
+    policy, waits = declare(Order, name="shared", together=20), []
     rows = [due(order, policy) for order in orders]
     work = work_of(*rows)
-    port = connection.settings_dict["PORT"]
     connection.close()
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         closed = nobody.getsockname()[1]
-    connection.settings_dict["PORT"] = str(closed)
-    try:
-        waits = []
+    with monkeypatch.context() as patched:
+        patched.setitem(connection.settings_dict, "PORT", str(closed))
         for _ in range(12):
             report = run(work, "default")
             assert set(report.again) == {row.pk for row in rows}
             waits.append(max(report.again.values()) - timezone.now())
-    finally:
-        connection.settings_dict["PORT"] = port
     assert waits[0] < SOON
     assert timedelta(seconds=15) < waits[-1] <= timedelta(seconds=90)
     assert set(run(work, "default").fired) == {row.pk for row in rows}
@@ -194,9 +175,7 @@ def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, 
     assert (tried(row), row.errors[0]["error"]) == ((PENDING, 1), "OperationalError")
 
 
-def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_loss_outside_it_is_settled_on_a_new_one(order: Order, declare: Declare, monkeypatch: Patch) -> None:
     calls: list[int] = []
 
     def handler(obj: Order, timeout: Timeout) -> None:
@@ -222,9 +201,7 @@ def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Or
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="of psycopg")
 @pytest.mark.parametrize(("state_of_server", "counts"), [(None, False), ("25P04", False), ("XX000", True)])
-def test_two_replies_to_one_statement_are_a_lost_connection(
-    declare: Declare, state_of_server: str | None, counts: bool
-) -> None:
+def test_two_replies_to_a_statement_are_a_loss(declare: Declare, state_of_server: str | None, counts: bool) -> None:
     """As from PgBouncer when the server behind it has ended; an internal error of the server has a code.
 
     So has its end of a session whose transaction took too long (25P04, PostgreSQL 17).
@@ -241,20 +218,3 @@ def test_two_replies_to_one_statement_are_a_lost_connection(
     fire(row)
     assert state(row) == ("pending", "")
     assert Timeout.objects.get(pk=row.pk).attempts == counts
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
-def test_a_transaction_that_the_server_ends_because_it_is_idle_counts_no_attempt(declare: Declare) -> None:
-    calls: list[int] = []
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
-            select.select([connection.connection.fileno()], [], [], WAIT)  # the server closes it
-        order.save()
-
-    row = due(Order.objects.create(), declare(Order, handler, name="idle"))
-    assert list(fire(row).again) == [row.pk]
-    assert tried(row) == UNTRIED
-    assert fire(row).fired == (row.pk,)

@@ -19,19 +19,10 @@ from django_delayq.firing import Report, Work, run, running
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
 from django_delayq.sql import statements
-from tests.integration.firing.conftest import (
-    FIRED,
-    PENDING,
-    UNMET,
-    WAIT,
-    Declare,
-    due,
-    fire,
-    generic_plans,
-    is_direct,
-    state,
-    tried,
-)
+from tests.integration.firing.conftest import due, fire, state
+from tests.integration.firing.handlers import WAIT, Declare, Patch
+from tests.integration.firing.rows import FIRED, PENDING, UNMET, tried
+from tests.integration.firing.test_prepared import generic_plans, is_direct
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -54,7 +45,7 @@ def only_where_one_statement_does_it() -> None:
 
 
 @pytest.fixture(autouse=True, params=["own plan", "generic plan"])
-def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def plans(request: pytest.FixtureRequest, monkeypatch: Patch) -> Iterator[str]:
     """Let the threads that fire plan each statement, or prepare it at once and keep a generic plan."""
 
     def keep_plans(*, connection: Any, **_: Any) -> None:
@@ -171,9 +162,7 @@ def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.
     assert not Effect.objects.exists()
 
 
-def test_the_transaction_has_begun_when_the_deadline_comes_and_marks_nothing_before(
-    order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_transaction_begins_before_the_deadline_and_marks_after_it(order: Order, monkeypatch: Patch) -> None:
     monkeypatch.setattr(running, "AHEAD_SECONDS", 1.0)  # so long that a busy machine gets there
     row = dq.schedule_timeout(order, "remind", seconds=1)
     work = Work(row.policy, (row.pk,), (row.object_id,), begin_at=time.monotonic() + 1)
@@ -196,9 +185,7 @@ def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, d
     assert (calls, row.attempts, state(row)) == ([1], 0, ("fired", "due"))
 
 
-def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(
-    orders: list[Order], declare: Declare
-) -> None:
+def test_members_that_cannot_be_marked_have_their_reason(orders: list[Order], declare: Declare) -> None:
     policy = declare(Order, name="shared", when=Q(status="unpaid"), together=20)
     rows = [due(order, policy) for order in orders]
     Order.objects.filter(pk=orders[0].pk).update(status="paid")
@@ -214,9 +201,7 @@ def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
 
 
-def test_a_key_that_no_row_can_have_keeps_no_other_member_from_being_marked_at_once(
-    orders: list[Order], declare: Declare
-) -> None:
+def test_a_key_that_no_row_can_have_holds_no_other_member_up(orders: list[Order], declare: Declare) -> None:
     policy = declare(Order, name="shared", together=20)
     rows = [due(order, policy) for order in orders]
     Timeout.objects.filter(pk=rows[0].pk).update(object_id="of a former kind")

@@ -21,35 +21,43 @@ from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.rounds.after_attempt import WorkerDied
 from django_delayq.signals import timeouts_settling
-from tests.e2e.races.sessions import impatient
-from tests.integration.firing.conftest import (
-    FIRED,
-    PENDING,
-    UNTRIED,
+from tests.e2e.races.sessions import impatient, needs_row_locks
+from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state, work_of
+from tests.integration.firing.handlers import (
+    ATOMIC_OR_NOT,
     Declare,
-    die_at,
-    due,
-    expire,
-    fire,
-    in_another_thread,
-    locking,
-    make_due,
-    needs_row_locks,
+    Log,
+    Patch,
     once_at,
     raising,
-    receiving,
-    state,
-    tried,
-    work_of,
     write,
     write_and_raise,
-    written,
 )
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, receiving, tried, written
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 LEASE = timedelta(seconds=60)
 OUTSIDE: dict[str, Any] = {"name": "outside", "atomic": False}
+HOURLY = dq.Retry([3600])
+
+
+def die_at(row: Timeout, step: str) -> None:
+    """The process of this firing of `row` is gone at `step`."""
+
+    def look(reached: str) -> None:
+        if reached == step:
+            raise KeyboardInterrupt
+
+    work = work_of(row)
+    set_checkpoint_hook(look)
+    with pytest.raises(KeyboardInterrupt):
+        run(work, "default")
+    set_checkpoint_hook(None)
+
+
+def expire(row: Timeout) -> None:
+    assert Timeout.objects.filter(pk=row.pk, state="firing").update(run_at=timezone.now() - timedelta(seconds=1))
 
 
 def test_the_handler_runs_outside_a_transaction_on_a_committed_firing_row(order: Order, declare: Declare) -> None:
@@ -89,33 +97,15 @@ def test_a_failure_undoes_nothing_and_climbs_the_ladder(order: Order, declare: D
     assert written() == [row.object_id] * 2
 
 
-def test_while_it_fires_nobody_fires_it_again(order: Order) -> None:
-    row = due(order, "send_outside")
-    die_at(row, "committed")
-    report = fire(row, deliveries=2)
-    assert list(report.again) == [row.pk]
-    assert report.again[row.pk] - timezone.now() > LEASE / 2
-    assert not Effect.objects.exists()
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("handler", ["is interrupted", "fails"])
-def test_an_interrupt_in_the_handler_or_before_its_failure_is_recorded_gives_the_row_back(
-    order: Order, declare: Declare, handler: str
-) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupt_gives_the_row_back(order: Order, declare: Declare, error: type[BaseException]) -> None:
     """Recording is repeated for half a minute while the row is locked, so that an interrupt may well come then."""
-    row = due(order, declare(Order, raising(ValueError() if handler == "fails" else KeyboardInterrupt()), **OUTSIDE))
-    if handler == "fails":
-        once_at("undone", interrupt)
+    row = due(order, declare(Order, raising(error()), **OUTSIDE))
+    if error is ValueError:
+        once_at("undone", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         fire(row)
     assert tried(row) == UNTRIED
-
-
-# Transient errors of the database
 
 
 class Busy(Exception):
@@ -128,31 +118,26 @@ def raise_busy(*arguments: object) -> None:
     raise OperationalError("could not obtain lock on row") from Busy()
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
-def test_after_transient_errors_the_waits_grow_and_a_success_ends_them(
-    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture, atomic: bool
-) -> None:
+@ATOMIC_OR_NOT
+def test_after_transient_errors_the_waits_grow(order: Order, declare: Declare, caplog: Log, atomic: bool) -> None:
     caplog.set_level("DEBUG", "django_delayq.firing")
-    policy, waits = declare(Order, raise_busy, name="busy", atomic=atomic), []
+    policy = declare(Order, raise_busy, name="busy", atomic=atomic)
     row = due(order, policy)
-    for _ in range(8):
+    for number in range(8):
         report = run(work_of(row), "default")
         assert report.now is not None
-        waits.append((report.again[row.pk] - report.now).total_seconds())
+        wait = (report.again[row.pk] - report.now).total_seconds()
+        assert 0.05 * 2**number <= wait <= 0.15 * 2**number
         assert (report.untried, tried(row)) == ((row.pk,), UNTRIED)
         make_due(row)
-    for number, wait in enumerate(waits):
-        assert 0.05 * 2**number <= wait <= 0.15 * 2**number
-    assert caplog.text.count("Not fired now") == len(waits)
+    assert caplog.text.count("Not fired now") == 8
     object.__setattr__(policy, "handler", lambda obj, timeout: None)
     assert fire(row).fired
     assert firing_state.backoff.next_wait("default", row.pk, "", 60).total_seconds() <= 0.15
 
 
 @needs_row_locks
-def test_a_row_that_is_held_when_the_handler_is_done_is_settled_when_it_is_free(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_is_held_is_settled_when_it_is_free(order: Order, declare: Declare, monkeypatch: Patch) -> None:
     held: list[Any] = []
     pauses: list[float] = []
 
@@ -171,17 +156,13 @@ def test_a_row_that_is_held_when_the_handler_is_done_is_settled_when_it_is_free(
     assert (state(row), len(pauses)) == (FIRED, 3)
 
 
-# Leases that end
-
-
 @pytest.mark.parametrize("by", ["sweep", "delivery"])
-def test_an_attempt_whose_process_died_beside_others_is_repeated_alone_and_does_not_count(
-    order: Order, by: str
-) -> None:
+def test_what_died_is_repeated_alone_when_its_lease_ends_and_not_counted(order: Order, by: str) -> None:
     row = due(order, "send_outside")
     die_at(row, "committed")
     assert tried(row) == (("firing", ""), 1)
     assert settle_expired("default").again == {}
+    assert fire(row, deliveries=2).again[row.pk] - timezone.now() > LEASE / 2
     expire(row)
     report = settle_expired("default") if by == "sweep" else fire(row, deliveries=2)
     assert (tried(row), row.deaths, row.errors) == (UNTRIED, 0, [])
@@ -211,23 +192,16 @@ def test_a_row_that_somebody_holds_keeps_no_other_from_being_extended(orders: li
     for row in rows:
         die_at(row, "committed")
         expire(row)
-    soon = timezone.now() + LEASE / 2
-
-    def are_extended() -> list[bool]:
-        moments = dict(Timeout.objects.values_list("pk", "run_at"))
-        return [moments[row.pk] > soon for row in rows]
-
+    extended = Timeout.objects.filter(run_at__gt=timezone.now() + LEASE / 2).order_by("pk")
     with locking(rows[0]), impatient():
         assert not extend_firing([row.pk for row in rows], "default")
-        assert are_extended() == [False, True, True]
+        assert list(extended.all()) == rows[1:]
         assert not settle_expired("default").done, "no other worker settles it meanwhile"
     assert extend_firing([row.pk for row in rows], "default")
-    assert are_extended() == [True, True, True]
+    assert list(extended.all()) == rows
 
 
-def test_an_expired_row_of_a_policy_that_is_not_declared_is_left_to_others_first(
-    order: Order, declare: Declare
-) -> None:
+def test_an_expired_row_of_an_unknown_policy_is_left_to_others_first(order: Order, declare: Declare) -> None:
     """Another worker may know the policy and its retries; if none settles the row in a minute, this one does."""
     policy = declare(Order, **OUTSIDE)
     row = due(order, policy)
@@ -248,7 +222,7 @@ def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(ord
         expire(timeout)
         settle_expired("default")
 
-    row = due(order, declare(Order, handler, retry=dq.Retry([3600]), **OUTSIDE))
+    row = due(order, declare(Order, handler, retry=HOURLY, **OUTSIDE))
     assert fire(row).fired == (row.pk,)
     assert (state(row), written()) == (FIRED, [row.object_id])
 
@@ -265,7 +239,7 @@ def test_a_worker_that_returns_late_changes_nothing_if_others_went_on(
         else:
             Timeout.objects.filter(pk=timeout.pk).update(attempts=2)
 
-    row = due(order, declare(Order, handler, retry=dq.Retry([3600]), **OUTSIDE))
+    row = due(order, declare(Order, handler, retry=HOURLY, **OUTSIDE))
     report = fire(row)
     assert (report.fired, list(report.again), state(row)) == ((), [row.pk], PENDING)
 
@@ -273,48 +247,25 @@ def test_a_worker_that_returns_late_changes_nothing_if_others_went_on(
 # Cancelled, paid or scheduled again while the handler runs
 
 
-def test_whoever_cancels_during_the_firing_forbids_further_attempts(order: Order, declare: Declare) -> None:
-    answers: list[bool] = []
+def cancel_in_bulk(order: Order, policy: str) -> int:
+    return dq.cancel_timeouts(Timeout.objects.filter(policy=f"testapp.order.{policy}"), reason="closed")
+
+
+@pytest.mark.parametrize("cancel", [dq.cancel_timeout, cancel_in_bulk])
+@pytest.mark.parametrize(("error", "expected"), [(ValueError(), ("cancelled", "hand")), (None, FIRED)])
+def test_whoever_cancels_during_the_firing_is_too_late_and_forbids_further_attempts(
+    order: Order, declare: Declare, error: Exception | None, expected: tuple[str, str], cancel: Any
+) -> None:
+    answers: list[int] = []
 
     def handler(obj: Order, timeout: Timeout) -> None:
-        answers.append(in_another_thread(lambda: dq.cancel_timeout(order, "outside")))
-        raise ValueError
+        answers.append(in_another_thread(lambda: cancel(order, "outside")))
+        raising(error)(obj, timeout)
 
     row = due(order, declare(Order, handler, **OUTSIDE))
     assert fire(row).done == (row.pk,)
-    assert (answers, state(row)) == ([False], ("cancelled", "hand"))
-    assert [error["error"] for error in row.errors] == ["ValueError"]
-
-
-def test_a_cancel_in_bulk_forbids_further_attempts_of_those_that_are_firing(order: Order, declare: Declare) -> None:
-    answers = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        rows = Timeout.objects.filter(policy=timeout.policy)
-        answers.append(in_another_thread(lambda: dq.cancel_timeouts(rows, reason="closed")))
-        raise ValueError("no answer")
-
-    policy = declare(Order, handler, retry=dq.Retry([0]), **OUTSIDE)
-    row, other = due(order, policy), dq.schedule_timeout(Order.objects.create(), policy, hours=1)
-    fire(row)
-    assert answers == [1], "only the one that was pending is counted"
-    assert state(row) == state(other) == ("cancelled", "hand")
-    assert (row.history[0]["what"], row.history[0]["reason"]) == ("cancel_requested", "closed")
-
-
-def test_a_cancel_while_a_process_died_is_kept(order: Order) -> None:
-    row = due(order, "send_outside")
-    die_at(row, "committed")
-    assert dq.cancel_timeout(order, "send_outside") is False
-    expire(row)
-    assert settle_expired("default").done == (row.pk,)
-    assert tried(row) == (("cancelled", "hand"), 0)
-
-
-def test_a_firing_that_succeeds_although_it_was_cancelled_meanwhile_has_fired(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, lambda obj, timeout: dq.cancel_timeout(obj, "outside") and None, **OUTSIDE))
-    fire(row)
-    assert state(row) == FIRED
+    assert (answers, state(row)) == ([0], expected)
+    assert [each["error"] for each in row.errors] == ["ValueError"] * (error is not None)
 
 
 def test_a_firing_that_a_payment_came_too_late_for_is_retried(order: Order, declare: Declare) -> None:
@@ -328,57 +279,32 @@ def test_a_firing_that_a_payment_came_too_late_for_is_retried(order: Order, decl
     assert (state(row), row.final_attempt) == (PENDING, False)
 
 
-@pytest.mark.parametrize("newer", ["pending", "cancelled"])
-@pytest.mark.parametrize("ends", ["raises", "dies", "snoozes"])
-def test_a_newer_round_takes_the_place_of_a_firing_that_then_fails(
-    order: Order, declare: Declare, ends: str, newer: str
+@pytest.mark.parametrize("newer", ["pending", "cancelled", "not seen by the query"])
+def test_a_newer_round_replaces_a_firing_that_then_fails(
+    order: Order, declare: Declare, newer: str, monkeypatch: Patch
 ) -> None:
-    """Also if it was cancelled: `cancel_timeout` has answered that nothing will happen."""
+    """Also if it was cancelled: `cancel_timeout` has answered that nothing will happen.
 
-    def meanwhile() -> None:
+    If the query found the slot free, because the round came in between, the unique constraint refuses it.
+    """
+
+    def handler(obj: Order, timeout: Timeout) -> None:
         dq.schedule_timeout(order, "outside", hours=1)
-        assert newer == "pending" or dq.cancel_timeout(order, "outside") is True
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        meanwhile()
-        raise dq.Snooze(minutes=5) if ends == "snoozes" else ValueError
-
-    row = due(order, declare(Order, handler, **OUTSIDE))
-    if ends == "dies":
-        die_at(row, "committed")
-        meanwhile()
-        expire(row)
-        assert settle_expired("default").done == (row.pk,)
-    else:
-        assert fire(row).done == (row.pk,)
-    assert state(row) == ("skipped", "superseded")
-    assert Timeout.objects.exclude(pk=row.pk).get().state == newer
-
-
-def test_a_newer_round_that_comes_in_the_very_moment_of_the_failure_wins(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The query found the slot free, but the unique constraint refuses it."""
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        dq.schedule_timeout(obj, "outside", hours=1)
+        assert newer != "cancelled" or dq.cancel_timeout(order, "outside") is True
         raise ValueError
 
     row = due(order, declare(Order, handler, **OUTSIDE))
-    monkeypatch.setattr("django_delayq.ledger.marking.is_superseded", lambda *_: False)
+    if newer == "not seen by the query":
+        monkeypatch.setattr("django_delayq.ledger.marking.is_superseded", lambda *_: False)
     assert fire(row).done == (row.pk,)
     assert state(row) == ("skipped", "superseded")
+    assert Timeout.objects.exclude(pk=row.pk).get().state == ("cancelled" if newer == "cancelled" else "pending")
 
 
 def test_a_newer_round_that_fires_beside_an_older_one_succeeds(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if not timeout.payload:
-            dq.schedule_timeout(obj, "outside", hours=1, payload="newer")
-
-    row = due(order, declare(Order, handler, **OUTSIDE))
+    row = due(order, declare(Order, lambda obj, timeout: timeout.payload or due(obj, "outside", payload=1), **OUTSIDE))
     assert fire(row).fired
     newer = Timeout.objects.pending().get()
-    make_due(newer)
     assert fire(newer).fired
     assert [state(one) for one in (row, newer)] == [FIRED] * 2
 
@@ -400,60 +326,43 @@ def at_the_third_death(count: int) -> list[Timeout]:
     return expired(count, suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
 
 
-def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(caplog: pytest.LogCaptureFixture) -> None:
-    [row] = at_the_third_death(1)
+def test_a_death_is_told_once_however_many_workers_find_it(
+    caplog: Log,
+) -> None:
+    [row], called = at_the_third_death(1), list[str]()
     row.refresh_from_db()
     seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
-    settle_expired("default")
-    settle(get_policy((Order, "send_outside")), WorkerDied("died"), "default", Call((row.pk,), seen))
-    assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
-        f"Timeout {row.pk} ({row.policy}, object {row.object_id}) is dead"
-    ]
-
-
-def test_callbacks_of_receivers_run_after_a_death_is_recorded() -> None:
-    [row] = at_the_third_death(1)
-    called: list[str] = []
 
     def note(**_: Any) -> None:
         transaction.on_commit(lambda: called.append(state(row)[0]))
 
     with receiving(note, timeouts_settling):
         settle_expired("default")
-    assert called == ["dead"]
+    settle(get_policy((Order, "send_outside")), WorkerDied("died"), "default", Call((row.pk,), seen))
+    [line] = logged(caplog, "timeout_dead")
+    assert (line.timeout_id, called) == (row.pk, ["dead"])
 
 
-def test_many_expired_rows_are_settled_in_pages() -> None:
-    expired(5)
-    assert [len(settle_expired("default", limit=3).again) for _ in range(3)] == [3, 2, 0]
-
-
-def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, undone, announced = at_the_third_death(3), list[str](), list[int]()
+def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: Patch) -> None:
+    rows, undone = at_the_third_death(3), list[str]()
 
     def fail(step: str) -> None:
-        if step == "undone":
-            undone.append(step)
-            if len(undone) == 3:
-                monkeypatch.setattr(connection, "is_usable", lambda: False)  # it is lost
-                raise OperationalError
-
-    def note(timeout: Timeout, **_: Any) -> None:
-        announced.append(timeout.pk)
+        undone.extend([step] * (step == "undone"))
+        if len(undone) == 3:
+            monkeypatch.setattr(connection, "is_usable", lambda: False)  # it is lost
+            raise OperationalError
 
     set_checkpoint_hook(fail)
-    with receiving(note, timeout_dead), pytest.raises(OperationalError):
+    with hearing(timeout_dead) as heard, pytest.raises(OperationalError):
         settle_expired("default")
     assert [state(row)[0] for row in rows] == ["dead", "dead", "firing"]
-    assert announced == [row.pk for row in rows[:2]]
+    assert [pk for _, pk in heard] == [row.pk for row in rows[:2]]
 
 
-def test_a_row_that_cannot_be_settled_does_not_keep_those_behind_it_from_being_settled(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    broken, *others = expired(3)
+def test_rows_are_settled_in_pages_and_one_that_cannot_be_holds_no_other_up(caplog: Log) -> None:
+    broken, *others = expired(5)
     Timeout.objects.filter(pk=broken.pk).update(history=0)
-    report = settle_expired("default")
-    assert [state(row)[0] for row in others] == ["pending", "pending"]
-    assert report.untried == (broken.pk,)
+    reports = [settle_expired("default", limit=3) for _ in range(2)]
+    assert [state(row)[0] for row in others] == ["pending"] * 4
+    assert [report.untried for report in reports] == [(broken.pk,)] * 2
     assert f"Timeouts [{broken.pk}] of testapp.order.send_outside are released" in caplog.text

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import F, Q
+from django.db.models import F
 from django.utils import timezone
 
 import django_delayq as dq
@@ -16,23 +16,9 @@ from django_delayq.firing import plan, run, state
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import Gate, firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import (
-    FIRED,
-    UNTRIED,
-    WAIT,
-    Declare,
-    due,
-    fire,
-    locking,
-    logged,
-    make_due,
-    needs_row_locks,
-    receiving,
-    tried,
-    work_of,
-    write,
-    written,
-)
+from tests.integration.firing.conftest import due, fire, work_of
+from tests.integration.firing.handlers import WAIT, Declare, Log, raising, write
+from tests.integration.firing.rows import FIRED, UNTRIED, hearing, logged, tried, written
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -40,13 +26,8 @@ pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 def die_in_handler(*rows: Timeout, deliveries: int) -> None:
     """The process of the firing of `rows` is gone before the first handler's work is committed."""
-
-    def look(step: str) -> None:
-        if step == "handled":
-            raise KeyboardInterrupt
-
     works, _ = plan({row.pk: deliveries for row in rows}, "default")
-    set_checkpoint_hook(look)
+    set_checkpoint_hook(lambda step: raising(KeyboardInterrupt())() if step == "handled" else None)
     for work in works:
         with pytest.raises(KeyboardInterrupt):
             run(work, "default")
@@ -55,9 +36,7 @@ def die_in_handler(*rows: Timeout, deliveries: int) -> None:
     died.update(suspected_at=F("suspected_at") - timedelta(days=1))  # and its lease has ended
 
 
-def test_a_suspect_is_fired_alone_and_that_is_noted_before_it_runs(
-    orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_suspect_is_fired_alone_and_noted_before(orders: list[Order], declare: Declare, caplog: Log) -> None:
     seen: list[int] = []
     begun: list[tuple[str, int]] = []
     policy = declare(Order, lambda obj, timeout: seen.append(timeout.attempts), name="watched")
@@ -73,35 +52,28 @@ def test_a_suspect_is_fired_alone_and_that_is_noted_before_it_runs(
     assert {(tried(row), row.deaths, len(row.history)) for row in rows} == {((FIRED, 1), 0, 0)}
 
 
-def test_a_killer_ends_dead_and_its_history_says_why(
-    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
-) -> None:
-    dead: list[int] = []
+def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Declare, caplog: Log) -> None:
     row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
     die_in_handler(row, deliveries=1)
     for delivery in (2, 3, 4):
         die_in_handler(row, deliveries=delivery)
         assert (tried(row), row.deaths) == (UNTRIED, delivery - 2)
-
-    def hear(timeout: Timeout, **_: Any) -> None:
-        dead.append(timeout.pk)
-
-    with receiving(hear, dq.timeout_dead):
+    with hearing(dq.timeout_dead) as heard:
         assert fire(row, deliveries=5).done == (row.pk,)
-    assert (tried(row), row.deaths, dead) == ((("dead", "retries"), 0), 3, [row.pk])
+    assert (tried(row), row.deaths, len(heard)) == ((("dead", "retries"), 0), 3, 1)
     assert [(event["what"], event["number"]) for event in row.history] == [("suspected", n) for n in (1, 2, 3)]
     assert [line.levelname for line in logged(caplog, "timeout_dead")] == ["ERROR"]
     assert row.reason == "The process died 3 times while this timeout ran alone in it."
     assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
 
 
-def test_what_its_process_died_of_alone_stays_alone_although_redis_has_forgotten_its_deliveries(
-    order: Order, declare: Declare
-) -> None:
+def test_what_its_process_died_of_stays_alone_without_its_deliveries(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, name="killer"))
     die_in_handler(row, deliveries=2)
     assert work_of(row).suspect
     die_in_handler(row, deliveries=1)
+    Timeout.objects.update(suspected_at=timezone.now())
+    assert fire(row).fired == (), "the worker that claimed it may run until its lease ends"
     Timeout.objects.update(suspected_at=None)  # it could not run, for example because its object was locked
     assert work_of(row).suspect
 
@@ -116,37 +88,19 @@ def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[O
     assert written() == [row.object_id for row in rows]
 
 
-@needs_row_locks
-@pytest.mark.parametrize("held", ["object", "row"])
-def test_a_suspect_that_somebody_holds_dies_of_nothing(order: Order, held: str) -> None:
-    row = due(order)
-    with locking(order if held == "object" else row):
-        for _ in range(15):  # more often than the ladder has steps
-            assert list(fire(row, deliveries=2).again) == [row.pk]
-            assert (tried(row), row.deaths, row.suspected_at) == (UNTRIED, 0, None)
-    assert fire(row, deliveries=2).fired
-
-
-def test_suspects_that_need_not_run_are_not_noted(declare: Declare) -> None:
-    policy = declare(Order, name="unmet", when=Q(status="unpaid"))
-    later = dq.schedule_timeout(Order.objects.create(), policy, minutes=5)
-    fired = due(Order.objects.create(), policy)
+def test_suspects_that_need_not_run_are_not_noted(orders: list[Order]) -> None:
+    later = dq.schedule_timeout(orders[0], "remind", minutes=5)
+    fired, cancelled, moved = (due(order) for order in orders[1:4])
+    work = work_of(moved, deliveries=2)
+    dq.reschedule_timeout(orders[3], "remind", minutes=5)
     fire(fired)
-    cancelled = due(Order.objects.create(), policy)
     dq.cancel_timeout(cancelled)
     report = fire(later, fired, cancelled, deliveries=7)
     assert (sorted(report.done), list(report.again)) == ([fired.pk, cancelled.pk], [later.pk])
-    assert [one.attempts for one in Timeout.objects.order_by("id")] == [0, 1, 0]
-
-
-def test_a_suspect_that_is_moved_between_plan_and_note_is_not_noted(order: Order) -> None:
-    row = due(order)
-    work = work_of(row, deliveries=2)
-    dq.reschedule_timeout(order, "remind", minutes=5)
-    assert run(work, "default").again[row.pk] - timezone.now() > timedelta(minutes=4)
-    assert tried(row) == UNTRIED
-    make_due(row)
-    assert fire(row).fired
+    assert run(work, "default").again[moved.pk] - timezone.now() > timedelta(minutes=4)
+    assert list(Timeout.objects.order_by("id").values_list("attempts", "suspected_at")) == [
+        (row == fired, None) for row in (later, fired, cancelled, moved)
+    ]
 
 
 # A suspect runs alone in its process: others wait for it, and it for them, both for a limited time
@@ -184,15 +138,6 @@ def test_a_suspect_waits_for_the_others_and_those_behind_it_wait_for_the_suspect
     assert order == ["first", "suspect", "behind"]
 
 
-def test_others_are_inside_together() -> None:
-    gate, both = Gate(), threading.Barrier(2, timeout=WAIT)
-    threads = [entering(gate, alone=False, inside=both.wait) for _ in range(2)]
-    for thread in threads:
-        thread.join(WAIT)
-    assert not both.broken
-
-
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("held_alone", "deliveries"), [(True, 1), (True, 2), (False, 2)])
 def test_what_does_not_get_in_is_released_and_not_counted(
     order: Order, monkeypatch: pytest.MonkeyPatch, held_alone: bool, deliveries: int
@@ -207,7 +152,6 @@ def test_what_does_not_get_in_is_released_and_not_counted(
     assert fire(row, deliveries=deliveries).fired == (row.pk,)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_suspect_may_fire_others(orders: list[Order], declare: Declare) -> None:
     inner = due(orders[0], declare(Order, lambda *_: None, name="inner", atomic=False))
     found: list[int] = []

@@ -17,21 +17,15 @@ ROOT = Path(__file__).resolve().parents[3]
 ON_SQLITE = pytest.mark.skipif(connection.vendor != "sqlite", reason="it is the same on each database")
 TESTS = """
 import unittest
-import factory
 import pytest
 from django.conf import settings
 from django_delayq import clock
 from django_delayq.testing import fire_due, travel
 from tests.testapp.models import Order
 
-class OrderFactory(factory.django.DjangoModelFactory):
-    class Meta:
-        model = Order
-    created_at = factory.LazyFunction(clock.now)
-
 @pytest.mark.xdist_group("one")
 def test_a_statement_applies_until_the_test_ends(timeouts):
-    order = OrderFactory()
+    order = Order.objects.create(created_at=clock.now())
     timeouts.assert_scheduled(order, "cancel_unpaid")
     timeouts.travel(minutes=31)
     assert timeouts.fire_due() == 1
@@ -49,7 +43,7 @@ def tomorrow():
 
 @pytest.mark.django_db(transaction=True)
 def test_fixtures_and_functions_move_the_clock_too(tomorrow):
-    OrderFactory()
+    Order.objects.create(created_at=clock.now())
     travel(minutes=31)
     assert fire_due() == 1
 
@@ -59,21 +53,22 @@ class TestCase(unittest.TestCase):
         assert clock.is_set()
 
 def test_wrong(timeouts):
-    timeouts.assert_fired(OrderFactory(created_at=None), "remind")
+    timeouts.assert_fired(Order.objects.create(), "remind")
 """
 
 
 def run(tmp_path: Path, *arguments: str) -> str:
     (tmp_path / "test_shop.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    environment = os.environ | {
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in {"PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"}
+    }
+    own = {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "PYTHONPATH": str(ROOT),
         "DELAYQ_TEST_DB": "sqlite",
     }
-    environment.pop("PYTEST_ADDOPTS", None)
-    environment.pop("PYTEST_XDIST_WORKER", None)
+    environment = inherited | own | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_django.plugin", *arguments, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,31 +21,18 @@ import django_delayq as dq
 from django_delayq import signals
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import (
-    ATOMIC_OR_NOT,
-    LIMITED_MODES,
-    MODES,
-    UNTRIED,
-    WAIT,
-    Declare,
-    another_session,
-    due,
-    execute,
-    fire,
-    logged,
-    make_due,
-    needs_row_locks,
-    receiving,
-    state,
-    tried,
-)
+from tests.e2e.races.sessions import needs_row_locks, transaction_with
+from tests.integration.firing.conftest import MODES, due, fire, make_due, state
+from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, Log, execute
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep, threads_end
+from tests.integration.firing.rows import FIRED, UNTRIED, hearing, logged, tried
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+TRACE = ContextVar("trace", default="")
 
 
 @pytest.fixture
@@ -97,9 +87,11 @@ def is_free(order: Order) -> bool:
 
 
 @LIMITED_MODES
-@pytest.mark.parametrize("act", [sleep, compute], ids=lambda act: act.__name__)
-def test_a_handler_that_takes_too_long_is_rolled_back_and_retried(
-    order: Order, declare: Declare, act: Callable[[], None], mode: str
+@pytest.mark.parametrize(
+    ("act", "deliveries"), [(sleep, 1), (compute, 1), (sleep, 3)], ids=["sleep", "compute", "suspect"]
+)
+def test_what_takes_too_long_is_rolled_back_and_retried(
+    order: Order, declare: Declare, act: Callable[[], None], deliveries: int, mode: str
 ) -> None:
     def handler(target: Any, timeouts: Any) -> None:
         with transaction.atomic():
@@ -107,11 +99,10 @@ def test_a_handler_that_takes_too_long_is_rolled_back_and_retried(
             act()
 
     row = due(order, declare(Order, handler, name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode]))
-    report = fire(row)
+    report = fire(row, deliveries=deliveries)
     assert (overrun(row), list(report.again)) == (FAILED, [row.pk])
     order.refresh_from_db()
-    assert order.status == "unpaid"
-    assert is_free(order)
+    assert (order.status, is_free(order)) == ("unpaid", True)
     threads_end()
 
 
@@ -157,7 +148,7 @@ def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], decla
         Order.objects.filter(pk=orders[1].pk).update(note="waited")
 
     row = due(orders[0], declare(Order, handler, name="waits", limits=LIMITS, retry=RETRY))
-    with another_session(lambda: Order.objects.filter(pk=orders[1].pk).update(note="locked")):
+    with transaction_with(lambda: Order.objects.filter(pk=orders[1].pk).update(note="locked")):
         fire(row)
         assert overrun(row) == FAILED
         assert is_free(orders[0])
@@ -165,75 +156,48 @@ def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], decla
     threads_end()
 
 
-@ATOMIC_OR_NOT
-def test_a_coroutine_is_cancelled_and_may_clean_up(order: Order, declare: Declare, atomic: bool) -> None:
+@pytest.mark.parametrize(("atomic", "blocks"), [(True, False), (False, False), (True, True)])
+def test_a_coroutine_is_cancelled_or_interrupted(order: Order, declare: Declare, atomic: bool, blocks: bool) -> None:
     seen: list[str] = []
 
     async def handler(order: Order, timeout: Timeout) -> None:
         try:
-            await asyncio.sleep(WAIT)
+            compute() if blocks else await asyncio.sleep(WAIT)
         except asyncio.CancelledError:
             seen.append("cancelled")
             raise
 
     row = due(order, declare(Order, handler, name="awaits", limits=LIMITS, retry=RETRY, atomic=atomic))
     fire(row)
-    assert (overrun(row), seen) == (FAILED, ["cancelled"])
+    assert (overrun(row), seen) == (FAILED, ["cancelled"] * (not blocks))
     threads_end()
 
 
-def test_a_coroutine_that_blocks_its_event_loop_is_interrupted(order: Order, declare: Declare) -> None:
-    async def handler(order: Order, timeout: Timeout) -> None:
-        compute()
-
-    row = due(order, declare(Order, handler, name="blocks", limits=LIMITS, retry=RETRY))
-    fire(row)
-    assert overrun(row) == FAILED
-    threads_end()
-
-
-def test_of_a_shared_transaction_only_the_timeout_whose_handler_hangs_is_charged(
-    orders: list[Order], declare: Declare
-) -> None:
-    calls: list[int] = []
-    heard: list[int] = []
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        calls.append(order.pk)
-        if len(calls) == 2:
-            raise ValueError  # from here on each is alone, and some have fired before one hangs
-        if order.pk == orders[3].pk:
-            sleep()
-
-    def hear(sender: object, timeout: Timeout, **_: object) -> None:
-        heard.append(timeout.pk)
-
-    policy = declare(Order, handler, name="one_by_one", limits=LIMITS, retry=RETRY, together=20)
-    rows = [due(order, policy) for order in orders]
-    with receiving(hear, signals.timeout_fired):
-        report = fire(*rows)
-    assert overrun(rows.pop(3)) == FAILED
-    assert set(report.fired) == {row.pk for row in rows} == set(heard)
-    assert [tried(row) for row in rows] == [(("fired", "due"), 1)] * 4
-
-
-def test_a_batch_that_hangs_is_fired_one_by_one(orders: list[Order], declare: Declare) -> None:
+@pytest.mark.parametrize("mode", ["together", "batch"])
+def test_of_a_shared_transaction_only_what_hangs_is_charged(orders: list[Order], declare: Declare, mode: str) -> None:
     sizes: list[int] = []
 
-    def handler(objects: Any, timeouts: list[Timeout]) -> None:
-        sizes.append(len(timeouts))
-        if orders[1].pk in {int(row.object_id) for row in timeouts}:
+    def handler(target: Any, timeouts: Any) -> None:
+        ids = [int(row.object_id) for row in (timeouts if mode == "batch" else [timeouts])]
+        sizes.append(len(ids))
+        if len(sizes) == 2 and mode == "together":
+            raise ValueError  # from here on each is alone, and some have fired before one hangs
+        if orders[3].pk in ids:
             sleep()
 
-    policy = declare(Order, handler, name="many", batch=5, limits=LIMITS, retry=RETRY)
+    policy = declare(Order, handler, name="one_by_one", limits=LIMITS, retry=RETRY, **MODES[mode])
     rows = [due(order, policy) for order in orders]
-    report = fire(*rows)
-    assert (sizes, overrun(rows[1])) == ([5, 1, 1, 1, 1, 1], FAILED)
-    assert (len(report.fired), list(report.again)) == (4, [rows[1].pk])
+    with hearing(signals.timeout_fired) as heard:
+        report = fire(*rows)
+    hung = rows.pop(3)
+    assert (overrun(hung), list(report.again)) == (FAILED, [hung.pk])
+    assert set(report.fired) == {row.pk for row in rows} == {pk for _, pk in heard}
+    assert [tried(row) for row in rows] == [(FIRED, 1)] * 4
+    assert mode == "together" or sizes == [5, 1, 1, 1, 1, 1]
 
 
-def test_the_timeouts_of_a_callback_that_hangs_are_fired_and_the_callbacks_behind_it_run(
-    orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture
+def test_a_callback_that_hangs_undoes_nothing_and_stops_no_other(
+    orders: list[Order], declare: Declare, caplog: Log
 ) -> None:
     called: list[int] = []
 
@@ -248,41 +212,41 @@ def test_the_timeouts_of_a_callback_that_hangs_are_fired_and_the_callbacks_behin
     policy = declare(Order, handler, name="sends", limits=LIMITS, together=20)
     rows = [due(order, policy) for order in orders]
     assert set(fire(*rows).fired) == {row.pk for row in rows}
-    assert {state(row) for row in rows} == {("fired", "due")}
+    assert {state(row) for row in rows} == {FIRED}
     assert called == [order.pk for order in orders if order.pk != orders[1].pk]
     [record] = logged(caplog, "callback_abandoned")
     assert "its transaction is committed" in record.getMessage()
 
 
-def test_the_setting_is_the_limit_of_policies_that_declare_none(
-    orders: list[Order], declare: Declare, settings: Settings
-) -> None:
+def test_the_setting_is_the_limit_of_other_policies(orders: list[Order], declare: Declare, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HANDLER_LIMIT": LIMIT}
-    quick, slow = threading.Event(), threading.Event()
-    rows = [
-        due(orders[0], declare(Order, lambda *_: quick.wait(WAIT), name="default", retry=RETRY)),
-        due(orders[1], declare(Order, lambda *_: slow.wait(0.5), name="own", limits=dq.Limits(run=100 * LIMIT))),
-    ]
-    fire(rows[0])
-    quick.set()
-    assert overrun(rows[0]) == FAILED
-    assert fire(rows[1]).fired == (rows[1].pk,)
+    end = threading.Event()
+    default = due(orders[0], declare(Order, lambda *_: end.wait(WAIT), name="default", retry=RETRY))
+    own = due(orders[1], declare(Order, lambda *_: end.wait(0.5), name="own", limits=dq.Limits(run=100 * LIMIT)))
+    assert fire(default, own).fired == (own.pk,)
+    end.set()
+    assert overrun(default) == FAILED
 
 
-def test_a_policy_without_a_limit_runs_in_the_thread_of_the_caller(orders: list[Order], declare: Declare) -> None:
-    threads: list[int] = []
+def test_only_a_limited_handler_has_a_thread_of_its_own_and_none_a_connection_or_context(
+    orders: list[Order], declare: Declare
+) -> None:
+    threads, seen = list[int](), set[tuple[int, str]]()
 
     def handler(order: Order, timeout: Timeout) -> None:
         threads.append(threading.get_ident())
+        seen.add((id(connection.connection), TRACE.get()))
 
+    TRACE.set("of the caller")
     for order, limits in zip(orders, [None, dq.Limits(), LIMITS], strict=False):
         fire(due(order, declare(Order, handler, name=f"p{order.pk}", limits=limits)))
     assert [thread == threading.get_ident() for thread in threads] == [True, True, False]
+    assert seen == {(id(connection.connection), "of the caller")}
     assert connection.allow_thread_sharing is False
 
 
 @pytest.mark.parametrize("limits", [None, LIMITS], ids=["without", "limited"])
-def test_an_error_outside_of_handlers_releases_the_work_with_and_without_a_limit(
+def test_an_error_outside_of_handlers_releases_the_work(
     order: Order, declare: Declare, limits: dq.Limits | None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     row = due(order, declare(Order, lambda *_: None, name="works", limits=limits))
@@ -314,3 +278,27 @@ def test_a_handler_that_fires_others_is_limited_as_a_whole(orders: list[Order], 
 def test_inside_a_transaction_of_a_test_there_is_no_limit(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, lambda *_: time.sleep(2 * LIMIT.total_seconds()), name="slow", limits=LIMITS))
     assert fire(row).fired == (row.pk,)
+
+
+TRACED = """
+import socket, sys, threading, django
+
+django.setup()
+from django_delayq.firing.works import RunningWork
+from django_delayq.firing.time_limits import _interrupt
+
+ours, theirs = socket.socketpair()
+blocked = threading.Thread(target=ours.recv, args=[1], daemon=True)
+blocked.start()
+running = RunningWork(work=None, using="default", report=None, thread_ids={blocked.ident})
+sys.setprofile(lambda *_: None)
+running.interrupt(_interrupt)
+(lambda: print("it continues"))()
+"""
+
+
+def test_under_a_profiler_a_blocked_thread_does_not_make_its_process_hang(child_environment: dict[str, str]) -> None:
+    """Python 3.11 would repeat the first instruction of the next function until that thread wakes up."""
+    command = [sys.executable, "-c", TRACED]
+    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT)
+    assert done.stdout == "it continues\n", done.stderr

@@ -20,8 +20,10 @@ from django_delayq.firing import time_limits
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import FIRED, LIMITED_MODES, MODES, WAIT, Declare, due, fire, state, tried
+from tests.integration.firing.conftest import MODES, due, fire, state
+from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, Patch, raising
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun, threads_end
+from tests.integration.firing.rows import FIRED, tried
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -54,9 +56,7 @@ def write_on_a_new_connection() -> None:
 
 @LIMITED_MODES
 @pytest.mark.parametrize("returns", [True, False], ids=["returns", "raises"])
-def test_a_handler_that_returns_later_can_change_nothing(
-    order: Order, declare: Declare, mode: str, returns: bool
-) -> None:
+def test_what_returns_later_can_change_nothing(order: Order, declare: Declare, mode: str, returns: bool) -> None:
     go_on, refused = threading.Event(), list[str]()
 
     def handler(target: Any, timeouts: Any) -> None:
@@ -86,9 +86,7 @@ def test_a_handler_that_returns_later_can_change_nothing(
     assert Order.objects.exists()
 
 
-def test_after_a_handler_that_returns_later_no_other_of_its_transaction_is_called(
-    orders: list[Order], declare: Declare
-) -> None:
+def test_after_one_that_returns_later_no_other_is_called(orders: list[Order], declare: Declare) -> None:
     """They have fired by then, each alone, and what a handler does outside the database would be done twice."""
     go_on, called = threading.Event(), list[int]()
 
@@ -131,7 +129,7 @@ def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(declare: D
 
     limits = dq.Limits(run=timedelta(seconds=0.06))
     policy = declare(Order, handler, name="close", limits=limits, retry=RETRY, **MODES[mode])
-    for number in range(20):
+    for number in range(10):
         seconds = 0.056 + number % 10 * 0.0005
         Effect.objects.all().delete()
         row = due(Order.objects.create(), policy)
@@ -147,43 +145,9 @@ class SoftTimeLimit(Exception):
 
 
 @pytest.fixture
-def uninterrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def uninterrupted(monkeypatch: Patch) -> None:
     """Let abandoned handlers continue. Otherwise one that is abandoned at once may end before it writes anything."""
     monkeypatch.setattr(time_limits, "_interrupt", lambda thread_id: None)
-
-
-@pytest.mark.usefixtures("uninterrupted")
-@LIMITED_MODES
-def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_connection(
-    order: Order, declare: Declare, mode: str
-) -> None:
-    """As `task_soft_time_limit` of Celery, if it is shorter than the limit of the policy. It counts as a failure."""
-    go_on, refused = threading.Event(), list[str]()
-
-    def handler(target: Any, timeouts: Any) -> None:
-        signal.raise_signal(signal.SIGUSR1)  # Python calls the handler of a signal in the main thread
-        go_on.wait(WAIT)
-        try:
-            write()
-        except Error as error:
-            refused.append(str(error))
-
-    def raise_it(*_: object) -> None:
-        raise SoftTimeLimit
-
-    limits = dq.Limits(run=timedelta(seconds=WAIT))
-    row = due(order, declare(Order, handler, name="late", limits=limits, retry=RETRY, **MODES[mode]))
-    former = signal.signal(signal.SIGUSR1, raise_it)
-    try:
-        fire(row)
-    finally:
-        signal.signal(signal.SIGUSR1, former)
-    assert firing_state.stuck_threads == 1
-    go_on.set()
-    threads_end()
-    assert len(refused) == 1
-    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
-    assert not Effect.objects.exists()
 
 
 class Interrupted(threading.Thread):
@@ -196,47 +160,52 @@ class Interrupted(threading.Thread):
 
 
 @pytest.mark.usefixtures("uninterrupted")
-def test_a_signal_while_the_thread_starts_does_not_leave_two_threads_on_one_connection(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("starts", [False, True])
+@LIMITED_MODES
+def test_a_signal_does_not_leave_two_threads_on_one_connection(
+    order: Order, declare: Declare, monkeypatch: Patch, mode: str, starts: bool
 ) -> None:
+    """As `task_soft_time_limit` of Celery, if it is shorter than the limit of the policy. It counts as a failure."""
     go_on = threading.Event()
 
-    def handler(target: Any, timeout: Timeout) -> None:
+    def handler(target: Any, timeouts: Any) -> None:
+        if not starts:
+            signal.raise_signal(signal.SIGUSR1)  # Python calls the handler of a signal in the main thread
         go_on.wait(WAIT)
-        write()
+        with contextlib.suppress(Error):
+            write()
 
-    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY))
-    with monkeypatch.context() as patched:
-        patched.setattr(threading, "Thread", Interrupted)
-        fire(row)
-    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
+    limits = LIMITS if starts else dq.Limits(run=timedelta(seconds=WAIT))
+    row = due(order, declare(Order, handler, name="late", limits=limits, retry=RETRY, **MODES[mode]))
+    former = signal.signal(signal.SIGUSR1, raising(SoftTimeLimit()))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "Thread", Interrupted if starts else threading.Thread)
+            fire(row)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert firing_state.stuck_threads == 1
+    failed = overrun(row)
     go_on.set()
     threads_end()
-    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
+    assert failed == overrun(row) == ("pending", 1, "SoftTimeLimit")
     assert not Effect.objects.exists()
 
 
-@pytest.mark.parametrize("error", [SoftTimeLimit, RuntimeError])
-def test_a_thread_that_cannot_be_started_leaves_its_timeout_to_the_next_attempt(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+@pytest.mark.parametrize("error", [SoftTimeLimit(), RuntimeError()])
+def test_a_thread_that_cannot_be_started_counts_no_attempt(
+    order: Order, declare: Declare, monkeypatch: Patch, error: Exception
 ) -> None:
     """As in a container with a limit of threads. This attempt is not counted: no handler was called."""
-
-    class Refused(threading.Thread):
-        def start(self) -> None:
-            raise error
-
     row = due(order, declare(Order, name="late", limits=LIMITS, retry=RETRY))
     with monkeypatch.context() as patched:
-        patched.setattr(threading, "Thread", Refused)
+        patched.setattr(threading.Thread, "start", raising(error))
         assert row.pk in fire(row).again
     assert overrun(row) == ("pending", 0, "")
     assert fire(row).fired == (row.pk,)
 
 
-def test_a_coroutine_that_ends_while_it_is_abandoned_has_failed(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coroutine_that_ends_then_has_failed(order: Order, declare: Declare, monkeypatch: Patch) -> None:
     """It cannot be cancelled any more, and its attempt is recorded all the same."""
     go_on = threading.Event()
 

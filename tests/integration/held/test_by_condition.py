@@ -1,175 +1,73 @@
-"""`hold_when`: saving, syncing and bulk writes stop clocks and let them run."""
+"""`hold_when`: rounds with a key, whole tables and bulk writes, and calls by hand while the condition holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.db.models import F, Q
-from django.test.utils import CaptureQueriesContext
+from django.db.models import Exists, F, OuterRef, Q
 
 import django_delayq as dq
-from django_delayq.arming.holding import end_holds_by_hand
-from django_delayq.arming.sync import Synced, automatic_policies, sync_policy
+from django_delayq import checks
+from django_delayq.arming.sync import Synced, sync_policy
+from django_delayq.ledger.declarations import fingerprint
 from django_delayq.models import Timeout
+from django_delayq.policy.reads import columns_read, reads_other_rows
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
+from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
+from tests.support.seen import heard, sql_of
 from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-Change = Callable[..., None]
-TALKS = Q(note="talks")
-
-
-def save(order: Order, **values: Any) -> None:
-    """Save other values of an order, and nothing else."""
-    for name, value in values.items():
-        setattr(order, name, value)
-    order.save(update_fields=list(values))
-
-
-def update_and_sync(order: Order, **values: Any) -> None:
-    """Write other values as SQL would, and sync them."""
-    Order.objects.filter(pk=order.pk).update(**values)
-    dq.sync_timeouts(order)
-
-
-def update_and_wait(order: Order, **values: Any) -> None:
-    """Write other values as SQL would, and compare the tables, as a worker does."""
-    Order.objects.filter(pk=order.pk).update(**values)
-    for policy in automatic_policies("default"):
-        sync_policy(policy, "default")
-
-
-@pytest.fixture(params=[save, update_and_sync, update_and_wait])
-def change(request: pytest.FixtureRequest) -> Change:
-    """Change an order in one of the ways in which it is noticed."""
-    way: Change = request.param
-    return way
-
-
-@pytest.fixture(params=["column", "function", "function after", "related"])
-def policy(request: pytest.FixtureRequest, declare: Declare) -> dq.TimeoutPolicy[Any]:
-    """A policy of four hours, with a `hold_when`."""
-    options: dict[str, Any] = {"after": 4 * HOUR, "since": "created_at", "when": Q(status="unpaid"), "hold_when": TALKS}
-    if request.param == "function":
-        options["since"] = lambda order: order.created_at
-    elif request.param == "function after":
-        options["after"] = lambda order: 4 * HOUR
-    elif request.param == "related":
-        options["hold_when"] = TALKS & (Q(customer=None) | Q(customer__name="any"))
-    return declare(Order, name="talking", **options)
 
 
 def only(policy: Any, **where: Any) -> Timeout:
     return Timeout.objects.filter(policy=policy.label, **where).latest("pk")
 
 
-def test_its_clock_is_stopped_while_the_condition_holds(policy: Any, change: Change) -> None:
+@pytest.mark.parametrize("change", [save, update_and_sync])
+@pytest.mark.parametrize("policy", ["column", "function"], indirect=True)
+def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) -> None:
     with at(0):
         order = Order.objects.create(created_at=T0)
+        keyed = dq.schedule_timeout(order, policy, key="part", hours=9)
+        by_hand = dq.schedule_timeout(order, policy, key="other", hours=9)
+        dq.hold_timeout(by_hand)
     with at(1):
         change(order, note="talks")
-    row = only(policy)
-    assert (row.state, row.remaining, row.held_by_hand) == ("held", 3 * HOUR, False)
-    with at(50):
-        assert not fire_due(policy)
-        change(order, paid_at=None)
-        assert again(row).remaining == 3 * HOUR
-        change(order, note="no more")
-    row = again(row)
-    assert (row.state, row.remaining, hours(row.due_at), hours(row.run_at)) == ("pending", None, 53, 53)
-    assert [event["what"] for event in row.history] == ["held", "resumed"]
-    with at(54):
-        assert len(fire_due(policy).fired) == 1
-
-
-def test_held_from_the_start_all_of_its_time_is_left(policy: Any, change: Change) -> None:
-    with at(1):
-        order = Order.objects.create(created_at=T0, note="talks")
-    row = only(policy)
-    assert (row.state, row.remaining, hours(row.due_at)) == ("held", 4 * HOUR, 4)
-    with at(6):
-        change(order, note="")
-    assert hours(again(row).due_at) == 10
-
-
-def test_leaving_the_condition_cancels_and_coming_back_continues(policy: Any, change: Change) -> None:
-    with at(0):
-        order = Order.objects.create(created_at=T0)
-    with at(3):
-        change(order, note="talks")
-    with at(20):
-        change(order, status="paid")
-    first = only(policy)
-    assert (first.state, first.cause, first.remaining) == ("cancelled", "condition", HOUR)
-    with at(300):
-        change(order, status="unpaid")
-    second = only(policy)
-    assert (second.pk != first.pk, second.state, second.remaining) == (True, "held", HOUR)
-    assert second.idempotency_key == first.idempotency_key
-    with at(301):
-        change(order, status="paid")
-    with at(302):
-        change(order, status="unpaid", note="")
-    third = only(policy)
-    assert (third.state, hours(third.due_at), hours(third.restarted_at)) == ("pending", 303, 302)
-
-
-def test_another_start_begins_a_new_round(policy: Any, change: Change) -> None:
-    with at(0):
-        order = Order.objects.create(created_at=T0)
-    with at(3):
-        change(order, note="talks")
-        dq.hold_timeout(order, policy)
-    with at(10):
-        change(order, created_at=T0 + 10 * HOUR)
-    row = only(policy)
-    assert (row.state, row.remaining, row.held_by_hand, hours(row.due_at)) == ("held", 4 * HOUR, False, 14)
-    with at(11):
-        change(order, created_at=T0 + 11 * HOUR, note="")
-    assert (again(row).state, hours(again(row).run_at)) == ("pending", 15)
-
-
-def test_a_hold_by_hand_and_the_condition_are_independent(policy: Any, change: Change) -> None:
-    with at(0):
-        order = Order.objects.create(created_at=T0)
-    with at(1):
-        row = dq.hold_timeout(order, policy)
-    assert row is not None
+    assert (seen(again(keyed)), seen(only(policy, key=""))) == ("held 8", "held 3")
+    assert dq.schedule_timeout(order, policy, key="new", hours=1).state == "held"
     with at(2):
-        change(order, note="talks")
-    assert (again(row).remaining, again(row).held_by_hand) == (3 * HOUR, True)
+        change(order, note="")
+    assert (seen(again(keyed)), again(by_hand).state, only(policy, key="new").state) == (
+        "pending 10",
+        "held",
+        "pending",
+    )
     with at(3):
+        assert sync_policy(policy, "default") == Synced()
+    Order.objects.update(note="talks")
+    with at(20):
+        fire_due(policy)
+    assert again(keyed).state == "held"
+    with at(21):
         change(order, note="")
-    assert again(row).state == "held"
-    with at(4):
-        change(order, note="talks")
-        dq.resume_timeout(order, policy)
-    assert (again(row).state, again(row).held_by_hand) == ("held", False)
-    with at(5):
-        dq.hold_timeout(order, policy, until=T0 + 6 * HOUR)
-    with at(7):
-        assert end_holds_by_hand("default") == 0
-    assert (again(row).state, again(row).held_by_hand, again(row).held_until) == ("held", False, None)
-    with at(8):
-        change(order, note="")
-    assert hours(again(row).due_at) == 11
+        fire_due(policy)
+    assert again(keyed).state == "fired"
 
 
-def test_nothing_is_left_of_a_deadline_that_had_passed_unnoticed(policy: Any) -> None:
+@pytest.mark.parametrize("policy", ["column"], indirect=True)
+def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any) -> None:
     with at(0):
         order = Order.objects.create(created_at=T0)
-    with at(5):
+    with at(1):
+        dq.hold_timeout(order, policy)
         save(order, note="talks")
+    with at(2), heard("held", "resumed") as got:
+        dq.resume_timeout(order, policy)
     row = only(policy)
-    assert (row.state, row.remaining) == ("held", timedelta(0))
-    with at(6):
-        save(order, note="")
-        assert len(fire_due(policy).fired) == 1
+    assert (seen(row), row.held_by_hand, hours(row.held_at), got) == ("held 3", False, 1, [])
+    assert [event["what"] for event in row.history] == ["held", "resumed"]
 
 
 def test_a_sync_of_the_table_counts_what_it_changes(policy: Any) -> None:
@@ -188,38 +86,35 @@ def test_a_sync_of_the_table_counts_what_it_changes(policy: Any) -> None:
 
 
 def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
+    rows = Timeout.objects.filter(policy=policy.label)
     with at(1):
         Order.objects.bulk_create([Order(created_at=T0, note="talks" if number % 2 else "") for number in range(6)])
         assert dq.sync_timeouts(Order.objects.all()) >= 6
-        assert sorted(Timeout.objects.filter(policy=policy.label).values_list("state", flat=True)) == (
-            ["held"] * 3 + ["pending"] * 3
-        )
+        assert sorted(rows.values_list("state", flat=True)) == ["held"] * 3 + ["pending"] * 3
         Order.objects.update(created_at=F("created_at") + HOUR)
         dq.sync_timeouts(Order.objects.all())
-    rows = Timeout.objects.filter(policy=policy.label)
-    assert {(row.state, row.remaining, hours(row.due_at)) for row in rows} == {
-        ("held", 4 * HOUR, 5),
-        ("pending", None, 5),
-    }
+    found = {(row.state, row.remaining, hours(row.due_at)) for row in rows.all()}
+    assert found == {("held", 4 * HOUR, 5), ("pending", None, 5)}
 
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(("delay", "left"), [({}, 4), ({"hours": 7}, 7), ({"at": T0 + 5 * HOUR}, 3)])
+@pytest.mark.parametrize("policy", ["column", "function", "function after"], indirect=True)
 def test_scheduling_by_hand_is_held_while_the_condition_holds(
     policy: Any, many: bool, delay: dict[str, Any], left: float
 ) -> None:
     with at(0):
         order = Order.objects.create(created_at=T0, note="talks")
+    assert seen(only(policy)) == "held 4"
     with at(2):
         if many:
             assert dq.schedule_timeouts([order], policy, **delay) == 1
         else:
             assert dq.schedule_timeout(order, policy, **delay).state == "held"
-    row = only(policy)
-    assert (row.state, row.remaining) == ("held", left * HOUR)
+    assert seen(only(policy)) == f"held {left}"
     with at(3):
         save(order, note="")
-    assert hours(again(row).run_at) == 3 + left
+    assert hours(only(policy).run_at) == 3 + left
 
 
 def test_a_strict_guard_treats_a_stopped_clock_as_not_passed(policy: Any) -> None:
@@ -232,25 +127,14 @@ def test_a_strict_guard_treats_a_stopped_clock_as_not_passed(policy: Any) -> Non
 
 def test_a_policy_without_it_reads_nothing_of_it(declare: Declare) -> None:
     declare(Order, name="plain", after=4 * HOUR, since="created_at", when=Q(status="unpaid"))
-    with CaptureQueriesContext(
-        connection,
-    ) as statements:
-        order = Order.objects.create(created_at=T0)
-        order.save()
-    read = [each["sql"] for each in statements if each["sql"].startswith("SELECT")]
+    read = [sql for sql in sql_of(lambda: Order.objects.create(created_at=T0).save()) if sql.startswith("SELECT")]
     assert read
     assert not any("held" in sql or "remaining" in sql for sql in read)
 
 
 def test_a_related_condition_is_followed_by_a_sync(declare: Declare) -> None:
-    policy = declare(
-        Order,
-        name="vip",
-        after=4 * HOUR,
-        since="created_at",
-        when=Q(status="unpaid"),
-        hold_when=Q(customer__vip=True),
-    )
+    options: dict[str, Any] = {"since": "created_at", "when": Q(status="unpaid"), "hold_when": Q(customer__vip=True)}
+    policy = declare(Order, name="vip", after=4 * HOUR, **options)
     with at(0):
         order = Order.objects.create(created_at=T0, customer=Customer.objects.create())
     with at(1):
@@ -262,29 +146,33 @@ def test_a_related_condition_is_followed_by_a_sync(declare: Declare) -> None:
     assert hours(only(policy).due_at) == 5
 
 
-def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Change) -> None:
-    with at(0):
-        order = Order.objects.create(created_at=T0)
-        keyed = dq.schedule_timeout(order, policy, key="part", hours=9)
-        by_hand = dq.schedule_timeout(order, policy, key="other", hours=9)
-        dq.hold_timeout(by_hand)
-    with at(1):
-        change(order, note="talks")
-    assert (again(keyed).state, again(keyed).remaining) == ("held", 8 * HOUR)
-    assert only(policy, key="").state == "held"
-    assert dq.schedule_timeout(order, policy, key="new", hours=1).state == "held"
-    with at(2):
-        change(order, note="")
-    assert (again(keyed).state, hours(again(keyed).due_at)) == ("pending", 10)
-    assert again(by_hand).state == "held"
-    assert only(policy, key="new").state == "pending"
-    with at(3):
-        assert sync_policy(policy, "default") == Synced()
-    Order.objects.update(note="talks")
-    with at(20):
-        fire_due(policy)
-    assert again(keyed).state == "held"
-    with at(21):
-        change(order, note="")
-        fire_due(policy)
-    assert again(keyed).state == "fired"
+AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(status="unpaid")}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({**AUTOMATIC, "hold_when": "status"}, "hold_when must be a Q, not of type str"),
+        ({**AUTOMATIC, "hold_when": Q()}, "would hold every timeout"),
+        ({"after": HOUR, "hold_when": Q(note="talks")}, "hold_when needs when and since"),
+        ({**AUTOMATIC, "hold_when": Q(nothing=1)}, "its hold_when does not fit"),
+        ({**AUTOMATIC, "hold_when": Q(note__in=iter([]))}, "its hold_when is an iterator without items"),
+    ],
+)
+def test_a_wrong_hold_when_is_refused(declare: Declare, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(dq.PolicyError, match=words):
+        declare(Order, name="wrong", **options)
+
+
+def test_what_it_reads_is_a_part_of_what_the_policy_reads(declare: Declare) -> None:
+    vip = Exists(Customer.objects.filter(pk=OuterRef("customer"), vip=True))
+    plain, talks, watched, hidden = (
+        declare(Order, name=name, hold_when=hold_when, **AUTOMATIC)
+        for name, hold_when in (("plain", None), ("talks", Q(note="talks")), ("watched", Q(customer__vip=True)),
+                                ("hidden", Q(vip)))
+    )  # fmt: skip
+    assert {"status", "note", "created_at"} <= (columns_read(talks) or set())
+    assert fingerprint(talks) != fingerprint(plain)
+    assert [reads_other_rows(policy) for policy in (plain, talks, watched, hidden)] == [False, False, True, True]
+    found = [each for each in checks.check_policies() if each.obj in {talks, watched, hidden}]
+    assert [each.obj for each in found if "hold_when" in each.msg] == [hidden], "a subquery cannot be watched"

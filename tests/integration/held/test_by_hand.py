@@ -1,29 +1,31 @@
-"""`hold_timeout` and `resume_timeout`."""
+"""`hold_timeout` and `resume_timeout`, for one timeout and for many."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq.arming.holding import end_holds_by_hand
+from django_delayq import operations
 from django_delayq.models import Timeout
+from django_delayq.operations import Refusal
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
+from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, seen
+from tests.support.seen import heard
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+BY = "admin:alice"
 
 
 @pytest.fixture
 def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
     """A policy that is scheduled by hand."""
-    return declare(Order, name="by_hand", max_extensions=2)
+    return declare(Order, name="by_hand", max_extensions=1)
 
 
 @pytest.fixture
@@ -40,10 +42,7 @@ def row(policy: dq.TimeoutPolicy[Any], order: Order) -> Timeout:
 def test_a_held_timeout_keeps_the_rest_of_its_time(row: Timeout, order: Order, policy: Any) -> None:
     for found in (row, again(row)):
         assert (found.state, found.remaining, found.held_by_hand) == ("held", 3 * HOUR, True)
-        assert hours(found.due_at) == 4
-        assert hours(found.held_at) == 1
-        assert not found.is_settled
-        assert found.is_waiting
+        assert (hours(found.due_at), hours(found.held_at), found.is_settled, found.is_waiting) == (4, 1, False, True)
     with at(100):
         assert not fire_due(raises=False)
         resumed = dq.resume_timeout(order, policy, reason="they agreed")
@@ -52,10 +51,8 @@ def test_a_held_timeout_keeps_the_rest_of_its_time(row: Timeout, order: Order, p
         assert (found.state, found.remaining, found.held_by_hand, found.held_at) == ("pending", None, False, None)
         assert hours(found.due_at) == hours(found.run_at) == 103
         assert hours(found.restarted_at) == hours(found.ready_at) == 100
-    assert [(event["what"], event["by"], event["reason"]) for event in resumed.history] == [
-        ("held", "hand", "in talks"),
-        ("resumed", "hand", "they agreed"),
-    ]
+    told = [(event["what"], event["by"], event["reason"]) for event in resumed.history]
+    assert told == [("held", "hand", "in talks"), ("resumed", "hand", "they agreed")]
     with at(103):
         assert len(fire_due().fired) == 1
     assert again(row).lateness() == 0
@@ -80,52 +77,8 @@ def test_a_wrong_end_is_refused(order: Order, policy: Any, until: Any, words: st
     assert again(pending).state == "pending"
 
 
-def test_a_hold_with_an_end_ends_then_however_late_it_is_noticed(row: Timeout, order: Order, policy: Any) -> None:
-    with at(2):
-        dq.hold_timeout(order, policy, until=T0 + 10 * HOUR)
-    assert (again(row).remaining, hours(again(row).held_until)) == (3 * HOUR, 10)
-    with at(9.9):
-        assert end_holds_by_hand("default") == 0
-    with at(11):
-        assert end_holds_by_hand("default") == 1
-    found = again(row)
-    assert (found.state, hours(found.due_at), hours(found.restarted_at)) == ("pending", 13, 10)
-
-
-@pytest.mark.parametrize("verb", ["hold", "resume", "extend", "reschedule"])
-def test_what_comes_after_the_end_counts_as_if_a_worker_had_noticed_it(
-    row: Timeout, order: Order, policy: Any, verb: str
-) -> None:
-    with at(2):
-        dq.hold_timeout(order, policy, until=T0 + 10 * HOUR)
-    with at(11):
-        if verb == "hold":
-            dq.hold_timeout(order, policy)
-            assert again(row).remaining == 2 * HOUR
-        elif verb == "resume":
-            dq.resume_timeout(order, policy)
-            assert hours(again(row).due_at) == 13
-        elif verb == "extend":
-            dq.extend_timeout(order, policy, hours=1)
-            assert hours(again(row).due_at) == 14
-        else:
-            dq.reschedule_timeout(order, policy, hours=1)
-            assert hours(again(row).due_at) == 12
-
-
-def test_a_deadline_that_has_passed_leaves_nothing(order: Order, policy: Any) -> None:
-    with at(0):
-        row = dq.schedule_timeout(order, policy, hours=1)
-    with at(2):
-        assert dq.hold_timeout(row) is not None
-    assert again(row).remaining == timedelta(0)
-    with at(5):
-        assert not fire_due()
-        dq.resume_timeout(row)
-        assert len(fire_due().fired) == 1
-
-
-def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Order) -> None:
+@pytest.mark.parametrize("keep_deadline", [False, True])
+def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Order, keep_deadline: bool) -> None:
     def fail(obj: Order, timeout: Timeout) -> None:
         raise dq.Snooze(hours=5)
 
@@ -135,89 +88,55 @@ def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Or
     with at(1):
         fire_due()
     with at(2):
-        dq.hold_timeout(row)
-    assert again(row).remaining == 4 * HOUR
-    with at(10):
-        dq.resume_timeout(row)
-    assert hours(again(row).run_at) == 14
+        dq.hold_timeout(row, keep_deadline=keep_deadline)
+    with at(5):
+        assert operations.resume_timeout(row, by=BY).due_at_once == 0
+    assert hours(again(row).run_at) == (6 if keep_deadline else 9)
 
 
-def test_it_can_be_extended_and_rescheduled_while_it_is_held(row: Timeout, order: Order, policy: Any) -> None:
-    with at(20):
-        dq.extend_timeout(order, policy, hours=2)
-        assert (again(row).state, again(row).remaining, again(row).extensions) == ("held", 5 * HOUR, 1)
-    with at(21):
-        moved = dq.reschedule_timeout(order, policy, hours=7)
-    assert moved is not None
-    assert (moved.state, again(row).remaining, hours(again(row).due_at)) == ("held", 7 * HOUR, 28)
-    assert again(row).run_at.year > 2100
-    with at(30):
-        dq.resume_timeout(order, policy)
-    assert hours(again(row).run_at) == 37
-
-
-def test_cancelling_keeps_the_rest_and_a_guard_proceeds(row: Timeout, order: Order, policy: Any) -> None:
+def test_a_guard_proceeds(row: Timeout, order: Order, policy: Any) -> None:
     with at(50), pytest.raises(ZeroDivisionError), dq.before_deadline(order, policy, strict=True):
         raise ZeroDivisionError
     assert again(row).state == "held"
     with at(50), dq.before_deadline(order, policy, strict=True) as found:
         assert found == row
-    assert (again(row).state, again(row).remaining) == ("cancelled", 3 * HOUR)
-    assert dq.cancel_timeout(order, policy)
+    assert seen(again(row)) == "cancelled 3"
 
 
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_scheduling_again_begins_anew(row: Timeout, order: Order, policy: Any, in_transaction: bool) -> None:
-    with at(5):
-        assert dq.schedule_timeout(order, policy, hours=1, on_conflict="keep") == row
-        with pytest.raises(dq.TimeoutConflict):
-            dq.schedule_timeout(order, policy, hours=1, on_conflict="error")
-        assert again(row).state == "held"
-        if in_transaction:
-            with transaction.atomic():
-                new = dq.schedule_timeout(order, policy, hours=1)
+def test_a_strict_guard_counts_a_deadline_that_has_passed_while_it_was_paused(row: Timeout, order: Order) -> None:
+    with at(2):
+        dq.resume_timeout(row)
+        dq.hold_timeout(row, keep_deadline=True)
+    with at(9), pytest.raises(dq.DeadlinePassed), dq.before_deadline(row, strict=True):
+        pytest.fail("the block ran")
+    with at(9), dq.before_deadline(row):
+        pass
+    assert again(row).state == "cancelled"
+
+
+@pytest.mark.parametrize("how", ["in a transaction", "many"])
+def test_scheduling_again_begins_anew(row: Timeout, order: Order, policy: Any, how: str) -> None:
+    with at(5), transaction.atomic() if how == "in a transaction" else nullcontext():
+        if how == "many":
+            assert dq.schedule_timeouts([order], policy, hours=1, on_conflict="keep") == 0
+            assert dq.schedule_timeouts([order], policy, hours=1) == 1
         else:
-            new = dq.schedule_timeout(order, policy, hours=1)
-    assert new.pk == row.pk
-    for found in (new, again(row)):
-        assert (found.state, found.remaining, found.held_by_hand, found.held_at) == ("pending", None, False, None)
-        assert hours(found.run_at) == 6
+            assert dq.schedule_timeout(order, policy, hours=1) == row
+    found = again(row)
+    assert (found.state, found.remaining, found.held_by_hand, found.held_at) == ("pending", None, False, None)
+    assert hours(found.run_at) == 6
 
 
-def test_scheduling_many_again_begins_anew(row: Timeout, order: Order, policy: Any) -> None:
-    with at(5):
-        assert dq.schedule_timeouts([order], policy, hours=1, on_conflict="keep") == 0
-        assert dq.schedule_timeouts([order], policy, hours=1) == 1
-    assert (again(row).state, again(row).remaining, again(row).held_by_hand) == ("pending", None, False)
-
-
-def test_deleting_the_object_cancels(row: Timeout, order: Order) -> None:
-    order.delete()
-    assert (again(row).state, again(row).cause) == ("cancelled", "gone")
-
-
-def test_signals_report_both(row: Timeout, order: Order, policy: Any) -> None:
-    seen: list[tuple[str, str]] = []
-
-    def note(signal: Any, timeout: Timeout, **_: Any) -> None:
-        seen.append(("held" if signal is dq.timeout_held else "resumed", timeout.state))
-
-    for signal in (dq.timeout_held, dq.timeout_resumed):
-        signal.connect(note)
-    try:
+def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order, policy: Any) -> None:
+    with heard("held", "resumed") as got:
         dq.resume_timeout(order, policy)
         dq.hold_timeout(order, policy)
-    finally:
-        for signal in (dq.timeout_held, dq.timeout_resumed):
-            signal.disconnect(note)
-    assert seen == [("resumed", "pending"), ("held", "held")]
-
-
-def test_the_async_twins(row: Timeout, order: Order, policy: Any) -> None:
-    assert async_to_sync(dq.aresume_timeout)(order, policy) == row
-    held = async_to_sync(dq.ahold_timeout)(order, policy)
-    assert held is not None
-    assert held.state == "held"
+        assert async_to_sync(dq.aresume_timeout)(order, policy) == row
+        async_to_sync(dq.ahold_timeout)(order, policy)
+        operations.resume_timeout(row, by=BY)
+        operations.hold_timeout(row, by=BY)
+        operations.hold_timeout(Timeout.objects.filter(pk=0), by=BY)
+    assert [(name, timeout.state) for name, timeout in got] == [("resumed", "pending"), ("held", "held")] * 3
 
 
 def test_the_database_refuses_a_held_row_without_a_rest(row: Timeout) -> None:
@@ -225,29 +144,50 @@ def test_the_database_refuses_a_held_row_without_a_rest(row: Timeout) -> None:
         Timeout.objects.filter(pk=row.pk).update(remaining=None)
 
 
-def test_a_hold_of_its_policy_has_stopped_the_clock_before(declare: Declare) -> None:
-    from django_delayq import operations
-
-    policy = declare(Order, name="both", after=10 * HOUR, since="created_at", when=Q(status="unpaid"))
+@pytest.fixture
+def rows(policy: Any) -> list[Timeout]:
+    """Three timeouts that are due at 4; an operator has held the first two at 1."""
     with at(0):
-        order = Order.objects.create(created_at=T0)
+        rows = [dq.schedule_timeout(Order.objects.create(), policy, hours=4) for _ in range(3)]
+    with at(1):
+        held = Timeout.objects.filter(pk__in=[row.pk for row in rows[:2]])
+        assert operations.hold_timeout(held, by=BY, reason="talks").changed == 2
+    return [again(row) for row in rows]
+
+
+def test_operators_stop_clocks_and_let_them_run(rows: list[Timeout]) -> None:
+    at_one = "2030-01-01T13:00:00+00:00"
+    assert rows[0].history[-1] == {"at": at_one, "what": "held", "by": BY, "reason": "talks", "rest": 10800.0}
     with at(2):
-        operations.hold(policy, by="admin:a")
-    with at(5):
-        row = dq.hold_timeout(order, policy)
-    assert row is not None
-    assert row.remaining == 8 * HOUR
-    with at(6):
-        dq.resume_timeout(order, policy)
-    assert hours(again(row).due_at) == 14
-    with at(7):
-        operations.resume(policy, by="admin:a")
-    assert hours(again(row).due_at) == 15
-    with at(8):
-        dq.hold_timeout(order, policy)
-        operations.hold(policy, by="admin:a")
+        fired = operations.fire_now(Timeout.objects.all(), by=BY)
+        assert (fired.changed, dict(fired.refused)) == (1, {Refusal.HELD: 2})
     with at(9):
-        operations.resume(policy, by="admin:a")
-    with at(20):
-        dq.resume_timeout(order, policy)
-    assert hours(again(row).due_at) == 27
+        result = operations.resume_timeout(Timeout.objects.all(), by=BY)
+    assert (result.changed, dict(result.refused)) == (2, {Refusal.NOT_HELD: 1})
+    assert [seen(again(row)) for row in rows] == ["pending 12", "pending 12", "pending 2"]
+
+
+def test_what_is_due_at_once_when_a_pause_ends_is_counted(rows: list[Timeout]) -> None:
+    with at(2):
+        operations.resume_timeout(rows[0], by=BY)
+        assert operations.pause_timeout(rows[0], by=BY).changed == 1
+        assert operations.pause_timeout(rows[2], by=BY).changed == 1
+        operations.postpone(rows[0], by=BY, hours=4)
+    with at(6):
+        paused = Timeout.objects.filter(pk__in=[rows[0].pk, rows[2].pk])
+        assert operations.resume_timeout(paused, by=BY, dry_run=True).due_at_once == 1
+        done = operations.resume_timeout(paused, by=BY)
+        assert (done.changed, done.due_at_once) == (2, 1)
+        assert list(Timeout.objects.due()) == [rows[2]]
+
+
+def test_verbs_in_bulk(rows: list[Timeout], policy: Any) -> None:
+    pending = dq.pending_timeouts(policy=policy)
+    assert [row.state for row in pending] == ["pending", "held", "held"]
+    with at(2):
+        assert [dq.extend_timeouts(pending, hours=1) for _ in range(2)] == [3, 0]
+        assert [again(row).remaining for row in rows] == [4 * HOUR, 4 * HOUR, None]
+        assert dq.reschedule_timeouts(pending, hours=10) == 3
+        assert [again(row).remaining for row in rows] == [10 * HOUR, 10 * HOUR, None]
+    assert dq.cancel_timeouts(pending) == 3
+    assert not pending.all().exists()

@@ -7,17 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Q
-from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq.firing import plan, run
+from django_delayq.firing import plan, run, settle_expired
 from django_delayq.firing.works import Work
 from django_delayq.ledger import marking
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
+from tests.support.seen import heard, sql_of
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -62,24 +62,16 @@ def states(policy: Any, orders: list[Order]) -> list[str]:
 def test_what_is_on_hold_is_held_and_the_others_fire(
     policy: Any, orders: list[Order], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sent: list[int] = []
-
-    def receive(timeout: Timeout, **_: Any) -> None:
-        sent.append(timeout.pk)
-
     settled, count = ("skipped", 0) if policy.shadow else ("fired", 2)
-    dq.timeout_held.connect(receive)
-    with at(2), caplog.at_level(logging.INFO, "django_delayq.firing"):
+    with heard("held") as got, at(2), caplog.at_level(logging.INFO, "django_delayq.firing"):
         fire_due(policy)
-    dq.timeout_held.disconnect(receive)
     assert states(policy, orders) == ["held", "held", settled, settled]
     assert Effect.objects.count() == count
     rows = Timeout.objects.filter(policy=policy.label, state="held").order_by("pk")
     for row in rows:
         assert (row.remaining, row.attempts, row.held_by_hand, row.cause) == (timedelta(0), 0, False, "")
-        assert [event["what"] for event in row.history] == ["held"]
-        assert hours(row.due_at) == 1
-    assert sorted(sent) == [row.pk for row in rows]
+        assert ([event["what"] for event in row.history], hours(row.due_at)) == (["held"], 1)
+    assert sorted(timeout.pk for _, timeout in got) == [row.pk for row in rows]
     assert sum("hold_when of its policy holds" in record.message for record in caplog.records) == 2
     with at(3):
         assert not fire_due(policy)
@@ -87,9 +79,10 @@ def test_what_is_on_hold_is_held_and_the_others_fire(
         orders[0].save()
         fire_due(policy)
         assert states(policy, orders)[:2] == [settled, "held"]
-    assert hours(again(rows.model.objects.get(object_id=str(orders[0].pk), policy=policy.label)).due_at) == 3
+    assert hours(Timeout.objects.get(object_id=str(orders[0].pk), policy=policy.label).due_at) == 3
 
 
+@pytest.mark.parametrize("policy", ["alone", "batch", "outside"], indirect=True)
 def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: list[Order]) -> None:
     rows = list(Timeout.objects.filter(policy=policy.label).order_by("pk"))
     work = Work(policy.label, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
@@ -105,6 +98,7 @@ def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: 
     assert not Effect.objects.exists()
 
 
+@pytest.mark.parametrize("policy", ["alone", "batch", "outside"], indirect=True)
 def test_a_suspect_is_held_too(policy: Any, orders: list[Order]) -> None:
     row = Timeout.objects.get(policy=policy.label, object_id=str(orders[0].pk))
     with at(2):
@@ -118,9 +112,9 @@ def test_a_firing_reads_nothing_of_a_clock(policy: Any) -> None:
     if policy.batch:
         pytest.skip("it compares its objects with the ledger")
     Order.objects.update(note="")
-    with at(2), CaptureQueriesContext(connection) as statements:
-        fire_due(policy)
-    firing = [each["sql"] for each in statements if "UPDATE" not in each["sql"] and "held_until" not in each["sql"]]
+    with at(2):
+        sent = sql_of(lambda: fire_due(policy))
+    firing = [sql for sql in sent if "UPDATE" not in sql and "held_until" not in sql]
     assert not any("held_by_hand" in sql or '"remaining"' in sql for sql in firing)
 
 
@@ -136,8 +130,6 @@ def test_the_statement_that_marks_knows_the_condition(policy: Any, orders: list[
 def test_a_timeout_that_is_held_while_its_handler_runs_outside_is_settled_by_it(declare: Declare) -> None:
     def expire_and_hold(order: Order, timeout: Timeout) -> None:
         Timeout.objects.filter(pk=timeout.pk).update(run_at=T0 - HOUR)
-        from django_delayq.firing import settle_expired
-
         settle_expired("default")
         assert dq.hold_timeout(Timeout.objects.get(pk=timeout.pk)) is not None
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
-from django.db import connection
 from django.db.models import Q
 from django.template import Context, Template
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
 
@@ -26,6 +24,7 @@ from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.integration.spans.conftest import HOUR, at
+from tests.support.seen import sql_of
 from tests.testapp.desk import Team, Ticket
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
@@ -33,6 +32,7 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 Act = Callable[[Any, Any], object]
 ARMED: dict[str, Any] = {"since": "opened_at", "when": ~Q(status="closed"), "hold_when": Q(status="waiting")}
 BY = "test:operator"
+NONE = timedelta(0)
 TIMES: dict[str, Any] = {"real time": 8 * HOUR, "by the team": Working(hours=8, calendar="team__calendar")}
 
 
@@ -45,16 +45,18 @@ def opened(text: str = "Mon 10:00", hours: str = "09:00-17:00", **values: Any) -
     return Ticket.objects.create(team=team, opened_at=at(text), **values)
 
 
+def progress(ticket: Any, policy: Any) -> dq.Progress:
+    found = dq.get_progress(ticket, policy)
+    assert found is not None
+    return found
+
+
 def status(name: str) -> Act:
     def act(ticket: Any, policy: Any) -> None:
         ticket.status = name
         ticket.save()
 
     return act
-
-
-def nothing(ticket: Any, policy: Any) -> None:
-    """Do nothing."""
 
 
 def moved(verb: str, **how: Any) -> Act:
@@ -133,21 +135,24 @@ def test_what_is_used_and_left(declare: Declare, name: str) -> None:
 
 
 def test_a_round_begins_when_it_was_scheduled_unless_its_since_is_before_the_deadline(declare: Declare) -> None:
-    policy, ticket = declare(Ticket, name="call"), Ticket.objects.create()
+    policy, ticket, times = declare(Ticket, name="call"), Ticket.objects.create(), slice(5)
     with clock.set_to(at("Mon 10:00")):
         dq.schedule_timeout(ticket, policy, hours=4)
     with clock.set_to(at("Mon 11:00")):
-        assert dq.get_progress(ticket, policy)[:4] == (HOUR, 3 * HOUR, 4 * HOUR, 0.25)  # type: ignore[index]
+        assert progress(ticket, policy)[times] == (HOUR, 3 * HOUR, 4 * HOUR, 0.25, True)
         dq.schedule_timeout(ticket, policy, hours=4)
-        assert dq.get_progress(ticket, policy)[:2] == (timedelta(0), 4 * HOUR)  # type: ignore[index]
+        assert progress(ticket, policy)[:2] == (NONE, 4 * HOUR)
+        dq.schedule_timeout(ticket, policy, minutes=0)
+    with clock.set_to(at("Mon 13:00")):
+        assert progress(ticket, policy)[times] == (2 * HOUR, -2 * HOUR, NONE, 1.0, True), "it was due at once"
     before = declare(Ticket, name="before", after=-6 * HOUR, since="opened_at", when=Q(status="open"))
     later = declare(Ticket, name="later", after=2 * HOUR, since="opened_at", when=Q(status="open"))
     with clock.set_to(at("Mon 10:00")):
         ticket = opened("Mon 20:00")
-        assert dq.get_progress(ticket, before)[:5] == (timedelta(0), 4 * HOUR, 4 * HOUR, 0.0, True)  # type: ignore[index]
-        assert dq.get_progress(ticket, later)[:5] == (timedelta(0), 2 * HOUR, 2 * HOUR, 0.0, False)  # type: ignore[index]
+        assert progress(ticket, before)[times] == (NONE, 4 * HOUR, 4 * HOUR, 0.0, True)
+        assert progress(ticket, later)[times] == (NONE, 2 * HOUR, 2 * HOUR, 0.0, False)
     with clock.set_to(at("Mon 11:00")):
-        assert dq.get_progress(ticket, before)[:2] == (HOUR, 3 * HOUR)  # type: ignore[index]
+        assert progress(ticket, before)[:2] == (HOUR, 3 * HOUR)
 
 
 def test_without_an_open_hour_until_the_deadline_it_is_real_time(declare: Declare) -> None:
@@ -155,17 +160,8 @@ def test_without_an_open_hour_until_the_deadline_it_is_real_time(declare: Declar
     with clock.set_to(at("Sat 12:00")):
         dq.schedule_timeout(ticket := opened("Sat 12:00"), policy, hours=10)
     with clock.set_to(at("Sat 17:00")):
-        found = dq.get_progress(ticket, policy)
-    assert found is not None
+        found = progress(ticket, policy)
     assert (found.used, found.left, found.is_open_time) == (5 * HOUR, 5 * HOUR, False)
-
-
-def test_a_deadline_that_is_at_once_has_no_time_left(declare: Declare) -> None:
-    policy, ticket = declare(Ticket, name="call"), Ticket.objects.create()
-    with clock.set_to(at("Mon 10:00")):
-        dq.schedule_timeout(ticket, policy, minutes=0)
-    with clock.set_to(at("Mon 12:00")):
-        assert dq.get_progress(ticket, policy)[:4] == (2 * HOUR, -2 * HOUR, timedelta(0), 1.0)  # type: ignore[index]
 
 
 def test_what_cannot_be_computed_has_none(declare: Declare) -> None:
@@ -182,8 +178,7 @@ def test_what_cannot_be_computed_has_none(declare: Declare) -> None:
         Team.objects.update(zone="Europe/Berlin")
     with clock.set_to(at("Wed 10:00")):
         assert int(fire_due(policy, ticket)) == 1
-        assert dq.get_progress(ticket, policy) is None
-        assert Timeout.objects.get().progress() is None
+        assert dq.get_progress(ticket, policy) is Timeout.objects.get().progress() is None
         with pytest.raises(dq.UnknownPolicy):
             dq.get_progress(ticket, "anwser")
 
@@ -219,14 +214,13 @@ def test_a_countdown_reads_it_only_when_it_is_asked_for(declare: Declare) -> Non
     policy = policy_of(declare)
     with clock.set_to(at("Mon 10:00")):
         ticket = opened()
-    with CaptureQueriesContext(connection) as captured:
-        seen = countdown_of(ticket, policy)
-        assert (bool(seen), seen.is_stopped, seen.timeout_id) == (True, False, Timeout.objects.get().pk)
-    assert len(captured) == 2  # with the one of this test
+    assert len(sql_of(lambda: bool(countdown_of(ticket, policy)))) == 1
+    seen = countdown_of(ticket, policy)
+    assert (bool(seen), seen.is_stopped, seen.timeout_id) == (True, False, Timeout.objects.get().pk)
     assert countdown_of(Ticket.objects.create(), policy).progress is None
 
 
-def fill(declare: Declare, count: int) -> None:
+def fill(count: int) -> None:
     """Store tickets of as many teams, of two policies, of which some are held, and one policy is on hold."""
     for model in (Timeout, Ticket, Team):
         model.objects.all().delete()
@@ -250,14 +244,11 @@ def test_a_page_costs_as_many_queries_as_a_row(declare: Declare, admin_client: C
     counts: dict[str, set[int]] = {name: set() for name in pages}
     with clock.set_to(at("Wed 12:00")):
         operations.hold(policies[1], by=BY)
-        for number in (1, 5, 20):
-            fill(declare, number)
+        for number in (1, 4, 12):
+            fill(number)
             for name, read in pages.items():
-                read()
-                with CaptureQueriesContext(connection) as captured:
-                    answer = read()
-                counts[name].add(len(captured))
-                assert answer.status_code == 200
+                assert read().status_code == 200
+                counts[name].add(len(sql_of(read)))
         (shown, page, _sorted) = (read() for read in pages.values())
         alone = {row.pk: row.progress() for row in Timeout.objects.all()}
         by_use = [row.pk for row in _sorted.context["cl"].result_list]
@@ -266,7 +257,7 @@ def test_a_page_costs_as_many_queries_as_a_row(declare: Declare, admin_client: C
         pk: found.share for pk, found in alone.items()
     }
     assert {row.pk: row.delayq_progress for row in page.context["cl"].result_list} == alone
-    assert len({found.share for found in alone.values()}) > 5
+    assert len({found.share for found in alone.values()}) > 3
     assert [alone[pk].share for pk in by_use] == sorted((found.share for found in alone.values()), reverse=True)
     assert "of office time left" in page.content.decode()
 

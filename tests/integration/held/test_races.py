@@ -34,11 +34,6 @@ JITTER = 0.015
 """Seconds around its deadline within which a clock is stopped."""
 
 
-@pytest.fixture(params=["by hand", "by condition"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
     def note(order: Order, timeout: Timeout) -> None:
@@ -69,6 +64,7 @@ def stop_clocks(orders: list[tuple[Order, float]], policy: Any, way: str, held: 
         connections.close_all()
 
 
+@pytest.mark.parametrize(("source", "way"), [("redis", "by hand"), ("ledger", "by condition")], indirect=["source"])
 @pytest.mark.usefixtures("worker")
 def test_a_clock_is_stopped_or_its_timeout_fires(policy: Any, way: str) -> None:
     dice, shift = random.Random(way), 0.0

@@ -1,8 +1,7 @@
-"""What people see of a timeout whose clock is stopped."""
+"""What people see of a timeout whose clock is stopped, or which is paused."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,10 +9,11 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.template import Context, Template
 from django.test import Client
-from django.urls import reverse
+from django.urls import include, path, reverse
 from rest_framework.test import APIClient
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.contrib.countdown import countdown_of, pending_countdowns
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import snapshot
@@ -21,7 +21,8 @@ from django_delayq.testing import assert_fired, assert_scheduled
 from tests.integration.held.times import HOUR, T0, at
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
 
 
 @pytest.fixture
@@ -33,6 +34,13 @@ def row(order: Order) -> Timeout:
         held = dq.hold_timeout(order, "remind", reason="in talks", until=T0 + 24 * HOUR)
     assert held is not None
     return held
+
+
+@pytest.fixture
+def api() -> Any:
+    client = APIClient()
+    client.force_login(User.objects.create_superuser("boss"))
+    return client
 
 
 def test_the_story(row: Timeout, order: Order) -> None:
@@ -50,50 +58,75 @@ def test_the_countdown(row: Timeout, order: Order) -> None:
         assert (bool(shown), shown.is_stopped, shown.seconds_left, shown.is_due) == (True, True, 7800, False)
         assert countdown_of(row).seconds_left == 7800
         (together,) = pending_countdowns([order], "remind")
-        assert together is not None
-        assert together.seconds_left == 7800
+        assert together is not None and together.seconds_left == 7800
         html = Template("{% load delayq %}{% countdown order 'remind' %}").render(Context({"order": order}))
-    assert 'data-rest="7800000"' in html
-    assert "stopped, 2 h 10 min left" in html
+    assert 'data-rest="7800000"' in html and "stopped, 2 h 10 min left" in html
 
 
 def test_the_admin(row: Timeout, admin_client: Client) -> None:
     listed = admin_client.get(f"{reverse('admin:django_delayq_timeout_changelist')}?state__exact=held")
     assert list(listed.context["cl"].result_list) == [row]
     text = listed.content.decode()
-    assert "delayq-held" in text
-    assert "stopped, 2 h 10 min left" in text
+    assert "delayq-held" in text and "stopped, 2 h 10 min left" in text
     page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[row.pk]))
     assert "Resume the timeout" in page.content.decode()
 
 
-@pytest.mark.urls("tests.integration.rest.urls")
-def test_rest(row: Timeout) -> None:
-    client: Any = APIClient()
-    client.force_login(User.objects.create_superuser("boss"))
-    (shown,) = client.get("/api/timeouts/?state=held").json()["results"]
+def test_rest(row: Timeout, api: Any) -> None:
+    (shown,) = api.get("/api/timeouts/?state=held").json()["results"]
     assert (shown["state"], shown["run_at"], shown["remaining"], shown["held_by_hand"]) == ("held", None, 7800.0, True)
-    done = client.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json")
+    done, refused = (
+        api.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json") for _ in range(2)
+    )  # fmt: skip
     assert (done.status_code, done.json()["timeout"]["state"]) == (200, "pending")
-    refused = client.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json")
     assert (refused.status_code, refused.json()["refusal"]["code"]) == (409, "not_held")
 
 
-def test_the_status_and_the_list(row: Timeout, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = snapshot()
-    assert (seen.held.value, seen.pending.value) == (1, 0)
-    call_command("delayq_status")
-    assert "1 timeout with a stopped clock" in capsys.readouterr().out
-    call_command("delayq_list", "--all")
-    output = capsys.readouterr().out
-    assert "held" in output
-    assert "2108" not in output
-    call_command("delayq_explain", "--id", str(row.pk))
-    assert "2 h 10 min of its time is left" in " ".join(capsys.readouterr().out.split())
+def test_the_status_the_list_and_the_testing_kit(
+    row: Timeout, order: Order, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def output(*command: str) -> str:
+        call_command(*command)
+        return " ".join(capsys.readouterr().out.split())
 
-
-def test_the_testing_kit(row: Timeout, order: Order) -> None:
+    assert (snapshot().held.value, snapshot().pending.value) == (1, 0)
+    assert "1 timeout with a stopped clock" in output("delayq_status")
+    listed = output("delayq_list", "--all")
+    assert "held" in listed and "2108" not in listed
+    assert "2 h 10 min of its time is left" in output("delayq_explain", "--id", str(row.pk))
     assert assert_scheduled(order, "remind") == row
     with pytest.raises(AssertionError, match="is held"):
         assert_fired(order, "remind")
-    assert row.remaining == timedelta(hours=2, minutes=10)
+
+
+def test_that_it_is_paused_and_its_deadline(
+    order: Order, admin_client: Client, api: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with at(0):
+        row = dq.schedule_timeout(order, "remind", hours=4)
+    with at(1):
+        call_command("delayq_pause_timeout", f"--id={row.pk}")
+        assert "1 paused" in capsys.readouterr().out
+        story = dq.explain_timeout(order, "remind")
+        assert "It is paused until it is resumed. Its deadline stays" in story.outlook
+        assert "paused, its deadline stays" in str(story)
+        call_command("delayq_list", id=[row.pk])
+        assert " paused " in capsys.readouterr().out
+        shown = countdown_of(order, "remind")
+        assert (shown.is_paused, shown.is_stopped, shown.is_due, shown.seconds_left) == (True, False, False, 3 * 3600)
+        page = admin_client.get(reverse("admin:django_delayq_timeout_changelist")).content.decode()
+        assert "paused" in page and "stopped," not in page
+    answer = api.get(f"/api/timeouts/{row.pk}/").json()
+    assert (answer["keeps_deadline"], answer["remaining"], answer["run_at"]) == (True, None, None)
+    with at(5):
+        done = api.post(f"/api/timeouts/{row.pk}/resume_timeout/", {"dry_run": True}, format="json").json()
+        assert (done["changed"], done["due_at_once"]) == (True, True)
+        address = reverse("admin:django_delayq_timeout_operate", args=["resume_timeout"])
+        page = admin_client.get(address, {"ids": row.pk}).content.decode()
+        assert "1 timeout will be resumed." in page and "1 is due and fires now." in page
+        call_command("delayq_resume_timeout", f"--id={row.pk}", "--dry-run")
+        assert "1 resumed, 1 of them due at once" in capsys.readouterr().out
+        countdown = countdown_of(order, "remind")
+        assert (countdown.is_due, countdown.seconds_left) == (False, 0)
+    operations.resume_timeout(row, by="admin:alice")
+    assert [event["what"] for event in Timeout.objects.get().history] == ["paused", "resumed"]

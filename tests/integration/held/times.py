@@ -1,4 +1,4 @@
-"""Hours since one datetime, in which these tests count."""
+"""Hours since one datetime, in which these tests count, and what they do to an order and see of its timeout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import django_delayq as dq
 from django_delayq import TimeoutPolicy, clock
+from django_delayq.arming.sync import automatic_policies, sync_policy
 from django_delayq.models import Timeout
+from tests.testapp.models import Order
 
 Declare = Callable[..., TimeoutPolicy[Any]]
 HOUR = timedelta(hours=1)
@@ -28,3 +31,30 @@ def hours(moment: datetime | None) -> float:
 def again(row: Timeout) -> Timeout:
     """Return the row as it is in the database."""
     return Timeout.objects.get(pk=row.pk)
+
+
+def seen(row: Timeout) -> str:
+    """Return "held" with the hours that are left, "pending" or "paused" with the deadline, or how it was settled."""
+    if row.state == "pending" or row.is_paused:
+        return f"{'paused' if row.is_paused else row.state} {hours(row.due_at):g}"
+    return row.state if row.remaining is None else f"{row.state} {row.remaining / HOUR:g}"
+
+
+def save(order: Order, **values: Any) -> None:
+    """Save other values of an order, and nothing else."""
+    for name, value in values.items():
+        setattr(order, name, value)
+    order.save(update_fields=list(values))
+
+
+def update_and_sync(order: Order, **values: Any) -> None:
+    """Write other values as SQL would, and sync them."""
+    Order.objects.filter(pk=order.pk).update(**values)
+    dq.sync_timeouts(order)
+
+
+def update_and_wait(order: Order, **values: Any) -> None:
+    """Write other values as SQL would, and compare the tables, as a worker does."""
+    Order.objects.filter(pk=order.pk).update(**values)
+    for policy in automatic_policies("default"):
+        sync_policy(policy, "default")

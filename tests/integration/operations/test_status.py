@@ -69,6 +69,16 @@ def test_a_policy_is_counted_by_what_its_rows_do() -> None:
     assert of(REMIND, hours=False).hours == ()
 
 
+def test_the_hours_of_a_policy_with_very_many_pending_timeouts_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "MAX_COUNT", 2)
+    for minutes in (10, 20, 30, 90, 150, 160):
+        pending(Order.objects.create(), minutes=minutes)
+    pending(Order.objects.create(), "linger", minutes=70)
+    found, other = of("testapp.order.remind"), of("testapp.order.linger")
+    assert (str(found.pending), [str(count) for count in found.hours[:4]]) == ("2+", ["2+", "1", "2", "0"])
+    assert (str(other.pending), [str(count) for count in other.hours[:3]]) == ("1", ["0", "1", "0"])
+
+
 @pytest.mark.parametrize(("examined", "cap", "fired"), [(5, 5, "3"), (3, 5, "3"), (2, 5, "3"), (2, 2, "2+")])
 def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired(
     monkeypatch: pytest.MonkeyPatch, declare: Declare, examined: int, cap: int, fired: str

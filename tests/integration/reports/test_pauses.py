@@ -17,10 +17,10 @@ from django_delayq.monitoring.snapshot import policy_statuses, snapshot
 from django_delayq.operations import hold, late, pause, resume
 from django_delayq.testing import fire_due
 from tests.integration.reports.rounds import utc
+from tests.support.typed import Declare, Log
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 DEADLINE = utc(2026, 5, 10, 12)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 KINDS = pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
@@ -82,7 +82,7 @@ def measured(policy: dq.TimeoutPolicy[Any], row: Timeout, fires: float, caplog: 
     ],
 )
 def test_lateness_counts_from_the_end_of_the_last_stop(
-    declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any], changes: Any
+    declare: Declare, caplog: Log, options: dict[str, Any], changes: Any
 ) -> None:
     *stops, (fires, expected) = changes
     policy = declare(Order, name="told", **options)
@@ -90,9 +90,7 @@ def test_lateness_counts_from_the_end_of_the_last_stop(
 
 
 @KINDS
-def test_a_retry_after_a_pause_counts_from_its_end(
-    declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
-) -> None:
+def test_a_retry_after_a_pause_counts_from_its_end(declare: Declare, caplog: Log, options: dict[str, Any]) -> None:
     errors = iter([LookupError("no")])
 
     def fail(*_: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db.models import Q
+from django.utils import timezone
 from pytest_django import Settings
 
 from django_delayq import TimeoutPolicy, UnknownPolicy, clock
@@ -20,6 +21,7 @@ from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import InvalidReport, policy_report
 from django_delayq.worker.sweep import prune
 from tests.integration.reports.rounds import assert_equals, local_day, random_rows, recount, settled_row, utc
+from tests.support.typed import Declare
 from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,17 +34,17 @@ DAYS = 150
 
 
 @pytest.fixture
-def policy(declare: Callable[..., TimeoutPolicy[Any]]) -> TimeoutPolicy[Any]:
+def policy(declare: Declare) -> TimeoutPolicy[Any]:
     """A policy that had another name before."""
     return declare(Order, name="told", aliases=["told_before"], since="created_at", when=Q(), after=timedelta(hours=1))
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/Havana", "Pacific/Auckland"])
-def test_reports_equal_a_recount_of_10000_rounds_before_and_after_pruning(
+@pytest.mark.parametrize("zone", ["America/Havana", "Pacific/Auckland"])
+def test_reports_equal_a_recount_before_and_after_pruning(
     policy: TimeoutPolicy[Any], settings: Settings, zone: str
 ) -> None:
     settings.TIME_ZONE = zone
-    rows = random_rows(10_000, NOW, DAYS, [LABEL, FORMER, "testapp.order.other"])
+    rows = random_rows(5_000, NOW, DAYS, [LABEL, FORMER, "testapp.order.other"])
     Timeout.objects.bulk_create(rows, batch_size=500)
     own = [row for row in rows if row.policy != "testapp.order.other"]
     by_day = recount(own, lambda row: str(local_day(row.settled_at, zone)))
@@ -66,12 +68,12 @@ def test_reports_equal_a_recount_of_10000_rounds_before_and_after_pruning(
         roll_up("default")
         assert PolicyDay.objects.exists()
         assert reports() == before
-        assert prune("default") > 7000
+        assert prune("default") > 3500
         assert reports() == before
         roll_up("default")
-        assert prune("default", age=timedelta(days=20)) > 500
+        assert prune("default", age=timedelta(days=20)) > 250
         assert reports() == before
-        assert Timeout.objects.count() < 2000
+        assert Timeout.objects.count() < 1000
     with clock.set_to(NOW + timedelta(days=40)):
         roll_up("default")
         prune("default")
@@ -83,47 +85,45 @@ def replaced(report: Any) -> Any:
     return report.lines, report.total
 
 
-def test_rows_that_prune_leaves_are_counted_once(policy: TimeoutPolicy[Any]) -> None:
-    old = NOW - timedelta(days=40)
-    gone, left = settled_row(old), settled_row(old, "cancelled", "hand", due_at=NOW + timedelta(days=9))
-    Timeout.objects.bulk_create([gone, left])
+def test_rows_that_prune_leaves_count_once_and_pruning_some_policies_keeps_all_days(policy: TimeoutPolicy[Any]) -> None:
+    old, other = NOW - timedelta(days=40), "testapp.order.other"
+    left = settled_row(old, "cancelled", "hand", due_at=NOW + timedelta(days=9))
+    Timeout.objects.bulk_create([settled_row(old), left, settled_row(old, label=other)])
+
+    def lines() -> dict[str, tuple[int, int, int]]:
+        report = policy_report(by="policy", first=FIRST)
+        return {line.name: (line.rounds, line.fired, line.cancelled) for line in report.lines}
+
+    expected = {LABEL: (2, 1, 1), other: (1, 1, 0)}
     with clock.set_to(NOW):
-        assert prune("default") == 1
-        report = policy_report(policy, first=FIRST)
-        assert (report.total.rounds, report.total.fired, report.total.cancelled) == (2, 1, 1)
+        for prune_some in (lambda: prune("default", labels=[LABEL]), lambda: prune("default")):
+            assert prune_some() == 1
+            assert lines() == expected
     with clock.set_to(NOW + timedelta(days=60)):
         assert prune("default") == 1
-        assert policy_report(policy, first=FIRST).total == report.total
+        assert lines() == expected
 
 
-def test_pruning_some_policies_keeps_the_days_of_all(policy: TimeoutPolicy[Any]) -> None:
-    old = NOW - timedelta(days=40)
-    Timeout.objects.bulk_create([settled_row(old), settled_row(old, label="testapp.order.other")])
-    with clock.set_to(NOW):
-        assert prune("default", labels=[LABEL]) == 1
-        assert [line.rounds for line in policy_report(by="policy", first=FIRST).lines] == [1, 1]
-        assert prune("default") == 1
-        assert [line.rounds for line in policy_report(by="policy", first=FIRST).lines] == [1, 1]
-
-
-def test_a_day_ends_at_midnight_in_time_zone_whatever_zone_a_request_has_activated(
-    policy: TimeoutPolicy[Any], settings: Settings
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_a_day_ends_at_midnight_in_time_zone_whatever_is_activated(
+    policy: TimeoutPolicy[Any], settings: Settings, use_tz: bool
 ) -> None:
-    from django.utils import timezone
-
-    settings.TIME_ZONE = "Europe/Berlin"
-    times = [utc(2026, 3, 28, 22, 59), utc(2026, 3, 28, 23, 0), utc(2026, 3, 29, 21, 59), utc(2026, 3, 29, 22, 0)]
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Europe/Berlin"
+    now, times = (
+        NOW,
+        [utc(2026, 3, 28, 22, 59), utc(2026, 3, 28, 23, 0), utc(2026, 3, 29, 21, 59), utc(2026, 3, 29, 22)],
+    )
+    if not use_tz:
+        now, *times = (timezone.make_naive(at, ZoneInfo("Europe/Berlin")) for at in (now, *times))
     Timeout.objects.bulk_create([settled_row(at) for at in times])
     expected = [("2026-03-28", 1), ("2026-03-29", 2), ("2026-03-30", 1)]
-    with timezone.override("Asia/Tokyo"), clock.set_to(NOW):
-        assert [(line.name, line.rounds) for line in policy_report(policy, first=FIRST).lines] == expected
-        roll_up("default")
-        assert [(line.name, line.rounds) for line in policy_report(policy, first=FIRST).lines] == expected
+    with timezone.override("Asia/Tokyo"), clock.set_to(now):
+        for count in (lambda: None, lambda: roll_up("default")):
+            count()
+            assert [(line.name, line.rounds) for line in policy_report(policy, first=FIRST).lines] == expected
 
 
-def test_after_a_change_of_time_zone_each_round_is_still_counted_once(
-    policy: TimeoutPolicy[Any], settings: Settings
-) -> None:
+def test_in_another_time_zone_each_round_is_still_counted_once(policy: TimeoutPolicy[Any], settings: Settings) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     rows = random_rows(600, NOW, 60, [LABEL])
     Timeout.objects.bulk_create(rows)
@@ -194,12 +194,9 @@ def run(*args: str) -> str:
 
 
 def test_the_command_prints_a_table_csv_and_json(policy: TimeoutPolicy[Any]) -> None:
-    Timeout.objects.bulk_create(
-        [
-            settled_row(NOW, "cancelled", "condition", due_at=NOW + timedelta(minutes=5), since_at=NOW - timedelta(1)),
-            settled_row(NOW - timedelta(days=3)),
-        ]
-    )
+    moments: dict[str, Any] = {"due_at": NOW + timedelta(minutes=5), "since_at": NOW - timedelta(1)}
+    paid = settled_row(NOW, "cancelled", "condition", **moments)
+    Timeout.objects.bulk_create([paid, settled_row(NOW - timedelta(days=3))])
     with clock.set_to(NOW):
         assert run(LABEL).splitlines()[0] == f"{LABEL}, 2026-04-11 to 2026-05-10"
         assert [line.split()[:4] for line in run(LABEL).splitlines()[2:]] == [
@@ -209,10 +206,8 @@ def test_the_command_prints_a_table_csv_and_json(policy: TimeoutPolicy[Any]) -> 
         ]
         assert "23 h 27 min" in run(LABEL)  # a day, to 2.5 %
         lines = list(csv.DictReader(io.StringIO(run(LABEL, "--by", "month", "--csv"))))
-        assert [(line["month"], line["rounds"], line["share"]) for line in lines] == [
-            ("2026-05", "2", "0.5"),
-            ("total", "2", "0.5"),
-        ]
+        months = [(line["month"], line["rounds"], line["share"]) for line in lines]
+        assert months == [("2026-05", "2", "0.5"), ("total", "2", "0.5")]
         assert json.loads(run(LABEL, "--last", "1d", "--json"))["total"]["in_time"] == 1
         assert run().splitlines()[2].startswith(LABEL)
         with pytest.raises(CommandError, match="Only one|only one"):
@@ -228,14 +223,3 @@ def test_csv_has_no_cell_that_a_spreadsheet_would_run(policy: TimeoutPolicy[Any]
     with clock.set_to(NOW):
         cells = [row[0] for row in csv.reader(io.StringIO(run(LABEL, "--by", "note", "--csv")))]
     assert sorted(cells) == sorted(["note", *(f"'{name}" for name in names), "total"])
-
-
-def test_a_naive_project_has_days_of_its_own_zone(policy: TimeoutPolicy[Any], settings: Settings) -> None:
-    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kathmandu"
-    noon = datetime(2026, 5, 10, 12)  # noqa: DTZ001 - without USE_TZ
-    Timeout.objects.bulk_create([settled_row(noon - timedelta(hours=12)), settled_row(noon - timedelta(hours=13))])
-    with clock.set_to(noon):
-        expected = [("2026-05-09", 1), ("2026-05-10", 1)]
-        assert [(line.name, line.rounds) for line in policy_report(policy).lines] == expected
-        roll_up("default")
-        assert [(line.name, line.rounds) for line in policy_report(policy).lines] == expected

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import Error, connection, transaction
 from django.db.models import Q
 
 from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
@@ -20,6 +21,8 @@ from django_delayq.monitoring.snapshot import overview
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
 from tests.integration.reports.rounds import settled_row, utc
+from tests.support.threads import in_threads
+from tests.support.typed import Declare, Patch
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders
 from tests.testapp.models import Order
@@ -32,7 +35,7 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 @pytest.fixture
-def policy(declare: Callable[..., TimeoutPolicy[Any]]) -> TimeoutPolicy[Any]:
+def policy(declare: Declare) -> TimeoutPolicy[Any]:
     return declare(Order, name="told", since="created_at", when=Q(status="waiting"), after=HOUR)
 
 
@@ -50,14 +53,25 @@ def rounds(policy: TimeoutPolicy[Any]) -> int:
     return policy_report(policy, first=date(2026, 4, 1)).total.rounds
 
 
-def test_a_day_is_counted_while_it_passes_in_one_row(policy: TimeoutPolicy[Any]) -> None:
+def test_a_day_is_counted_while_it_passes_in_one_row_page_by_page(
+    policy: TimeoutPolicy[Any], monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(rollups, "READ_ROWS", 3)
+    settle(*[NOON - MINUTE] * 7, *[NOON] * 6)
+    with clock.set_to(NOON + MINUTE):
+        roll_up("default")
+        assert stored() == [] and rounds(policy) == 13, "rows of the last minutes are read from the ledger"
     for hour in range(12):
         settle(NOON + hour * HOUR, NOON + hour * HOUR + MINUTE)
         with clock.set_to(NOON + hour * HOUR + 5 * MINUTE):
             roll_up("default")
             roll_up("default")
-            assert rounds(policy) == 2 * hour + 2
-    assert stored() == [(date(2026, 5, 10), 24, 0)]
+            assert rounds(policy) == 13 + 2 * hour + 2
+    assert stored() == [(date(2026, 5, 10), 37, 0)]
+    with clock.set_to(NOON + 12 * HOUR):
+        Timeout.objects.all().delete()  # by hand: they do not count when their day has none
+        roll_up("default")
+        assert rounds(policy) == 0
 
 
 def prune_all() -> None:
@@ -78,17 +92,7 @@ def test_the_hours_of_the_last_day_are_counted_whether_rows_are_counted_deleted_
         assert not any(hour.fired for hour in seen.hours)
 
 
-def test_rows_of_the_last_minutes_are_read_from_the_ledger(policy: TimeoutPolicy[Any]) -> None:
-    settle(NOON)
-    with clock.set_to(NOON + MINUTE):
-        roll_up("default")
-        assert stored() == []
-        assert rounds(policy) == 1
-
-
-def test_a_row_that_was_committed_hours_after_it_was_settled_is_counted_when_its_day_is_over(
-    policy: TimeoutPolicy[Any],
-) -> None:
+def test_a_row_that_was_committed_hours_late_is_counted_when_its_day_is_over(policy: TimeoutPolicy[Any]) -> None:
     settle(NOON)
     with clock.set_to(NOON + HOUR):
         roll_up("default")
@@ -104,7 +108,7 @@ def test_a_row_that_was_committed_hours_after_it_was_settled_is_counted_when_its
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
-def test_each_row_counts_as_deleted_from_when_it_is_whether_it_was_counted_before_or_not(
+def test_each_deleted_row_counts_whether_it_was_counted_before_or_not(
     policy: TimeoutPolicy[Any], is_counted: bool
 ) -> None:
     settle(NOON)
@@ -132,21 +136,23 @@ def test_a_transaction_that_deletes_rows_and_is_rolled_back_counts_none(policy: 
         assert rounds(policy) == 2
 
 
-def test_a_count_during_which_rows_are_deleted_is_dropped(policy: TimeoutPolicy[Any]) -> None:
+def test_a_count_during_which_rows_are_deleted_or_retried_is_dropped(declare: Declare) -> None:
+    policy = declare(Order, name="told")
+    with clock.set_to(NOON):
+        dead_rows(2, policy)
+    with clock.set_to(NOON + HOUR):
+        roll_up("default")
+    dead = [Timeout.objects.filter(state="dead")[:1]]
+    with clock.set_to(NOON + 2 * DAY):
+        roll_up("default", lambda: dead and operations.retry(dead.pop(), by="test"))
+        assert not dead and stored() == [(date(2026, 5, 10), 0, 1)]
+        roll_up("default")
+        assert stored() == [(date(2026, 5, 10), 0, 1)]
+    Timeout.objects.all().delete(), PolicyDay.objects.all().delete()
     settle(NOON, NOON + MINUTE)
     with clock.set_to(NOON + 40 * DAY):
         roll_up("default", lambda: prune("default"))
-        assert rounds(policy) == 2
-        assert stored() == [(date(2026, 5, 10), 2, 0)]
-
-
-def test_rows_that_were_deleted_by_hand_do_not_count_when_their_day_has_none(policy: TimeoutPolicy[Any]) -> None:
-    settle(NOON, NOON + MINUTE)
-    with clock.set_to(NOON + HOUR):
-        roll_up("default")
-        Timeout.objects.all().delete()
-        roll_up("default")
-        assert rounds(policy) == 0
+        assert rounds(policy) == 2 and stored() == [(date(2026, 5, 10), 2, 0)]
 
 
 def test_rows_of_today_that_are_pruned_are_counted_once(policy: TimeoutPolicy[Any], settings: Any) -> None:
@@ -169,9 +175,7 @@ def dead_rows(count: int, policy: TimeoutPolicy[Any]) -> list[Timeout]:
 
 
 @pytest.mark.parametrize("how", ["retry", "cancel", "cancel_timeout"])
-def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(
-    declare: Callable[..., TimeoutPolicy[Any]], how: str
-) -> None:
+def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(declare: Declare, how: str) -> None:
     policy = declare(Order, name="told")
     later = NOON + 3 * DAY
     with clock.set_to(NOON):
@@ -195,64 +199,21 @@ def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(
         assert (total.rounds, total.dead) == (len(rows), 0)
 
 
-def test_a_dead_row_that_is_retried_after_its_day_was_counted_finally_is_counted_once(
-    declare: Callable[..., TimeoutPolicy[Any]],
-) -> None:
-    policy = declare(Order, name="told")
-    with clock.set_to(NOON):
-        gone, kept = dead_rows(2, policy)
-    Timeout.objects.filter(pk=kept.pk).update(first_due_at=NOON + 90 * DAY)
-    with clock.set_to(NOON + 40 * DAY):
-        assert prune("default") == 1
-        assert not Timeout.objects.filter(pk=gone.pk).exists()
-        operations.retry(Timeout.objects.filter(pk=kept.pk), by="test")
-        fire_due(policy)
-        total = policy_report(policy, first=date(2026, 5, 1)).total
-        assert (total.rounds, total.dead, total.fired) == (2, 1, 1)
-
-
-def test_a_count_during_which_a_dead_row_is_retried_is_dropped(
-    declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = declare(Order, name="told")
-    with clock.set_to(NOON):
-        dead_rows(2, policy)
-    with clock.set_to(NOON + HOUR):
-        roll_up("default")
-    with clock.set_to(NOON + 2 * DAY):
-        is_retried = False
-
-        def retry_one() -> None:
-            nonlocal is_retried
-            if not is_retried:
-                is_retried = True
-                operations.retry(Timeout.objects.filter(state="dead")[:1], by="test")
-
-        roll_up("default", retry_one)
-        assert is_retried
-        assert stored() == [(date(2026, 5, 10), 0, 1)]
-        roll_up("default")
-        assert stored() == [(date(2026, 5, 10), 0, 1)]
+def count_too() -> Callable[[], object]:
+    """Let another worker count while the first one does, once."""
+    others = [roll_up]
+    return lambda: others and others.pop()("default")
 
 
 def test_two_workers_that_count_the_same_rows_store_them_once(policy: TimeoutPolicy[Any]) -> None:
     settle(NOON)
-    has_counted = False
-
-    def count_too() -> None:
-        nonlocal has_counted
-        if not has_counted:
-            has_counted = True
-            roll_up("default")
-
     with clock.set_to(NOON + HOUR):
-        roll_up("default", count_too)
+        roll_up("default", count_too())
         assert stored() == [(date(2026, 5, 10), 1, 0)]
-        has_counted = False
         settle(NOON + 10 * MINUTE, NOON + 20 * MINUTE)
     with clock.set_to(NOON + 2 * HOUR):
         settle(NOON + 70 * MINUTE)
-        roll_up("default", count_too)
+        roll_up("default", count_too())
         assert rounds(policy) == 2
     with clock.set_to(NOON + 2 * DAY):
         roll_up("default")
@@ -266,29 +227,12 @@ def test_a_part_that_another_worker_has_counted_meanwhile_is_not_counted_again(p
         with clock.set_to(at):
             roll_up("default")
     settle(midnight - HOUR, midnight + 90 * MINUTE)
-    others = [roll_up]
-
-    def count_first() -> None:
-        if others:
-            others.pop()("default")
-
     with clock.set_to(midnight + 2 * HOUR):
-        roll_up("default", count_first)
+        roll_up("default", count_too())
         assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 2, 0)]
 
 
-def test_pages_are_read_in_order_without_a_row_read_twice(
-    policy: TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rollups, "READ_ROWS", 3)
-    settle(*[NOON] * 7, *[NOON + MINUTE] * 6)
-    with clock.set_to(NOON + HOUR):
-        assert rounds(policy) == 13
-        roll_up("default")
-        assert stored() == [(date(2026, 5, 10), 13, 0)]
-
-
-def test_a_worker_counts_what_was_settled(declare: Callable[..., TimeoutPolicy[Any]], redis_url: str) -> None:
+def test_a_worker_counts_what_was_settled(declare: Declare, redis_url: str) -> None:
     declare(Order, name="told")
     settle(*[clock.now() - timedelta(days=day, minutes=10) for day in range(3)])
     worker = RunningWorker(concurrency=1)
@@ -296,3 +240,53 @@ def test_a_worker_counts_what_was_settled(declare: Callable[..., TimeoutPolicy[A
         wait_until(lambda: sum(fired for _, fired, _ in stored()) == 3, "the worker has counted the days")
     finally:
         worker.stop()
+
+
+ROWS, TURNS = 600, 20
+
+
+def settled() -> Iterator[Timeout]:
+    """Rows of two days; every fourth one is dead."""
+    for number in range(ROWS):
+        state, cause = ("dead", "retries") if number % 4 == 0 else ("fired", "due")
+        order = Order.objects.create()
+        at = NOON - (number % 2) * DAY - (number + 3) * MINUTE
+        yield settled_row(at, state, cause, label=LABEL, object_id=str(order.pk), attempts=1)
+
+
+def retry_some() -> None:
+    dead = Timeout.objects.filter(state="dead").values_list("pk", flat=True)
+    operations.retry(Timeout.objects.filter(pk__in=list(dead[:5])), by="test")
+
+
+def test_each_row_counts_once_while_threads_count_retry_and_delete_rows(declare: Declare) -> None:
+    if not connection.features.has_select_for_update:
+        pytest.skip("SQLite has no row locks: a writer holds the whole database")
+    policy = declare(Order, name="told")
+    Timeout.objects.bulk_create(list(settled()))
+    errors = list[BaseException]()
+
+    def total() -> int:
+        return policy_report(policy, first=date(2026, 5, 1)).total.rounds
+
+    def repeat(work: Callable[[int], object]) -> None:
+        try:
+            for turn in range(TURNS):
+                with suppress(Error):  # a deadlock: workers try again, too
+                    work(turn)
+        except BaseException as error:
+            errors.append(error)
+
+    def delete(turn: int) -> None:
+        prune("default", labels=[LABEL], age=2 * DAY - 2 * turn * 60 * MINUTE)
+
+    works: list[Callable[[int], object]] = [lambda _: roll_up("default"), delete, lambda _: retry_some()]
+    with clock.set_to(NOON):
+        in_threads(*(lambda work=each: repeat(work) for each in works * 2))
+        assert not errors
+        expected = ROWS - Timeout.objects.filter(state="pending").count()
+        assert total() == expected
+        roll_up("default")
+        assert total() == expected
+        prune("default", labels=[LABEL], age=MINUTE)
+        assert total() == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,10 +15,10 @@ from django_delayq.monitoring.reports import Report, policy_report
 from django_delayq.monitoring.whatif import what_if
 from django_delayq.testing import fire_due
 from tests.integration.steps.days import ARMED, DAY, T0, at, dunning, ran, row_of, sent
+from tests.support.typed import Declare
 from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-Declare = Callable[..., TimeoutPolicy[Any]]
 MINUTE = timedelta(minutes=1)
 
 
@@ -88,9 +87,7 @@ def test_a_step_that_ends_its_round_ends_it_in_time_or_late_as_any_event_does(de
     assert (total.rounds, total.in_time, total.ended_late, total.fired) == (3, 1, 1, 1)
 
 
-def test_what_if_compares_the_end_of_a_round_with_when_its_handler_would_act_not_with_its_steps(
-    declare: Declare,
-) -> None:
+def test_what_if_compares_the_end_of_a_round_with_when_its_handler_acts_not_with_its_steps(declare: Declare) -> None:
     policy = dunning(declare)
     with at(0):
         orders = [sent() for _ in range(3)]

@@ -29,6 +29,7 @@ from django_delayq.models import Timeout
 from django_delayq.monitoring.whatif import WhatIf, what_if
 from django_delayq.testing import fire_due
 from tests.integration.reports.rounds import settled_row
+from tests.support.typed import Declare
 from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -99,11 +100,11 @@ def cancel(order: Order, timeout: Timeout) -> None:
     order.save()
 
 
-Declare = Callable[[Any], TimeoutPolicy[Any]]
+Shop = Callable[[Any], TimeoutPolicy[Any]]
 
 
 @pytest.fixture
-def shop(declare: Callable[..., TimeoutPolicy[Any]]) -> Declare:
+def shop(declare: Declare) -> Shop:
     """`shop(after)`: the policy with this delay."""
     from django_delayq.policy.policies import registry
 
@@ -120,9 +121,8 @@ def asked(policy: TimeoutPolicy[Any], after: timedelta, **options: Any) -> WhatI
         return what_if(policy, after, **options)
 
 
-@pytest.mark.parametrize("seed", [3, 8])
-def test_it_equals_living_the_same_days_again_with_four_other_limits(shop: Declare, seed: int) -> None:
-    seen = visits(120, seed)
+def test_it_equals_living_the_same_days_again_with_four_other_limits(shop: Shop) -> None:
+    seen = visits(120, seed=8)
     fired = live(shop(30 * MINUTE), seen)
     policy = shop(30 * MINUTE)
     same = asked(policy, 30 * MINUTE)
@@ -146,8 +146,8 @@ IN_SPECIAL_DAYS = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:
 
 
 @pytest.mark.parametrize("office", [OFFICE, IN_SPECIAL_DAYS], ids=["every week", "special days"])
-def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Declare, office: WorkingHours) -> None:
-    seen = visits(60, seed=5)
+def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Shop, office: WorkingHours) -> None:
+    seen = visits(30, seed=5)
     live(shop(Working(hours=2, calendar=office)), seen)
     answer = asked(shop(Working(hours=2, calendar=office)), 15 * MINUTE)
     assert str(answer.after).startswith("0.25 working hours") or "working" in str(answer.after)
@@ -156,67 +156,60 @@ def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Declare, off
     assert answer.would_fire == again > 0
 
 
-def test_a_deadline_that_was_set_by_hand_stays(shop: Declare) -> None:
-    policy = shop(30 * MINUTE)
+def placed(at: datetime = MONDAY, **fields: Any) -> Order:
+    with clock.set_to(at):
+        return Order.objects.create(status="waiting", created_at=at, **fields)
+
+
+def pay(order: Order, after: timedelta) -> None:
+    """Pay an order so long after it was placed."""
+    assert order.created_at is not None
+    with clock.set_to(order.created_at + after):
+        order.status = "paid"
+        order.save()
+
+
+def test_a_deadline_that_was_set_by_hand_stays(shop: Shop) -> None:
+    policy, extended, plain = shop(30 * MINUTE), placed(), placed()
     with clock.set_to(MONDAY):
-        extended, plain = (Order.objects.create(status="waiting", created_at=MONDAY) for _ in range(2))
         extend_timeout(extended, policy, minutes=30)
-    with clock.set_to(MONDAY + 20 * MINUTE):
-        for order in (extended, plain):
-            order.status = "paid"
-            order.save()
+    for order in (extended, plain):
+        pay(order, 20 * MINUTE)
     answer = asked(policy, 10 * MINUTE)
     assert (answer.rounds, answer.in_time, answer.ended_first, answer.hand_set) == (2, 2, 1, 1)
 
 
-def test_a_clock_that_was_stopped_moves_the_other_deadline_as_much(shop: Declare) -> None:
-    policy = shop(30 * MINUTE)
+def test_a_clock_that_was_stopped_moves_the_other_deadline_as_much(shop: Shop) -> None:
+    policy, order = shop(30 * MINUTE), placed()
     with clock.set_to(MONDAY):
-        order = Order.objects.create(status="waiting", created_at=MONDAY)
         hold_timeout(order, policy)
     with clock.set_to(MONDAY + 2 * HOUR):
         resume_timeout(order, policy)
-    with clock.set_to(MONDAY + 2 * HOUR + 15 * MINUTE):
-        order.status = "paid"
-        order.save()
-    assert asked(policy, 20 * MINUTE).ended_first == 0
-    assert asked(policy, 10 * MINUTE).ended_first == 1
+    pay(order, 2 * HOUR + 15 * MINUTE)
+    assert [asked(policy, minutes * MINUTE).ended_first for minutes in (20, 10)] == [0, 1]
 
 
-def test_the_handler_acts_only_after_the_grace(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+def test_the_handler_acts_only_after_the_grace(declare: Declare) -> None:
     options: dict[str, Any] = {"since": "created_at", "when": Q(status="waiting"), "after": HOUR, "grace": 20 * MINUTE}
     policy = declare(Order, cancel, name="late_payer", **options)
-    with clock.set_to(MONDAY):
-        order = Order.objects.create(status="waiting", created_at=MONDAY)
-    with clock.set_to(MONDAY + 45 * MINUTE):
-        order.status = "paid"
-        order.save()
-    assert asked(policy, 30 * MINUTE).ended_first == 0
-    assert asked(policy, 20 * MINUTE).ended_first == 1
+    pay(placed(), 45 * MINUTE)
+    assert [asked(policy, minutes * MINUTE).ended_first for minutes in (30, 20)] == [0, 1]
 
 
-def test_a_round_whose_deadline_needs_an_object_that_is_gone_is_unknown(
-    declare: Callable[..., TimeoutPolicy[Any]],
-) -> None:
-    policy = declare(Order, name="late_payer", since="created_at", when=Q(), after=lambda order: HOUR)
-    at = MONDAY + HOUR
-    Timeout.objects.bulk_create(
-        [settled_row(at, label=LABEL, object_id="99999", since_at=MONDAY, terms="", computed_due_at=at)]
+def test_a_round_whose_deadline_needs_an_object_that_is_gone_is_unknown(declare: Declare) -> None:
+    policy, at = (
+        declare(Order, name="late_payer", since="created_at", when=Q(), after=lambda order: HOUR),
+        MONDAY + HOUR,
     )
+    settled_row(at, label=LABEL, object_id="99999", since_at=MONDAY, terms="", computed_due_at=at).save()
     answer = asked(policy, 20 * MINUTE)
     assert (answer.rounds, answer.unknown, answer.would_fire) == (1, 1, 1)
 
 
-def test_only_rounds_of_some_objects_and_only_the_last_ones(shop: Declare) -> None:
-    policy = shop(30 * MINUTE)
-    ann = Customer.objects.create(name="Ann")
+def test_only_rounds_of_some_objects_and_only_the_last_ones(shop: Shop) -> None:
+    policy, ann = shop(30 * MINUTE), Customer.objects.create(name="Ann")
     for minute, customer in enumerate([ann, None, ann, None]):
-        at = MONDAY + minute * MINUTE
-        with clock.set_to(at):
-            order = Order.objects.create(status="waiting", created_at=at, customer=customer)
-        with clock.set_to(at + 20 * MINUTE):
-            order.status = "paid"
-            order.save()
+        pay(placed(MONDAY + minute * MINUTE, customer=customer), 20 * MINUTE)
     assert asked(policy, 10 * MINUTE).ended_first == 4
     assert asked(policy, 10 * MINUTE, where=[f"customer={ann.pk}"]).ended_first == 2
     last = asked(policy, 10 * MINUTE, limit=3)
@@ -226,21 +219,16 @@ def test_only_rounds_of_some_objects_and_only_the_last_ones(shop: Declare) -> No
         asked(policy, 10 * MINUTE, where=["nothing=1"])
 
 
-def test_a_delay_that_the_policy_cannot_have_is_refused(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
-    by_hand = declare(Order, name="by_hand")
-    with pytest.raises(InvalidDelay, match="no delay that could be changed"):
-        what_if(by_hand, HOUR)
-
-
-def test_a_policy_without_since_counts_from_the_scheduling(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+def test_without_since_it_counts_from_the_scheduling_and_without_a_delay_it_is_refused(declare: Declare) -> None:
     policy = declare(Order, name="late_payer", after=HOUR)
     with clock.set_to(MONDAY):
         schedule_timeout(Order.objects.create(status="new"), policy)
     with clock.set_to(MONDAY + HOUR):
         fire_due(policy)
-    assert asked(policy, 20 * MINUTE).would_fire == 1
-    assert asked(policy, 90 * MINUTE).would_fire_at_most == 1
-    assert asked(policy, 90 * MINUTE).would_fire == 0
+    sooner, later = asked(policy, 20 * MINUTE), asked(policy, 90 * MINUTE)
+    assert (sooner.would_fire, later.would_fire, later.would_fire_at_most) == (1, 0, 1)
+    with pytest.raises(InvalidDelay, match="no delay that could be changed"):
+        what_if(declare(Order, name="by_hand"), HOUR)
 
 
 def run(*args: str) -> str:
@@ -250,26 +238,19 @@ def run(*args: str) -> str:
     return out.getvalue()
 
 
-def test_the_commands_print_it(shop: Declare) -> None:
-    policy = shop(30 * MINUTE)
-    with clock.set_to(MONDAY):
-        order = Order.objects.create(status="waiting", created_at=MONDAY)
-        Order.objects.create(status="waiting", created_at=MONDAY)
-    with clock.set_to(MONDAY + 20 * MINUTE):
-        order.status = "paid"
-        order.save()
+def test_the_commands_print_it(shop: Shop) -> None:
+    policy, order = shop(30 * MINUTE), placed()
+    placed()
+    pay(order, 20 * MINUTE)
     with clock.set_to(MONDAY + 30 * MINUTE):
         fire_due(policy)
-    text = run("delayq_whatif", LABEL, "--after", "10m")
+    command = ("delayq_whatif", LABEL, "--after")
+    text, first = run(*command, "10m"), "of those in time would have fired first: 1."
     assert text.splitlines()[0] == f"{LABEL}: 10 min instead of 30 min"
-    assert "of those in time would have fired first: 1." in text
-    assert "Would have fired in total: 2." in text
-    longer = run("delayq_whatif", LABEL, "--after", "45m")
-    assert "Would have fired in total: 0 to 1." in longer
-    assert json.loads(run("delayq_whatif", LABEL, "--after", "10m", "--json"))["ended_first"] == 1
-    preview = run("delayq_replan", LABEL, "--after", "10m", "--mode", "keep", "--dry-run")
-    assert "of those in time would have fired first: 1." in preview
-    with pytest.raises(CommandError, match="no column"):
-        run("delayq_whatif", LABEL, "--after", "10m", "--where", "nothing=1")
-    with pytest.raises(CommandError, match="is not a duration"):
-        run("delayq_whatif", LABEL, "--after", "soon")
+    assert first in text and "Would have fired in total: 2." in text
+    assert "Would have fired in total: 0 to 1." in run(*command, "45m")
+    assert json.loads(run(*command, "10m", "--json"))["ended_first"] == 1
+    assert first in run("delayq_replan", LABEL, "--after", "10m", "--mode", "keep", "--dry-run")
+    for wrong, words in ((("10m", "--where", "nothing=1"), "no column"), (("soon",), "is not a duration")):
+        with pytest.raises(CommandError, match=words):
+            run(*command, *wrong)

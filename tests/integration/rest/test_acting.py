@@ -1,301 +1,235 @@
-"""The operator's verbs by REST: who may, what changes, and what is answered when nothing does."""
+"""The operator's verbs by REST: what they answer, what is refused by its name, and what two at once learn."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.test import Client
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.testing import fire_due
+from django_delayq.operations import changes
+from django_delayq.sql import statements
+from tests.integration.rest.conftest import ClientWith, Schedule, act, ready_for, settle, stored, url
+from tests.integration.rest.places import ALL, LIST, POLICY, POLICY_VERBS, REMIND, VERBS
+from tests.support.threads import in_threads
+from tests.support.typed import Patch
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
-Schedule = Callable[..., Timeout]
-ClientWith = Callable[..., APIClient]
-POLICY = "/api/policies/testapp.order.remind/"
-VERBS = {
-    "cancel": ("cancel_timeout", {}),
-    "fire": ("fire_timeout", {}),
-    "postpone": ("postpone_timeout", {"minutes": 5}),
-    "reschedule": ("postpone_timeout", {"shift_seconds": -60}),
-    "retry": ("retry_timeout", {}),
-    "refire": ("refire_timeout", {}),
-    "erase": ("erase_timeout", {}),
-}
-POLICY_VERBS: dict[str, dict[str, Any]] = {
-    **{verb: {} for verb in ("pause", "hold", "resume")},
-    "late": {"after_seconds": 3600, "then": "dead"},
-    "brake": {"most": 50, "per_seconds": 600},
-    "shadow": {"share": 10},
-}
-ALL = [codename for codename, _ in VERBS.values()]
 
 
-def url(row: Timeout, verb: str) -> str:
-    return f"/api/timeouts/{row.pk}/{verb}/"
+def sent(client: Any, address: str, body: Any) -> Any:
+    return client.post(address, json.dumps(body), content_type="application/json")
 
 
-def kill(row: Timeout) -> Timeout:
-    Timeout.objects.filter(pk=row.pk).update(
-        state="dead", cause="retries", settled_at=timezone.now(), slot_taken=None, attempts=3
-    )
-    row.refresh_from_db()
-    return row
+def controlled() -> list[Any]:
+    return [*PolicyControl.objects.values(), *PolicyChange.objects.values()]
 
 
-def stored() -> dict[str, Any]:
-    """All columns of the first row."""
-    return dict(Timeout.objects.order_by("pk").values(*(field.attname for field in Timeout._meta.concrete_fields))[0])
-
-
-def ready_for(verb: str, row: Timeout) -> Timeout:
-    return kill(row) if verb in {"retry", "refire", "erase"} else row
-
-
-def test_only_post_does_anything(client_with: ClientWith, schedule: Schedule) -> None:
-    row, client, without_view = schedule(), client_with("view_timeout", *ALL), client_with(*ALL)
-    for verb in VERBS:
-        for method in ("get", "put", "patch", "delete"):
-            assert getattr(client, method)(url(row, verb)).status_code == 405
-            assert getattr(without_view, method)(url(row, verb)).status_code in (403, 405)
-    assert not stored()["history"]
-
-
-@pytest.fixture
-def operator(client_with: ClientWith) -> APIClient:
-    return client_with("view_timeout", "pause_policy", "change_policy_guards", *ALL)
-
-
-def act(client: APIClient, row: Timeout, verb: str, **body: Any) -> Any:
-    return client.post(url(row, verb), body, format="json")
-
-
-def test_cancelled_it_tells_by_whom_and_why(operator: APIClient, schedule: Schedule) -> None:
+def test_an_action_answers_with_the_row_whose_story_says_by_whom_and_why(
+    operator: APIClient, schedule: Schedule
+) -> None:
     row = schedule()
-    answer = act(operator, row, "cancel", reason="the customer called")
-    assert (answer.status_code, answer.data["changed"], answer.data["refusal"]) == (200, True, None)
-    assert (answer.data["timeout"]["state"], answer.data["timeout"]["cause"]) == ("cancelled", "hand")
-    story = operator.get(f"/api/timeouts/{row.pk}/").json()["story"]
-    assert any(event["by"].startswith("rest:user-") for event in story["events"])
-    assert any("the customer called" in event["text"] for event in story["events"])
-
-
-@pytest.mark.parametrize("body", [{"minutes": 10}, {"hours": 0.1, "minutes": 4}, {"at": True}])
-def test_postponed_it_is_due_later(operator: APIClient, schedule: Schedule, body: dict[str, Any]) -> None:
-    row = schedule(minutes=5)
     later = row.due_at + timedelta(minutes=10)
-    answer = act(operator, row, "postpone", **({"at": later.isoformat()} if "at" in body else body))
-    assert answer.status_code == 200
-    row.refresh_from_db()
-    assert row.due_at == later
+    answer = act(operator, row, "postpone", hours=0.1, minutes=4, reason="the customer called")
+    assert (answer.status_code, answer.data["changed"], answer.data["refusal"]) == (200, True, None)
     assert answer.json()["timeout"]["due_at"] == timezone.localtime(later).isoformat()
-
-
-def test_fired_again_it_gets_a_new_round_that_its_story_names(operator: APIClient, schedule: Schedule) -> None:
-    row = kill(schedule(minutes=0))
-    answer = act(operator, row, "refire", reason="lost")
-    assert (answer.status_code, answer.data["timeout"]["state"]) == (200, "dead")
-    new = Timeout.objects.get(state="pending")
-    story = operator.get(f"/api/timeouts/{row.pk}/").json()["story"]
-    assert any(f"fired again by the new round {new.pk}" in event["text"] for event in story["events"])
-    assert act(operator, row, "refire").data["refusal"]["code"] == "slot_taken"
+    (event,) = [each for each in operator.get(f"{LIST}{row.pk}/").json()["story"]["events"] if each["by"]]
+    assert event["by"].startswith("rest:user-") and "the customer called" in event["text"]
+    assert act(operator, row, "reschedule", shift_seconds=-60).data["due_at_once"] is False
+    yesterday = (timezone.now() - timedelta(days=1)).isoformat()
+    for dry_run in (True, False):
+        answer = act(operator, row, "reschedule", at=yesterday, dry_run=dry_run)
+        assert (answer.data["changed"], answer.data["due_at_once"]) == (True, True)
+        row.refresh_from_db()
+        assert (row.due_at <= timezone.now()) is not dry_run
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_dry_run_says_what_would_happen_and_changes_nothing(
-    operator: APIClient, schedule: Schedule, verb: str
+def test_a_dry_run_and_each_method_but_post_change_nothing(
+    operator: APIClient, client_with: ClientWith, schedule: Schedule, verb: str
 ) -> None:
-    row = ready_for(verb, schedule())
+    row, without_view = ready_for(verb, schedule()), client_with(*ALL)
     before = stored()
     answer = act(operator, row, verb, dry_run=True, **VERBS[verb][1])
     assert (answer.status_code, answer.data["changed"], answer.data["dry_run"]) == (200, True, True)
+    for method in ("get", "put", "patch", "delete"):
+        assert getattr(operator, method)(url(row, verb)).status_code == 405
+        assert getattr(without_view, method)(url(row, verb)).status_code in (403, 405)
     assert stored() == before
+    assert operator.post(f"/api/timeouts/999/{verb}/", VERBS[verb][1], format="json").status_code == 404
 
 
 @pytest.mark.parametrize(
     ("verb", "state", "code"),
     [
-        *(("cancel", "fired", "settled"), ("cancel", "firing", "no_retry")),
-        *(("fire", "dead", "dead"), ("retry", "pending", "not_dead"), ("refire", "pending", "not_settled")),
+        *(("cancel", "fired", "settled"), ("cancel", "firing", "no_retry"), ("fire", "dead", "dead")),
+        *(("retry", "pending", "not_dead"), ("refire", "pending", "not_settled"), ("refire", "replaced", "slot_taken")),
     ],
 )
-def test_who_comes_too_late_gets_409_and_learns_how_it_stands(
+def test_who_comes_too_late_learns_how_it_stands(
     operator: APIClient, schedule: Schedule, verb: str, state: str, code: str
 ) -> None:
     row = schedule()
-    settled = state not in ("pending", "firing")
-    Timeout.objects.filter(pk=row.pk).update(
-        state=state, cause="due" if settled else "", settled_at=timezone.now() if settled else None,
-        slot_taken=1 if state == "pending" else None,
-    )  # fmt: skip
-    answer = act(operator, row, verb, **VERBS[verb][1])
-    assert (answer.status_code, answer.data["changed"]) == (409, False)
-    assert (answer.data["refusal"]["code"], answer.data["timeout"]["state"]) == (code, state)
-    assert answer.data["refusal"]["detail"]
-
-
-def test_cancelling_what_is_firing_is_too_late_but_forbids_another_attempt(
-    operator: APIClient, schedule: Schedule, settings: Any
-) -> None:
-    row = schedule()
-    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
+    if state == "firing":
+        settle(row, "firing", "", settled_at=None)
+    elif state != "pending":
+        settle(row, "fired" if state == "replaced" else state)
+    if state == "replaced":
+        schedule(order=Order.objects.get())
     with transaction.atomic():  # as with ATOMIC_REQUESTS: a 409 undoes nothing
-        assert act(operator, row, "cancel").status_code == 409
+        answer = act(operator, row, verb, **VERBS[verb][1])
+    assert (answer.status_code, answer.data["changed"]) == (409, False)
     row.refresh_from_db()
-    assert row.final_attempt is True
+    assert (answer.data["refusal"]["code"], answer.data["timeout"]["state"]) == (code, row.state)
+    assert answer.data["refusal"]["detail"]
+    assert row.final_attempt is (state == "firing"), "a cancel forbids another attempt"
 
 
-def test_a_deadline_is_changed_to_an_earlier_one_and_the_answer_says_that_it_is_due(
-    operator: APIClient, schedule: Schedule
-) -> None:
-    row = schedule()
-    answer = act(operator, row, "reschedule", shift_seconds=-60)
-    assert (answer.status_code, answer.data["due_at_once"]) == (200, False)
-    for dry_run in (True, False):
-        answer = act(operator, row, "reschedule", at=(timezone.now() - timedelta(days=1)).isoformat(), dry_run=dry_run)
-        assert (answer.status_code, answer.data["changed"], answer.data["due_at_once"]) == (200, True, True)
-        row.refresh_from_db()
-        assert (row.due_at <= timezone.now()) is not dry_run
-    assert act(operator, row, "reschedule", hours=1).status_code == 400, "a unit is of `postpone`"
-
-
-WRONG_DELAYS: list[Any] = [
-    *({"minutes": 1e300}, {"weeks": 9e8}, {"minutes": "nan"}, {"minutes": None}, [], "x"),
+PAST = "2001-01-01T00:00:00Z"
+NAMED: list[tuple[str, Any, str]] = [
+    *(
+        ("postpone", {}, "delay"),
+        ("postpone", {"weeks": 9e8}, "delay"),
+        ("postpone", {"minutes": 1, "at": PAST}, "delay"),
+    ),
+    *(("postpone", {"minutes": value}, "minutes") for value in ("nan", 1e300, None)),
+    *(
+        ("postpone", [], "non_field_errors"),
+        ("postpone", "x", "non_field_errors"),
+        ("cancel", {"reason": []}, "reason"),
+    ),
+    *(("postpone", {"at": PAST}, "at"), ("reschedule", {"hours": 1}, "hours"), ("fire", {"dry_run": "?"}, "dry_run")),
+    *(("cancel", {"reason": value}, "reason") for value in ("x" * 256, "\0", "\ud800")),
+    *((verb, {**body, "dryrun": True}, "dryrun") for verb, (_, body) in VERBS.items()),
+    *((verb, {**body, "untill": PAST}, "untill") for verb, body in POLICY_VERBS.items()),
+    *(("pause", {"\ud800": 1}, "?"), ("pause", {"dry_run": True}, "dry_run"), ("pause", {"until": PAST}, "until")),
+    *(("late", {**POLICY_VERBS["late"], name: "\ud800"}, name) for name in ("then", "after_seconds")),
+    *(("late", {"off": False}, "guard"), ("late", {"off": True, "declared": True}, "guard")),
+    *(("late", {"after_seconds": None}, "after_seconds"), ("late", {"after_seconds": 60, "off": True}, "guard")),
+    *(("brake", {"most": 5}, "per_seconds"), ("brake", {"per_seconds": 60}, "most")),
+    *(("brake", {"most": 5, "declared": True}, "guard"), ("pause", {"until": ["\ud800", {"\ud801": 1}]}, "until")),
 ]
-WRONG_REASONS: list[Any] = [{"reason": "x" * 256}, {"reason": "\0"}, {"reason": []}, {"reason": "\ud800"}]
-WRONG = [
-    *(("postpone", body) for body in WRONG_DELAYS),
-    *(("cancel", body) for body in WRONG_REASONS),
-    *(("retry", {"reason": {"a": 1}}), ("fire", {"dry_run": "?"})),
-]
+"""What is wrong with a body, and the name of the field in the answer."""
 
 
-@pytest.mark.parametrize(("verb", "body"), WRONG)
-def test_bad_input_is_400_and_changes_nothing(operator: APIClient, schedule: Schedule, verb: str, body: Any) -> None:
+@pytest.mark.parametrize("verb", [*VERBS, *POLICY_VERBS])
+def test_bad_input_is_400_by_its_name_and_changes_nothing(operator: APIClient, schedule: Schedule, verb: str) -> None:
     row = ready_for(verb, schedule())
+    if verb == "resume":
+        operations.pause(REMIND, by="x")
+    before, address = (stored(), controlled()), url(row, verb) if verb in VERBS else f"{POLICY}{verb}/"
+    for _, body, name in (each for each in NAMED if each[0] == verb):
+        answer = sent(operator, address, body)
+        assert (answer.status_code, [*answer.json()]) == (400, [name]), body
+        if name in {"dryrun", "untill"}:
+            known = '"dry_run"' if name == "dryrun" else '"reason"'
+            assert known in answer.json()[name][0], "it names the fields that there are"
+    assert (stored(), controlled()) == before
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_action_refuses_what_its_address_or_form_has_beside(
+    operator: APIClient, schedule: Schedule, verb: str
+) -> None:
+    """`?dry_run=true` would otherwise cancel."""
+    row, body = ready_for(verb, schedule()), VERBS[verb][1]
     before = stored()
-    answer = operator.post(url(row, verb), json.dumps(body), content_type="application/json")
-    assert answer.status_code == 400, answer.data
-    assert stored() == before
+    for query, names in (("dry_run=true", ["dry_run"]), ("hours=2&minutes=1", ["hours", "minutes"])):
+        answer = operator.post(f"{url(row, verb)}?{query}", body, format="json")
+        assert (answer.status_code, sorted(answer.data)) == (400, names)
+    assert operator.post(url(row, verb), {**body, "dryrun": True}, format="multipart").status_code == 400
+    assert operator.post(f"{POLICY}pause/?until=2030-01-01").status_code == 400
+    assert stored() == before and not controlled()
+    assert operator.post(f"{url(row, verb)}?format=json", body, format="json").status_code == 200
 
 
-def test_what_is_not_there_is_404(operator: APIClient) -> None:
-    for verb, (_, body) in VERBS.items():
-        assert operator.post(f"/api/timeouts/999/{verb}/", body, format="json").status_code == 404
-    for verb, body in POLICY_VERBS.items():
-        assert operator.post(f"/api/policies/testapp.order.nothing/{verb}/", body, format="json").status_code == 404
+@pytest.mark.parametrize("address", [f"{POLICY}pause/", "/api/schedule/", "/api/timeouts/1/postpone/"])
+def test_the_answer_to_very_many_unknown_fields_is_short(admin_client: Client, address: str) -> None:
+    """Each name was answered with a list of all fields: 10.5 MB for a request of 0.6 MB."""
+    answer = sent(admin_client, address, {f"n{number}": 1 for number in range(50_000)})
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 10_000
 
 
-def test_a_policy_is_paused_and_resumed(operator: APIClient, schedule: Schedule) -> None:
-    schedule(minutes=0)
-    until = timezone.now() + timedelta(hours=1)
-    answer = operator.post(f"{POLICY}pause/", {"until": until.isoformat(), "reason": "provider is down"}, format="json")
-    assert (answer.status_code, answer.data["policy"]["stop"]) == (200, "paused")
-    shown = operator.get(POLICY).json()
-    assert (shown["stop"], shown["reason"]) == ("paused", "provider is down")
-    assert shown["by"].startswith("rest:user-")
-    assert fire_due() == 0
-    resumed = operator.post(f"{POLICY}resume/")
-    assert (resumed.status_code, resumed.data["policy"]["stop"]) == (200, None)
-    assert fire_due() == 1
+def test_a_form_may_contain_the_token_of_djangos_csrf_check(admin_client: Client) -> None:
+    checking = Client(enforce_csrf_checks=True)
+    checking.cookies.update(admin_client.cookies)
+    checking.cookies["csrftoken"] = token = "a" * 32
+    assert checking.post(f"{POLICY}pause/", {"reason": "outage"}).status_code == 403
+    assert checking.post(f"{POLICY}pause/", {"reason": "outage", "csrfmiddlewaretoken": token}).status_code == 200
 
 
 def test_a_pause_keeps_what_is_left_out_and_null_takes_its_end_away(operator: APIClient) -> None:
-    until = (timezone.now() + timedelta(hours=1)).isoformat()
-    operator.post(f"{POLICY}pause/", {"until": until, "reason": "outage"}, format="json")
+    for verb, body in POLICY_VERBS.items():
+        assert operator.post(f"/api/policies/testapp.order.nothing/{verb}/", body, format="json").status_code == 404
+
+    def stop(verb: str = "pause", **body: Any) -> Any:
+        answer = operator.post(f"{POLICY}{verb}/", body, format="json")
+        return answer.status_code, answer.data.get("policy") or answer.data
+
+    until = timezone.now() + timedelta(hours=1)
+    assert stop(until=until.isoformat(), reason="outage")[1]["stop"] == "paused"
     first = operator.get(POLICY).json()
-    again = operator.post(f"{POLICY}pause/", {}, format="json")
-    assert (again.status_code, again.data["changed"]) == (409, False), "as it was paused already"
+    assert first["by"].startswith("rest:user-") and first["reason"] == "outage"
+    assert stop()[0] == 409, "as it was paused already"
     assert operator.get(POLICY).json() == first
-    operator.post(f"{POLICY}pause/", {"reason": "still down"}, format="json")
+    status, shown = stop(reason="still down")
+    assert (status, shown["until"], shown["reason"]) == (200, timezone.localtime(until).isoformat(), "still down")
+    assert stop(until=None)[1]["until"] is stop("resume")[1]["stop"] is None
+    nothing = operator.post(f"{POLICY}resume/")
+    words = "Nothing had to be changed: this is in force already."
+    assert (nothing.status_code, nothing.data["refusal"]) == (409, {"code": "in_force", "detail": words})
+    operations.pause(REMIND, by="brake", reason="51 fired in 10 minutes")
     shown = operator.get(POLICY).json()
-    assert (shown["until"], shown["reason"]) == (first["until"], "still down")
-    endless = operator.post(f"{POLICY}pause/", {"until": None}, format="json").json()["policy"]
-    assert (endless["until"], endless["reason"]) == (None, "still down")
-    held = operator.post(f"{POLICY}hold/", {}, format="json").json()["policy"]
-    assert (held["stop"], held["reason"]) == ("held", "still down")
-
-
-def test_what_does_not_fit_what_is_in_force_is_409(operator: APIClient) -> None:
-    nothing_to_resume = operator.post(f"{POLICY}resume/")
-    assert (nothing_to_resume.status_code, nothing_to_resume.data["changed"]) == (409, False)
-    assert operator.post(f"{POLICY}hold/").status_code == 200
-    again = operator.post(f"{POLICY}pause/")
-    assert again.status_code == 409
-    assert "on hold" in again.data["detail"]
-    assert PolicyControl.objects.get().stop == "held"
+    assert (shown["braked"], shown["by"], shown["reason"]) == (True, "brake", "51 fired in 10 minutes")
+    assert stop("resume")[1]["braked"] is first["braked"] is False
+    assert stop("hold", reason="outage")[0] == 200
+    assert stop()[0] == 409 and "on hold" in stop()[1]["detail"]
 
 
 @pytest.mark.parametrize("guard", ["late", "brake", "shadow"])
-def test_a_guard_is_set_switched_off_and_declared_again(operator: APIClient, guard: str) -> None:
-    on: Any = {"late": {"after_seconds": 3600.0, "then": "dead"}, "brake": {"most": 50, "per_seconds": 600.0}}
-    off: Any = {"shadow": {"share": 0}}.get(guard, {"off": True})
-    declared: Any = {"shadow": {"share": None}}.get(guard, {"declared": True})
-    body = on.get(guard, {"share": 10})
+def test_a_guard_is_shown_with_who_set_it(operator: APIClient, guard: str) -> None:
+    body, of_shadow = POLICY_VERBS[guard], guard == "shadow"
     answer = operator.post(f"{POLICY}{guard}/", {**body, "reason": "a campaign"}, format="json")
     assert (answer.status_code, answer.data["changed"], answer.data["finished"]) == (200, True, True)
     shown = operator.get(POLICY).json()
-    assert shown[guard] == (10 if guard == "shadow" else body)
-    assert [*shown["guards_set_by"]] == [guard]
-    assert shown["guards_set_by"][guard].startswith("rest:user-")
-    change = PolicyChange.objects.get()
-    assert (change.what, change.reason, change.details["declared"]) == (guard, "a campaign", False)
+    assert shown[guard] == (10 if of_shadow else body)
+    assert shown["guards_set_by"][guard].startswith("rest:user-") and [*shown["guards_set_by"]] == [guard]
     assert operator.post(f"{POLICY}{guard}/", body, format="json").status_code == 409, "it is in force already"
-    for setting, set_by in ((off, [guard]), (declared, [])):
-        changed = operator.post(f"{POLICY}{guard}/", setting, format="json").json()["policy"]
-        assert (changed[guard], [*changed["guards_set_by"]]) == (0 if guard == "shadow" else None, set_by)
+    for setting, set_by in (("off", [guard]), ("declared", [])):
+        switch = {"share": 0 if setting == "off" else None} if of_shadow else {setting: True}
+        changed = operator.post(f"{POLICY}{guard}/", switch, format="json").json()["policy"]
+        assert (changed[guard], [*changed["guards_set_by"]]) == (0 if of_shadow else None, set_by)
 
 
-@pytest.mark.parametrize(
-    ("guard", "body"),
-    [
-        *(("late", body) for body in ({"off": False}, {"off": True, "declared": True}, {"after_seconds": None})),
-        *(("late", {"after_seconds": 60, "off": True}), ("brake", {"most": 5, "declared": True})),
-    ],
-    ids=str,
-)
-def test_a_guard_with_bad_input_is_400_and_changes_nothing(operator: APIClient, guard: str, body: Any) -> None:
-    assert operator.post(f"{POLICY}{guard}/", body, format="json").status_code == 400
-    assert not PolicyControl.objects.exists() and not PolicyChange.objects.exists()
-
-
-def test_a_policy_that_its_brake_has_paused_is_marked(operator: APIClient) -> None:
-    assert operator.get(POLICY).json()["braked"] is False
-    operations.pause("testapp.order.remind", by="brake", reason="51 fired in 10 minutes")
-    shown = operator.get(POLICY).json()
-    assert (shown["braked"], shown["by"], shown["reason"]) == (True, "brake", "51 fired in 10 minutes")
-    assert operator.post(f"{POLICY}resume/").json()["policy"]["braked"] is False
+@pytest.mark.django_db(transaction=True)
+def test_a_request_moves_rows_for_a_limited_time(monkeypatch: Patch, operator: APIClient, schedule: Schedule) -> None:
+    monkeypatch.setattr(statements, "CHUNK", 1)
+    limit = changes.time_limit
+    monkeypatch.setattr(changes, "time_limit", lambda: limit(-1.0))
+    for _ in range(3):
+        schedule()
+    operations.hold(REMIND, by="a test")
+    answer = operator.post(f"{POLICY}resume/")
+    assert (answer.status_code, answer.json()["finished"]) == (200, False)
+    assert PolicyChange.objects.get(finished_at=None).moved == 1
+    assert changes.continue_moves("default") == 1
+    assert PolicyChange.objects.get(what="resumed").moved == 3
 
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_who_cancel_at_once_one_learns_that_it_was_too_late(client_with: ClientWith, schedule: Schedule) -> None:
-    row = schedule()
+    row, codes = schedule(), list[int]()
     clients = [client_with("cancel_timeout") for _ in range(2)]
-    codes: list[int] = []
-    start = threading.Barrier(2)
-
-    def cancel(client: APIClient) -> None:
-        try:
-            start.wait()
-            codes.append(act(client, row, "cancel").status_code)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=cancel, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(*(lambda client=each: codes.append(act(client, row, "cancel").status_code) for each in clients))
     assert sorted(codes) == [200, 409]
     assert [event["what"] for event in Timeout.objects.get().history].count("cancel_requested") == 1
 
@@ -310,23 +244,16 @@ IMPATIENT = {
 @pytest.mark.django_db(transaction=True)
 def test_who_waits_too_long_for_a_lock_gets_409_and_may_try_again(client_with: ClientWith, schedule: Schedule) -> None:
     order = Order.objects.create(status="new")
-    row = schedule(order=order)
-    client = client_with("cancel_timeout")
-    codes: list[int] = []
+    row, client, codes = schedule(order=order), client_with("cancel_timeout"), list[int]()
 
     def cancel() -> None:
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(IMPATIENT[connection.vendor])
-            codes.append(act(client, row, "cancel").status_code)
-        finally:
-            connection.close()
+        with connection.cursor() as cursor:
+            cursor.execute(IMPATIENT[connection.vendor])
+        codes.append(act(client, row, "cancel").status_code)
 
     with transaction.atomic():
         Order.objects.select_for_update().get(pk=order.pk)
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        thread.join(60)
+        in_threads(cancel)
     assert codes == [409]
-    assert dq.get_deadline(order, "remind") is not None
+    assert Timeout.objects.get().state == "pending"
     assert act(client, row, "cancel").status_code == 200

@@ -1,4 +1,4 @@
-"""The API answers every request as its schema states, and never with a server error."""
+"""The OpenAPI schema is complete, and the API answers every request as it states, never with a server error."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections, transaction
 from django.utils import timezone
+from drf_spectacular.management.commands.spectacular import Command
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 import django_delayq as dq
 from django_delayq import operations
+from django_delayq.contrib.rest_framework import openapi
 from django_delayq.models import Timeout
+from tests.support.typed import Patch
 from tests.testapp.models import Order
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -132,10 +137,39 @@ def ask_often(operation: Any, ledger: list[Timeout], headers: dict[str, str]) ->
 
 
 @pytest.mark.filterwarnings("default")  # warnings of schemathesis itself
-def test_every_operation_answers_as_the_schema_says_whatever_is_asked(
+def test_every_operation_answers_as_the_schema_says(
     described: list[Any], ledger: list[Timeout], headers: dict[str, str]
 ) -> None:
     answers = {operation.label: ask_often(operation, ledger, headers) for operation in described}
     assert not any(code >= 500 for seen in answers.values() for code in seen)
     never = {label for label, seen in answers.items() if 200 not in seen}
     assert never == {"GET /closed/{id}/countdown/"}, answers
+
+
+def test_the_schema_is_valid_and_nothing_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command(Command(), "--validate", "--fail-on-warn")
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert {"/api/timeouts/", "/api/timeouts/{id}/", "/api/policies/{label}/"} <= set(yaml.safe_load(told.out)["paths"])
+
+
+def test_the_schema_allows_no_unknown_fields_in_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command(Command())
+    schemas = yaml.safe_load(capsys.readouterr().out)["components"]["schemas"]
+    closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
+    requests = {"Cancel", "Fire", "Postpone", "Reschedule", "Replan", "Hold_Timeout", "Pause_Timeout", "Resume_Timeout"}
+    requests |= {"Retry", "Refire", "Erase", "Pause", "Hold", "Resume", "SetLate", "SetBrake", "SetShadow"}
+    requests |= {"Schedule", "CancelService", "Guard"}
+    assert requests == {name.removesuffix("Request") for name in closed}
+
+
+def test_views_stay_as_they_are_in_projects_with_another_schema_class(settings: Any, monkeypatch: Patch) -> None:
+    def is_described() -> bool:
+        return hasattr(openapi.describe("status", None)(lambda view: None), "kwargs")
+
+    assert is_described()
+    with monkeypatch.context() as patched:
+        patched.setattr(openapi, "_IS_INSTALLED", False)
+        assert not is_described()
+    settings.REST_FRAMEWORK = {}
+    assert not is_described()

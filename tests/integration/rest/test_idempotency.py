@@ -23,16 +23,18 @@ from django_delayq.models import StoredAnswer, Timeout
 from django_delayq.signals import timeout_scheduled
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
+from tests.integration.rest.conftest import ClientWith
+from tests.integration.rest.places import REMIND
+from tests.support.threads import in_threads, start_threads
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
-REMIND = "testapp.order.remind"
 LONG = "x" * 255
 
 
 @pytest.fixture
-def service(client_with: Callable[..., APIClient]) -> APIClient:
+def service(client_with: ClientWith) -> APIClient:
     return client_with("schedule_timeout", "cancel_timeout")
 
 
@@ -47,21 +49,25 @@ def ask(client: APIClient, what: str, given: str, order: Order, **body: Any) -> 
 
 
 def test_a_repeated_request_gets_the_stored_answer_and_has_no_effect(service: APIClient, order: Order) -> None:
-    first = ask(service, "schedule", '"k-1"', order, hours=1)
+    fields = {"hours": 1, "payload": {"a": 1, "b": 2}}
+    first = ask(service, "schedule", '"k-1"', order, **fields)
     row = Timeout.objects.get()
     dq.reschedule_timeout(order, REMIND, hours=9)
-    again = ask(service, "schedule", '"k-1"', order, hours=1)
+    again = ask(service, "schedule", '"k-1"', order, **fields)
     assert (again.status_code, again.content) == (first.status_code, first.content) == (200, first.content)
     assert (first.headers.get("Idempotent-Replayed"), again["Idempotent-Replayed"]) == (None, "true")
     assert Timeout.objects.get().due_at > row.due_at
+    turned = {"payload": {"b": 2, "a": 1}, "hours": 1, "object": order.pk, "policy": REMIND}
+    headers = {"Idempotency-Key": "k-1"}
+    in_order = service.post("/api/schedule/", json.dumps(turned), content_type="application/json", headers=headers)
+    assert in_order.content == first.content, "the order of fields does not matter, and quotes are not part of the key"
     assert ask(service, "schedule", '"k-2"', order, hours=1).json()["timeout"]["due_at"] != row.due_at
     assert Timeout.objects.get().due_at < timezone.now() + timedelta(hours=2)
-
-
-def test_a_stored_answer_outlives_its_object(service: APIClient, order: Order) -> None:
-    first = ask(service, "cancel", "k", order)
+    cancelled = ask(service, "cancel", "k", order)
     Order.objects.all().delete()
-    assert ask(service, "cancel", "k", order).content == first.content
+    assert ask(service, "cancel", "k", order).content == cancelled.content, "a stored answer outlives its object"
+    User.objects.get().user_permissions.clear()
+    assert ask(service, "cancel", "k", order).status_code == 403, "without a permission it is not shown"
 
 
 @pytest.mark.parametrize("what", ["cancel", "guard"])
@@ -77,59 +83,33 @@ def test_a_decision_stays_the_same(service: APIClient, order: Order, what: str) 
     assert Timeout.objects.filter(state="pending").count() == 1
 
 
-@pytest.mark.parametrize("change", [{"hours": 2}, {"reason": "other"}, {"key": "a"}])
-def test_a_key_belongs_to_one_request(service: APIClient, order: Order, change: dict[str, Any]) -> None:
+def test_a_key_belongs_to_one_request_of_one_user(service: APIClient, client_with: ClientWith, order: Order) -> None:
     assert ask(service, "schedule", "k", order, hours=1).status_code == 200
     before = Timeout.objects.values_list("due_at", "reason", "key").get()
-    answer = ask(service, "schedule", "k", order, **{"hours": 1, **change})
-    assert (answer.status_code, Timeout.objects.values_list("due_at", "reason", "key").get()) == (422, before)
+    for change in ({"hours": 2}, {"reason": "other"}, {"key": "a"}):
+        assert ask(service, "schedule", "k", order, **{"hours": 1, **change}).status_code == 422
     assert ask(service, "cancel", "k", order).status_code == 422
-    assert ask(service, "schedule", "k", order, hours=1).status_code == 200
-
-
-def test_a_key_belongs_to_one_of_the_three_requests(service: APIClient, order: Order) -> None:
-    assert ask(service, "cancel", "k", order).status_code == 200
-    assert ask(service, "guard", "k", order).status_code == 422
-
-
-def test_the_order_of_fields_does_not_matter(service: APIClient, order: Order) -> None:
-    fields = {"policy": REMIND, "object": order.pk, "hours": 1, "payload": {"a": 1, "b": 2}}
-    turned = {"payload": {"b": 2, "a": 1}, **{name: fields[name] for name in ("hours", "object", "policy")}}
-    answers = [
-        service.post(
-            "/api/schedule/", json.dumps(body), content_type="application/json", headers={"Idempotency-Key": "k"}
-        )
-        for body in (fields, turned)
-    ]
-    assert answers[0].content == answers[1].content
-
-
-def test_another_user_has_other_keys(service: APIClient, client_with: Callable[..., APIClient], order: Order) -> None:
+    assert Timeout.objects.values_list("due_at", "reason", "key").get() == before
     assert ask(service, "schedule", "k", order, hours=1).status_code == 200
     other = ask(client_with("schedule_timeout"), "schedule", "k", order, hours=3)
     assert (other.status_code, other.headers.get("Idempotent-Replayed")) == (200, None)
     assert Timeout.objects.get().due_at > timezone.now() + timedelta(hours=2)
+    assert ask(service, "cancel", "c", order).status_code == 200
+    assert ask(service, "guard", "c", order).status_code == 422, "of the same fields"
 
 
-def test_quotes_around_a_key_are_not_part_of_it(service: APIClient, order: Order) -> None:
+def test_a_key_is_a_string_of_ascii_in_quotes_or_without(service: APIClient, order: Order) -> None:
+    for key in ("", '""', LONG + "x", '"open', 'a"b', "a b", '"a";b=1', "ä", "a\tb"):
+        answer = ask(service, "schedule", key, order, hours=1)
+        assert (answer.status_code, [*answer.json()]) == (400, ["Idempotency-Key"]), key
+    assert not Timeout.objects.exists()
+    assert ask(service, "schedule", LONG, order, hours=1).status_code == 200
+    assert ask(service, "schedule", f'"{LONG}"', order, hours=1)["Idempotent-Replayed"] == "true"
     assert ask(service, "cancel", "k", order).status_code == 200
-    assert ask(service, "cancel", '"k"', order)["Idempotent-Replayed"] == "true"
     assert "Idempotent-Replayed" not in ask(service, "cancel", r'"\"k\""', order).headers
 
 
-@pytest.mark.parametrize("key", ["", '""', LONG + "x", '"open', 'a"b', "a b", '"a";b=1', "ä", "a\tb"])
-def test_a_malformed_key_is_refused(service: APIClient, order: Order, key: str) -> None:
-    answer = ask(service, "schedule", key, order, hours=1)
-    assert (answer.status_code, [*answer.json()]) == (400, ["Idempotency-Key"])
-    assert not Timeout.objects.exists()
-
-
-def test_the_longest_key_serves(service: APIClient, order: Order) -> None:
-    assert ask(service, "schedule", LONG, order, hours=1).status_code == 200
-    assert ask(service, "schedule", f'"{LONG}"', order, hours=1)["Idempotent-Replayed"] == "true"
-
-
-def test_what_was_not_done_is_not_stored(service: APIClient, order: Order) -> None:
+def test_what_was_not_done_is_not_stored_and_does_not_bind_its_key(service: APIClient, order: Order) -> None:
     """After 404 and 503 the same request is repeated, with the same key, and may succeed."""
     missing = Order(pk=order.pk + 1000, status="new")
     assert ask(service, "cancel", "k", missing).status_code == 404
@@ -137,29 +117,17 @@ def test_what_was_not_done_is_not_stored(service: APIClient, order: Order) -> No
     assert ask(service, "cancel", "k", missing).status_code == 200
     row = dq.schedule_timeout(order, "send_outside", hours=1)
     Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
-    sent = {"policy": "testapp.order.send_outside"}
-    assert ask(service, "guard", "g", order, **sent).status_code == 503
+    outside = {"policy": "testapp.order.send_outside"}
+    assert ask(service, "guard", "g", order, **outside).status_code == 503
     Timeout.objects.filter(pk=row.pk).update(state="fired", cause="due", settled_at=timezone.now())
-    assert ask(service, "guard", "g", order, **sent).status_code == 409
-
-
-@pytest.mark.parametrize(
-    ("change", "status"), [({"hours": -1}, 400), ({"object": 98765}, 404), ({}, 400), ({"policy": "x"}, 400)]
-)
-def test_a_request_that_was_not_processed_does_not_bind_its_key(
-    service: APIClient, order: Order, change: dict[str, Any], status: int
-) -> None:
-    """`{}`: the policy computes no deadline, which the object shows."""
-    assert ask(service, "schedule", "k", order, **change).status_code == status
-    assert not StoredAnswer.objects.exclude(status=None).exists()
-    assert StoredAnswer.objects.exists() is (change == {})
-    assert ask(service, "schedule", "k", order, hours=1).status_code == 200
-
-
-def test_without_a_permission_no_stored_answer_is_shown(service: APIClient, order: Order) -> None:
-    assert ask(service, "cancel", "k", order).status_code == 200
-    User.objects.get().user_permissions.clear()
-    assert ask(service, "cancel", "k", order).status_code == 403
+    assert ask(service, "guard", "g", order, **outside).status_code == 409
+    refused: list[tuple[dict[str, Any], int]] = [({"hours": -1}, 400), ({"object": 98765}, 404), ({"policy": "x"}, 400)]
+    for change, status in (*refused, ({}, 400)):  # at last: the policy computes no deadline, which the object shows
+        StoredAnswer.objects.all().delete()
+        assert ask(service, "schedule", "s", order, **change).status_code == status
+        assert not StoredAnswer.objects.exclude(status=None).exists()
+        assert StoredAnswer.objects.exists() is (change == {})
+        assert ask(service, "schedule", "s", order, hours=1).status_code == 200
 
 
 def test_an_answer_is_kept_for_a_day_and_then_deleted(service: APIClient, order: Order) -> None:
@@ -182,34 +150,21 @@ def test_an_answer_is_kept_for_a_day_and_then_deleted(service: APIClient, order:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("redis_url")
 @pytest.mark.parametrize("bodies", ["same", "different"])
-def test_of_many_requests_with_one_key_at_once_one_has_its_effect(
-    client_with: Callable[..., APIClient], service: APIClient, order: Order, bodies: str
+def test_of_many_requests_at_once_one_has_its_effect(
+    client_with: ClientWith, service: APIClient, order: Order, bodies: str
 ) -> None:
     client_with()  # connects
-    seen: list[Any] = []
-    answers: list[Any] = []
-    start = threading.Barrier(6)
+    seen, answers, numbers = list[Any](), list[Any](), [0] * 6 if bodies == "same" else [*range(6)]
 
     def note(**_: Any) -> None:
         seen.append(1)
 
     def send(number: int) -> None:
-        try:
-            own = APIClient()
-            own.force_login(User.objects.get(username="user-0"))
-            start.wait(60)
-            answers.append(ask(own, "schedule", "k", order, hours=1 + number))
-        finally:
-            connection.close()
+        answers.append(ask(same_user(), "schedule", "k", order, hours=1 + number))
 
     timeout_scheduled.connect(note)
     try:
-        numbers = [0] * 6 if bodies == "same" else range(6)
-        threads = [threading.Thread(target=send, args=(number,)) for number in numbers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        in_threads(*(lambda number=each: send(number) for each in numbers))
     finally:
         timeout_scheduled.disconnect(note)
     done = [answer for answer in answers if answer.status_code == 200]
@@ -224,33 +179,38 @@ def test_of_many_requests_with_one_key_at_once_one_has_its_effect(
     assert [each.content for each in repeated if each.status_code == 200] == [done[0].content]
 
 
+def same_user() -> APIClient:
+    """Another client of the user of `service`."""
+    client = APIClient()
+    client.force_login(User.objects.get(username="user-0"))
+    return client
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("atomic_requests", [False, True])
-def test_a_duplicate_of_a_running_request_gets_409(
-    client_with: Callable[..., APIClient], service: APIClient, order: Order, atomic_requests: bool
-) -> None:
+def test_a_duplicate_of_a_running_request_gets_409(service: APIClient, order: Order, atomic_requests: bool) -> None:
     """The first one waits for the lock of the order. On SQLite all would wait, as one transaction runs at a time."""
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has no locks of rows")
-    answers: list[int] = []
-    is_locked, may_end = threading.Event(), threading.Event()
+    answers, is_locked, may_end = list[int](), threading.Event(), threading.Event()
+
+    def hold_lock() -> None:
+        with transaction.atomic():
+            Order.objects.select_for_update().get(pk=order.pk)
+            is_locked.set()
+            assert may_end.wait(60)
 
     def send() -> None:
-        try:
-            connection.settings_dict["ATOMIC_REQUESTS"] = atomic_requests
-            own = APIClient()
-            own.force_login(User.objects.get(username="user-0"))
-            answers.append(ask(own, "cancel", "k", order).status_code)
-        finally:
-            connection.close()
+        connection.settings_dict["ATOMIC_REQUESTS"] = atomic_requests
+        assert is_locked.wait(60)
+        answers.append(ask(same_user(), "cancel", "k", order).status_code)
 
-    holder = threading.Thread(target=hold_lock, args=(order, is_locked, may_end))
-    threads = [holder, threading.Thread(target=send)]
-    threads[0].start()
-    assert is_locked.wait(60)
-    threads[1].start()
+    def is_running() -> bool:
+        return StoredAnswer.objects.exists() and ask(service, "cancel", "k", order).status_code == 409
+
+    threads = start_threads(hold_lock, send)
     try:
-        wait_until(lambda: _is_running(service, order), "the first request runs")
+        wait_until(is_running, "the first request runs")
         assert answers == []
     finally:
         may_end.set()
@@ -259,21 +219,6 @@ def test_a_duplicate_of_a_running_request_gets_409(
         connection.settings_dict["ATOMIC_REQUESTS"] = False
     assert answers == [200]
     assert ask(service, "cancel", "k", order)["Idempotent-Replayed"] == "true"
-
-
-def hold_lock(order: Order, is_locked: threading.Event, may_end: threading.Event) -> None:
-    """Lock the order until the other event."""
-    try:
-        with transaction.atomic():
-            Order.objects.select_for_update().get(pk=order.pk)
-            is_locked.set()
-            assert may_end.wait(60)
-    finally:
-        connection.close()
-
-
-def _is_running(service: APIClient, order: Order) -> bool:
-    return StoredAnswer.objects.exists() and ask(service, "cancel", "k", order).status_code == 409
 
 
 DOOMED = """

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.urls import reverse
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import PageNumberPagination
+from rest_framework.permissions import BasePermission
 from rest_framework.serializers import ModelSerializer
 from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
 from rest_framework.versioning import QueryParameterVersioning, URLPathVersioning
 
-from django_delayq.contrib.rest_framework import PolicyViewSet, StatusView, TimeoutViewSet
-from django_delayq.models import Timeout
-from tests.testapp.models import ExpressOrder
+import django_delayq as dq
+from django_delayq.contrib.rest_framework import (
+    CancelView,
+    GuardView,
+    PolicyViewSet,
+    ScheduleView,
+    StaffWithPermission,
+    StatusView,
+    TimeoutViewSet,
+)
+from django_delayq.contrib.rest_framework.urls import urlpatterns as ours
+from django_delayq.models import PolicyChange, StoredAnswer, Timeout
+from tests.integration.rest.conftest import Schedule, stored
+from tests.integration.rest.places import POLICY_VERBS, REMIND, VERBS
+from tests.support.typed import Declare, Patch
+from tests.testapp.models import ExpressOrder, Order, Parcel
 
 pytestmark = pytest.mark.django_db
-Schedule = Callable[..., Timeout]
 
 
 class Mine(BaseFilterBackend):
@@ -62,6 +75,14 @@ def test_rows_that_a_view_leaves_out_are_neither_listed_nor_changed(view: Any, s
     assert Timeout.objects.get(pk=other.pk).state == "pending"
 
 
+class Versioned(TimeoutViewSet):
+    versioning_class = QueryParameterVersioning
+
+
+class VersionedByAddress(TimeoutViewSet):
+    versioning_class = URLPathVersioning
+
+
 class IdSerializer(ModelSerializer[Timeout]):
     class Meta:
         model = Timeout
@@ -77,7 +98,7 @@ class Whole(Numbered):
     pagination_class = None
 
 
-def test_a_view_keeps_its_own_pages_and_serializer(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_keeps_its_own_pages_and_serializer(schedule: Schedule, monkeypatch: Patch) -> None:
     monkeypatch.setattr(PageNumberPagination, "page_size", 1)
     first, second = schedule(), schedule()
     found = answer(Numbered, "get", "list", "?page=2&queue=default").data
@@ -88,29 +109,18 @@ def test_a_view_keeps_its_own_pages_and_serializer(schedule: Schedule, monkeypat
 
 
 def test_addresses_may_have_further_arguments_such_as_a_version_or_the_key_of_a_parent(schedule: Schedule) -> None:
-    one: dict[str, Any] = {"pk": schedule().pk}
-    label, all_ = {"label": "testapp.order.remind"}, dict[str, Any]()
-    views: list[tuple[Any, str, dict[str, Any]]] = [(TimeoutViewSet, "list", all_), (TimeoutViewSet, "retrieve", one)]
-    views += [(PolicyViewSet, "list", all_), (PolicyViewSet, "retrieve", label)]
-    for view, action, path in views:
-        assert answer(view, "get", action, version="v1", order_pk="7", **path).status_code == 200
-    assert answer(TimeoutViewSet, "post", "cancel", version="v1", **one).status_code == 200
-    assert answer(PolicyViewSet, "post", "pause", version="v1", **label).status_code == 200
+    row = schedule()
+    more: dict[str, Any] = {"version": "v1", "order_pk": "7"}
+    for view, path in ((TimeoutViewSet, {"pk": row.pk}), (PolicyViewSet, {"label": REMIND})):
+        assert answer(view, "get", "list", **more).status_code == 200
+        assert answer(view, "get", "retrieve", **more, **path).status_code == 200
+        verb = "cancel" if view is TimeoutViewSet else "pause"
+        assert answer(view, "post", verb, version="v1", **path).status_code == 200
     request = APIRequestFactory().get("/")
     force_authenticate(request, User.objects.get(username="boss"))
     assert StatusView.as_view()(request, version="v1").status_code == 200
-
-
-class Versioned(TimeoutViewSet):
-    versioning_class = QueryParameterVersioning
-
-
-class VersionedByAddress(TimeoutViewSet):
-    versioning_class = URLPathVersioning
-
-
-def test_the_query_may_have_a_version_where_the_project_asks_for_one(schedule: Schedule) -> None:
-    assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{schedule().object_id}").data) == 4
+    # The query may have a version where the project asks for one.
+    assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{row.object_id}").data) == 4
     assert answer(TimeoutViewSet, "get", "list", "?version=v1").status_code == 400
     assert answer(VersionedByAddress, "get", "list", "?version=v1", version="v1").status_code == 400
 
@@ -121,13 +131,150 @@ def test_a_request_without_a_user_is_refused(settings: Any) -> None:
         assert view.as_view({"get": "list"})(APIRequestFactory().get("/")).status_code in {401, 403}
 
 
-def test_an_object_is_found_by_the_model_of_its_child(viewer: APIClient, schedule: Schedule) -> None:
-    row = schedule(order=ExpressOrder.objects.create())
-    schedule()
-    found = viewer.get(f"/api/timeouts/?object=testapp.expressorder:{row.object_id}").json()["results"]
-    assert [each["id"] for each in found] == [row.pk]
+SERVICES = {"schedule": ScheduleView, "cancel": CancelView, "guard": GuardView}
 
 
-@pytest.mark.parametrize("value", ["testapp%00.order:1", "testapp.order%00:1", "testapp.voucher:A%00B"])
-def test_an_object_with_a_nul_is_refused(viewer: APIClient, value: str) -> None:
-    assert viewer.get(f"/api/timeouts/?object={value}").status_code == 400
+BODIES: dict[str, Any] = {
+    **{f"timeout-{verb}": body for verb, (_, body) in VERBS.items()},
+    **{f"policy-{verb}": body for verb, body in POLICY_VERBS.items()},
+}
+
+
+KEY = {"Idempotency-Key": "k"}
+
+
+class IsBuyer(BasePermission):
+    """A buyer has no account, but a receipt."""
+
+    def has_object_permission(self, request: Any, view: Any, obj: Any) -> bool:
+        return bool(request.headers.get("X-Receipt") == str(obj.pk))
+
+
+def addresses() -> list[tuple[str, str, str]]:
+    """Name, method and argument of each address in the URL configuration."""
+    found = []
+    for pattern in ours:
+        callback: Any = pattern.callback
+        actions = getattr(callback, "actions", None) or [
+            each for each in ("get", "post") if hasattr(callback.cls, each)
+        ]
+        argument = next((each for each in ("pk", "label") if f"<{each}>" in str(pattern.pattern)), "")
+        found += [(str(pattern.name), method, argument) for method in actions]
+    return found
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(status="new", note="A-1")
+
+
+def everything() -> list[Any]:
+    """All rows that a request may change."""
+    return [*stored(), *StoredAnswer.objects.values(), PolicyChange.objects.count()]
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_each_address_with_an_object_asks_the_permission_of_the_object(
+    order: Order, monkeypatch: Patch, with_key: bool
+) -> None:
+    """`with_key`: also if an earlier answer is stored."""
+    row, client = dq.schedule_timeout(order, REMIND, hours=1), APIClient()
+    client.force_login(User.objects.create_superuser("boss"))
+    about_it: dict[str, Any] = {"policy": REMIND, "object": order.pk}
+    bodies = {**BODIES, **dict.fromkeys(SERVICES, about_it), "schedule": {**about_it, "minutes": 9}}
+    values: dict[str, Any] = {"pk": {"pk": row.pk}, "label": {"label": REMIND}, "": {}}
+
+    def ask(name: str, method: str, argument: str) -> Any:
+        options: dict[str, Any] = {"headers": {"Idempotency-Key": name} if with_key else {}, "format": "json"}
+        sent = [bodies.get(name, {})] if method == "post" else []
+        return getattr(client, method)(reverse(f"django_delayq:{name}", kwargs=values[argument]), *sent, **options)
+
+    if with_key:
+        assert [ask(each, "post", "").status_code for each in SERVICES] == [200] * 3
+    monkeypatch.setattr(StaffWithPermission, "has_object_permission", lambda *_: False)
+    asked, before = set(), everything()
+    for name, method, argument in addresses():
+        if argument or name in SERVICES:
+            asked.add(name)
+            assert ask(name, method, argument).status_code in (403, 404), name
+    assert everything() == before
+    assert {name for name, _, _ in addresses()} - asked == {"root", "timeout-list", "policy-list", "status", "overview"}
+    assert asked >= {"timeout-detail", "timeout-cancel", "policy-pause", "policy-report", *SERVICES}
+
+
+class OfBuyer(CancelView):
+    permission_classes = [IsBuyer]
+
+
+class OfTenant(CancelView):
+    """Tenants are known by the status of their orders."""
+
+    policies = [REMIND, "testapp.expressorder.ship"]
+
+    def get_queryset(self) -> Any:
+        return self.policy.model.objects.filter(status=self.request.headers["X-Tenant"])
+
+
+class OfQuerySet(CancelView):
+    policies = ["testapp.order.remind", "testapp.parcel.chase"]
+    queryset = Order.objects.exclude(status="secret")
+
+
+def ask(view: Any, user: User | None, headers: dict[str, str], **body: Any) -> Any:
+    request = APIRequestFactory(headers=headers).post("/", body, format="json")
+    force_authenticate(request, user)
+    return view.as_view()(request)
+
+
+def test_a_stranger_cannot_distinguish_an_order_of_another_from_none(order: Order) -> None:
+    dq.schedule_timeout(order, REMIND, hours=1)
+    for headers in ({}, KEY):
+        before = everything()
+        other = ask(OfBuyer, None, headers, policy=REMIND, object=order.pk)
+        none = ask(OfBuyer, None, headers, policy=REMIND, object=order.pk + 1)
+        assert (other.status_code, none.status_code, everything()) == (404, 404, before)
+        assert str(other.data).replace(str(order.pk), str(order.pk + 1)) == str(none.data)
+    assert ask(OfBuyer, None, {"X-Receipt": str(order.pk)}, policy=REMIND, object=order.pk).data["cancelled"] is True
+
+
+def test_callers_without_a_user_do_not_share_the_keys_of_other_objects(order: Order) -> None:
+    """One who takes a key first neither gets the answer of another, nor keeps that key from being used."""
+    other = Order.objects.create(status="new")
+    answers = [
+        ask(OfBuyer, None, {"X-Receipt": str(each.pk), **KEY}, policy=REMIND, object=each.pk, reason=reason)
+        for each, reason in ((order, ""), (other, ""), (order, ""), (order, "another"))
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 422]
+    assert ["Idempotent-Replayed" in answer.headers for answer in answers] == [False, False, True, False]
+    Order.objects.filter(pk=order.pk).delete()
+    gone = ask(OfBuyer, None, {"X-Receipt": str(order.pk), **KEY}, policy=REMIND, object=order.pk)
+    assert gone.status_code == 404, "whether the caller may see it can no longer be asked"
+
+
+def test_a_view_serves_its_policies_and_objects_only(declare: Declare) -> None:
+    """Two tenants have an order with the same number."""
+    declare(Order, name="numbered", search="note")
+    declare(ExpressOrder, name="ship")
+    boss, tenant = User.objects.create_superuser("boss"), {"X-Tenant": "new"}
+    own, other, express = (
+        model.objects.create(status=status, note=note)
+        for model, status, note in ((Order, "new", "N-1"), (Order, "paid", "N-1"), (ExpressOrder, "new", "E-1"))
+    )
+    for obj, policy, status in (
+        *((own, REMIND, 200), (other, REMIND, 404), (own, "testapp.order.numbered", 400)),
+        *((express, "testapp.expressorder.ship", 200), (express, REMIND, 200)),
+    ):
+        for headers in (tenant, {**tenant, "Idempotency-Key": f"{policy}{obj.pk}"}):
+            assert ask(OfTenant, boss, headers, policy=policy, object=obj.pk).status_code == status
+    dq.schedule_timeout(own, REMIND, hours=1)
+    assert ask(CancelView, boss, {}, policy=REMIND, search="N-1").status_code == 409
+    assert ask(OfTenant, boss, tenant, policy=REMIND, search="N-1").data["timeout"]["object"]["id"] == str(own.pk)
+    assert ask(OfTenant, boss, {"X-Tenant": "old"}, policy=REMIND, search="N-1").status_code == 404
+
+
+def test_the_queryset_of_a_view_serves_no_policy_of_another_model(order: Order) -> None:
+    boss, parcel = User.objects.create_superuser("boss"), Parcel.objects.create()
+    assert ask(OfQuerySet, boss, {}, policy=REMIND, object=order.pk).status_code == 200
+    assert ask(OfQuerySet, boss, {}, policy="testapp.parcel.chase", object=str(parcel.pk)).status_code == 404
+    Order.objects.update(status="secret")
+    assert ask(OfQuerySet, boss, {}, policy=REMIND, object=order.pk).status_code == 404

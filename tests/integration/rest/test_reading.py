@@ -1,11 +1,9 @@
-"""REST lists, finds and shows timeouts and policies: permissions, number of queries, and order."""
+"""REST lists and shows timeouts and policies, and why none fires: permissions, number of queries, and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from django.contrib.contenttypes.models import ContentType
@@ -19,67 +17,44 @@ from rest_framework.throttling import ScopedRateThrottle
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.contrib.rest_framework import TimeoutViewSet, inputs
-from django_delayq.ledger import search
 from django_delayq.ledger.rollups import BY_HOUR
-from django_delayq.models import Timeout, WorkerSeen
-from tests.testapp.models import Order, Parcel, Voucher
+from django_delayq.models import Timeout
+from tests.integration.commands.conftest import a_worker
+from tests.integration.rest.conftest import ClientWith, Schedule, ids, settle
+from tests.integration.rest.places import LIST, POLICY, REMIND, STATUS
+from tests.support.typed import Declare, Patch
+from tests.testapp.models import Order, Parcel
 
 pytestmark = pytest.mark.django_db
-LIST = "/api/timeouts/"
-Schedule = Callable[..., Timeout]
 
 
-def ids(answer: Any) -> list[int]:
-    assert answer.status_code == 200, answer.data
-    return [row["id"] for row in answer.data["results"]]
-
-
-def all_pages(client: APIClient, url: str) -> list[list[int]]:
-    found = []
-    while url:
-        answer = client.get(url)
-        found.append(ids(answer))
-        url = answer.data["next"]
-    return found
-
-
-def all_rows(client: APIClient, url: str) -> list[int]:
-    return [pk for page in all_pages(client, url) for pk in page]
-
-
-def settle(row: Timeout, state: str = "fired", cause: str = "due", **changes: Any) -> Timeout:
-    changes = {"settled_at": timezone.now(), "slot_taken": None, **changes}
-    Timeout.objects.filter(pk=row.pk).update(state=state, cause=cause, **changes)
-    return row
-
-
-STATUS = "/api/status/"
-READ = [LIST, f"{LIST}1/", "/api/policies/", "/api/policies/testapp.order.remind/", STATUS]
-
-
-@pytest.mark.parametrize("url", READ)
-def test_strangers_and_staff_without_the_permission_see_nothing(
-    url: str, client_with: Callable[..., APIClient]
-) -> None:
+@pytest.mark.parametrize("url", [LIST, f"{LIST}{{pk}}/", "/api/policies/", POLICY, STATUS, "/api/overview/"])
+def test_only_staff_with_the_permission_sees(url: str, client_with: ClientWith, schedule: Schedule) -> None:
+    url = url.format(pk=schedule().pk)
     assert APIClient().get(url).status_code in (401, 403)
     assert client_with().get(url).status_code == 403
     assert client_with("view_timeout", staff=False).get(url).status_code == 403
-
-
-@pytest.mark.parametrize("url", [LIST, "/api/policies/", "/api/policies/testapp.order.remind/", STATUS])
-def test_staff_with_the_permission_sees(url: str, viewer: APIClient) -> None:
-    assert viewer.get(url).status_code == 200
+    assert client_with("view_timeout").get(url).status_code == 200
 
 
 def test_a_row_says_what_the_ledger_has(viewer: APIClient, schedule: Schedule) -> None:
     row = schedule(key="k1", reason="asked for", payload={"n": 1})
     (shown,) = viewer.get(LIST).json()["results"]
-    assert shown["object"] == {"model": "testapp.order", "id": row.object_id}
-    assert shown["due_at"] == timezone.localtime(row.due_at).isoformat()
-    assert (shown["policy"], shown["state"], shown["key"], shown["reason"]) == (
-        "testapp.order.remind", "pending", "k1", "asked for",
-    )  # fmt: skip
+    told = {"policy": REMIND, "state": "pending", "key": "k1", "reason": "asked for", "failing": False}
+    told |= {"object": {"model": "testapp.order", "id": row.object_id}}
+    assert shown == {**shown, **told, "due_at": timezone.localtime(row.due_at).isoformat()}
     assert not {"payload", "history", "idempotency_key"} & shown.keys()
+    Timeout.objects.update(policy="gone.thing.rule", content_type_id=99999)
+    ContentType.objects.clear_cache()
+    (shown,) = viewer.get(LIST).data["results"]
+    assert shown["object"] == {"model": None, "id": row.object_id}
+    assert viewer.get(f"{LIST}{row.pk}/").status_code == 200
+    (gone,) = [policy for policy in viewer.get(STATUS).json()["policies"] if not policy["is_declared"]]
+    assert (gone["label"], gone["pending"]["value"], gone["stop"]) == ("gone.thing.rule", 1, None)
+    settle(row, "dead", "retries")
+    told = viewer.get(STATUS).data
+    assert told["dead"]["value"] == 1
+    assert [each["dead"]["value"] for each in told["policies"] if each["label"] == "gone.thing.rule"] == [1]
 
 
 def test_a_list_takes_the_same_few_queries_however_long_it_is(viewer: APIClient, schedule: Schedule) -> None:
@@ -92,135 +67,35 @@ def test_a_list_takes_the_same_few_queries_however_long_it_is(viewer: APIClient,
             assert len(ids(viewer.get(LIST))) == Timeout.objects.count()
         statements = [query["sql"] for query in captured][:-1]
         counts.append(len([sql for sql in statements if "django_delayq_timeout" in sql]))
-        assert not any("COUNT(" in sql or "testapp_order" in sql for sql in statements)
-        assert not any("payload" in sql or "history" in sql for sql in statements)
+        assert not any(word in sql for word in ("COUNT(", "testapp_order", "payload", "history") for sql in statements)
         for _ in range(10):
             schedule()
     assert counts == [3, 3], "the rows, whether anything keeps them from firing, and whether their clocks run"
     assert parcel.timeouts.count() == 1
 
 
-def test_rows_whose_model_or_policy_is_gone_are_still_shown(viewer: APIClient, schedule: Schedule) -> None:
-    row = schedule()
-    Timeout.objects.update(policy="gone.thing.rule", content_type_id=99999)
-    ContentType.objects.clear_cache()
-    (shown,) = viewer.get(LIST).data["results"]
-    assert shown["object"] == {"model": None, "id": row.object_id}
-    assert viewer.get(f"{LIST}{row.pk}/").status_code == 200
-
-
 def test_the_detail_tells_the_story_and_the_failures(viewer: APIClient, schedule: Schedule) -> None:
     row = schedule(payload={"n": 1})
     dq.extend_timeout(row, minutes=5, reason="asked for it")
-    failed = {
-        "at": "2026-01-01T00:00:00+00:00",
-        "what": "failed",
-        "error": "KeyError",
-        "message": "'x'",
-        "traceback": "T",
-    }
+    error = {"error": "KeyError", "message": "'x'", "traceback": "T"}
     row.refresh_from_db()
-    Timeout.objects.update(history=[*row.history, failed])
+    Timeout.objects.update(history=[*row.history, {"at": "2026-01-01T00:00:00+00:00", "what": "failed", **error}])
     shown = viewer.get(f"{LIST}{row.pk}/").json()
     assert [event["what"] for event in shown["story"]["events"]] == ["failed", "scheduled", "extended"]
     assert "asked for it" in shown["story"]["events"][2]["text"]
     assert shown["story"]["outlook"].startswith("It is due at")
     at = "2025-12-31T21:00:00-03:00"  # in the zone of all other times of the response
-    assert shown["errors"] == [{"at": at, "error": "KeyError", "message": "'x'", "traceback": "T"}]
-    assert shown["payload"] == {"n": 1}
-    assert shown["idempotency_key"] == row.idempotency_key
+    assert shown["errors"] == [{"at": at, **error}]
+    assert (shown["payload"], shown["idempotency_key"]) == ({"n": 1}, row.idempotency_key)
 
 
-@pytest.mark.parametrize("pk", ["0", "999", "9" * 19, "9" * 60, "abc", "%C2%B2", "%00"])
-def test_what_is_not_there_is_not_found(viewer: APIClient, pk: str) -> None:
-    assert viewer.get(f"{LIST}{pk}/").status_code == 404
+def test_what_is_not_there_is_not_found(viewer: APIClient) -> None:
+    for pk in ("0", "999", "9" * 19, "9" * 60, "abc", "%C2%B2", "%00"):
+        assert viewer.get(f"{LIST}{pk}/").status_code == 404
     assert viewer.get("/api/policies/testapp.order.nothing/").status_code == 404
 
 
-@pytest.fixture
-def many(schedule: Schedule) -> dict[str, Timeout]:
-    """Create one row of each kind that filters distinguish."""
-    now = timezone.now()
-    order = Order.objects.create(status="new", created_at=now)
-    rows = {
-        "soon": schedule(minutes=5, order=order),
-        "later": schedule(minutes=90),
-        "keyed": schedule(minutes=200, key="k1"),
-        "linger": schedule("linger", minutes=10),
-        "late": schedule(minutes=0),
-        "dead": settle(schedule(order=order, key="old"), "dead", "retries", settled_at=now - timedelta(hours=2)),
-        "fired": settle(schedule(order=order, key="older"), settled_at=now - timedelta(hours=3)),
-    }
-    minute_ago = now - timedelta(minutes=1)
-    Timeout.objects.filter(pk=rows["late"].pk).update(run_at=minute_ago, created_at=minute_ago)
-    Timeout.objects.filter(pk=rows["linger"].pk).update(queue="slow")
-    return rows
-
-
-def moment(**ago: float) -> str:
-    return quote((timezone.now() + timedelta(**ago)).isoformat())
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("", "fired dead late linger keyed later soon"),
-        ("state=pending", "late soon linger later keyed"),
-        ("state=firing", ""),
-        ("overdue=false&key=k1", "keyed"),
-        ("due_from={minutes=30}", "later keyed"),
-        ("due_until={minutes=30}", "late soon linger"),
-        ("due_from={minutes=1}&due_until={minutes=100}", "soon linger later"),
-        ("due_from={minutes=1}&policy=testapp.order.remind&due_until={minutes=100}", "soon later"),
-        ("settled_until={minutes=1}", "dead fired"),
-    ],
-)
-def test_filters_find_just_what_they_say(
-    viewer: APIClient, many: dict[str, Timeout], query: str, expected: str
-) -> None:
-    while "{" in query:
-        head, _, rest = query.partition("{")
-        inside, _, tail = rest.partition("}")
-        unit, _, number = inside.partition("=")
-        query = head + moment(**{unit: float(number)}) + tail
-    names = {row.pk: name for name, row in many.items()}
-    found = [names[pk] for pk in ids(viewer.get(f"{LIST}?{query}")) if pk in names]
-    assert found == expected.split()
-
-
-def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
-    viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "MAX_COUNT", 2)
-    rare = [schedule("linger").pk, *(schedule().pk for _ in range(6)), schedule("linger").pk]
-    assert all_pages(viewer, f"{LIST}?policy=testapp.order.linger") == [[rare[-1], rare[0]]]
-    monkeypatch.setattr(inputs, "MAX_SORTED", 1)
-    assert len(all_pages(viewer, f"{LIST}?policy=testapp.order.linger")) > 1
-    assert all_rows(viewer, f"{LIST}?policy=testapp.order.linger") == [rare[-1], rare[0]]
-
-
-def test_of_a_state_with_few_rows_all_are_on_the_first_page(
-    viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "MAX_COUNT", 2)
-    rows = [settle(schedule(), "dead" if number in (0, 7) else "fired").pk for number in range(8)]
-    assert all_pages(viewer, f"{LIST}?state=dead") == [[rows[7], rows[0]]]
-    monkeypatch.setattr(inputs, "MAX_SORTED", 1)
-    assert len(all_pages(viewer, f"{LIST}?state=dead")) > 1
-    assert all_rows(viewer, f"{LIST}?state=dead") == [rows[7], rows[0]]
-
-
-def test_the_timeouts_of_one_object_are_found(viewer: APIClient, many: dict[str, Timeout]) -> None:
-    order: Any = many["soon"].content_object
-    found = ids(viewer.get(f"{LIST}?object=testapp.Order:{order.pk}"))
-    assert found == list(order.timeouts.order_by("-id").values_list("pk", flat=True))
-    parcel = Parcel.objects.create(sent_at=timezone.now())
-    assert len(ids(viewer.get(f"{LIST}?object=testapp.parcel:{parcel.pk.hex}"))) == 1
-
-
-def test_a_policy_is_found_under_its_former_names(
-    viewer: APIClient, schedule: Schedule, declare: Callable[..., Any]
-) -> None:
+def test_a_policy_is_found_under_its_former_names(viewer: APIClient, schedule: Schedule, declare: Declare) -> None:
     row = schedule()
     Timeout.objects.update(policy="testapp.order.nudge_before")
     declare(Order, name="nudge", aliases=["nudge_before"])
@@ -229,94 +104,33 @@ def test_a_policy_is_found_under_its_former_names(
     assert (shown["label"], shown["former_labels"]) == ("testapp.order.nudge", ["testapp.order.nudge_before"])
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        *(
-            "stat=dead",
-            "object=testapp.parcel:7",
-            "due_from=0001-01-01T00:00:00%2B14:00",
-            "due_until=9999-12-31T23:59:59-14:00",
-        ),
-        *("overdue=maybe", "policy=%00", "key=%00", "cursor=x", "cursor=%00", "cursor=W10", "cursor=%C3%A9"),
-        *("page_size=0", "page_size=x", "page_size=-1", "page_size=%C2%B2"),
-        *("state=dead&overdue=true", "state=pending&settled_from=2026-01-01T00:00:00Z"),
-        "due_from=2026-01-01T00:00:00Z&settled_from=2026-01-01T00:00:00Z",
-    ],
-)
-def test_bad_input_is_named(viewer: APIClient, query: str) -> None:
-    answer = viewer.get(f"{LIST}?{query}")
-    assert answer.status_code == 400
-    name = query.partition("=")[0]
-    assert name in answer.data or "non_field_errors" in answer.data
-
-
-def test_pages_follow_each_other_without_gap_or_double_also_through_equal_moments(
-    viewer: APIClient, schedule: Schedule
-) -> None:
-    at = timezone.now() + timedelta(hours=1)
-    rows = [schedule(minutes=None, at=at + timedelta(minutes=number // 4)).pk for number in range(10)]
-    assert all_rows(viewer, f"{LIST}?page_size=3") == rows[::-1]
-    assert all_rows(viewer, f"{LIST}?page_size=3&state=pending") == rows
-    Timeout.objects.update(state="fired", cause="due", settled_at=timezone.now(), slot_taken=None)
-    assert all_rows(viewer, f"{LIST}?page_size=3&state=fired") == rows[::-1]
-    assert len(all_pages(viewer, f"{LIST}?page_size=10")) == 1
-
-
-def test_rows_that_come_and_go_between_pages_move_nothing(viewer: APIClient, schedule: Schedule) -> None:
-    rows = [schedule().pk for _ in range(6)]
-    first = viewer.get(f"{LIST}?page_size=2")
-    newer = schedule()
-    Timeout.objects.filter(pk=rows[5]).delete()
-    assert ids(viewer.get(first.data["next"])) == rows[3:1:-1]
-    assert newer.pk not in all_rows(viewer, first.data["next"])
-
-
-def test_what_no_index_finds_is_looked_for_a_bounded_way_a_page(
-    viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "MAX_COUNT", 4)
-    rows = [schedule(minutes=number + 1).pk for number in range(11)]
-    Timeout.objects.filter(pk__in=[rows[0], rows[9]]).update(queue="slow")
-    assert all_pages(viewer, f"{LIST}?queue=slow") == [[rows[9]], [], [rows[0]]]
-    assert all_pages(viewer, f"{LIST}?queue=slow&state=pending") == [[rows[0]], [], [rows[9]]]
-    assert all_pages(viewer, f"{LIST}?queue=default&page_size=3") == [
-        [rows[10], rows[8], rows[7]], rows[6:3:-1], rows[3:0:-1], [],
-    ]  # fmt: skip
-
-
-def test_a_policy_tells_how_it_was_declared(viewer: APIClient) -> None:
+def test_a_policy_tells_how_it_was_declared(viewer: APIClient, declare: Any) -> None:
     shown = viewer.get("/api/policies/testapp.order.cancel_unpaid/").json()
-    assert shown["declared_seconds"] == shown["seconds"] == 1800
-    assert (shown["stop"], shown["until"]) == (None, None)
-    assert (shown["since"], shown["automatic"], shown["model"]) == ("created_at", True, "testapp.order")
-    assert "unpaid" in shown["condition"]
-    assert shown["handler"] == "tests.testapp.timeouts.cancel_unpaid"
-    assert shown["limits"] is None
+    told = {"declared_seconds": 1800, "seconds": 1800, "stop": None, "until": None, "since": "created_at"}
+    told |= {"automatic": True, "model": "testapp.order", "limits": None, "condition": 'status = "unpaid"'}
+    assert shown == {**shown, **told, "handler": "tests.testapp.timeouts.cancel_unpaid"}
     labels = [policy["label"] for policy in viewer.get("/api/policies/").json()]
     assert labels == sorted(policy.label for policy in dq.get_policies())
-
-
-def test_a_policy_shows_its_limits(viewer: APIClient, declare: Any) -> None:
-    declare(
-        Order,
-        name="text",
-        limits=dq.Limits(rate=dq.Rate(20, per=timedelta(minutes=1), by="status"), total=timedelta(1)),
-    )
+    rate = dq.Rate(20, per=timedelta(minutes=1), by="status")
+    declare(Order, name="text", limits=dq.Limits(rate=rate, total=timedelta(1)))
     shown = viewer.get("/api/policies/testapp.order.text/").json()["limits"]
-    rate = {"count": 20, "per_seconds": 60.0, "by": "status"}
-    assert shown == {"run_seconds": None, "rate": rate, "snoozes": None, "total_seconds": 86400.0}
+    rates = {"count": 20, "per_seconds": 60.0, "by": "status"}
+    assert shown == {"run_seconds": None, "rate": rates, "snoozes": None, "total_seconds": 86400.0}
 
 
-def test_the_page_says_what_time_the_server_has(viewer: APIClient) -> None:
-    at = timezone.now() + timedelta(hours=3)
-    with clock.set_to(at):
-        assert datetime.fromisoformat(viewer.get(LIST).data["server_time"]) == at
+def test_the_time_of_the_server_is_like_the_other_times(viewer: APIClient, schedule: Schedule, settings: Any) -> None:
+    detail, at = f"{LIST}{schedule().pk}/", timezone.now() + timedelta(hours=3)
+    with clock.set_to(at), timezone.override("Asia/Kolkata"):
+        for address, name in ((LIST, "server_time"), (detail, "server_time"), (STATUS, "at")):
+            shown = viewer.get(address).json()[name]
+            assert datetime.fromisoformat(shown) == at and shown.endswith("+05:30")
+    settings.REST_FRAMEWORK = {"DATETIME_FORMAT": "%Y"}
+    assert viewer.get(LIST).json()["server_time"] == str(timezone.now().year)
 
 
 @pytest.mark.parametrize(("rates", "codes"), [({}, [200, 200]), ({"delayq": "1/hour"}, [200, 429])])
 def test_a_project_may_limit_requests_by_scope_or_leave_it(
-    viewer: APIClient, settings: Any, monkeypatch: pytest.MonkeyPatch, rates: dict[str, str], codes: list[int]
+    viewer: APIClient, settings: Any, monkeypatch: Patch, rates: dict[str, str], codes: list[int]
 ) -> None:
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": str(rates)}}
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "DEFAULT_THROTTLE_RATES": rates}
@@ -326,74 +140,81 @@ def test_a_project_may_limit_requests_by_scope_or_leave_it(
     assert [viewer.get(LIST).status_code for _ in codes] == codes
 
 
-def test_the_status_counts_what_waits_and_says_who_works(viewer: APIClient, many: dict[str, Timeout]) -> None:
+def test_status_and_overview_count_what_waits_and_say_who_works(viewer: APIClient, schedule: Schedule) -> None:
+    schedule(), schedule("linger")
+    late = timezone.now() - timedelta(minutes=1)
+    Timeout.objects.filter(pk=schedule(minutes=0).pk).update(run_at=late, created_at=late)
     operations.pause("testapp.order.linger", by="somebody")
-    worker = {"host": "h", "pid": 7, "queues": ["default"], "concurrency": 4, "uses_redis": True, "version": "1"}
-    moments = dict.fromkeys(("started_at", "seen_at", "passed_at"), timezone.now())
-    WorkerSeen.objects.create(**worker, **moments)
-    shown = viewer.get(STATUS).json()
-    assert shown["pending"] == {"value": Timeout.objects.pending().count(), "is_capped": False}
-    assert shown["overdue"]["value"] == 1
-    assert shown["oldest_overdue_seconds"] >= 60
+    a_worker(host="h", queues=["default"])
+    shown, overview = viewer.get(STATUS).json(), viewer.get("/api/overview/").json()
+    assert shown["pending"] == {"value": 3, "is_capped": False}
+    assert shown["overdue"]["value"] == 1 and shown["oldest_overdue_seconds"] >= 60
     assert [(one["name"], one["queues"]) for one in shown["workers"]] == [("h:7", ["default"])]
     stops = {policy["label"]: policy["stop"] for policy in shown["policies"]}
-    assert (stops["testapp.order.linger"], stops["testapp.order.remind"]) == ("paused", None)
+    assert (stops["testapp.order.linger"], stops[REMIND]) == ("paused", None)
+    assert overview.keys() == shown.keys() and overview["policies"][0]["urgency"] == "overdue"
+    assert len(overview["hours"]) == 24 and set(overview["hours"][0]) == {"begins_at", *BY_HOUR}
 
 
-def test_the_overview_has_the_last_hours_and_the_most_urgent_policy_first(
-    viewer: APIClient, many: dict[str, Timeout]
+def failing(row: Timeout) -> Timeout:
+    Timeout.objects.filter(pk=row.pk).update(attempts=2)
+    return row
+
+
+@pytest.mark.parametrize("few", [500, 1])
+def test_failing_timeouts_are_listed_with_the_next_attempt_first_and_counted(
+    viewer: APIClient, schedule: Schedule, monkeypatch: Patch, few: int
 ) -> None:
-    shown = viewer.get("/api/overview/").json()
-    assert len(shown["hours"]) == 24
-    assert set(shown["hours"][0]) == {"begins_at", *BY_HOUR}
-    assert shown["policies"][0]["urgency"] == "overdue"
-    assert shown.keys() == viewer.get(STATUS).json().keys()
+    monkeypatch.setattr(inputs, "MAX_SORTED", few)
+    later, sooner, other = (
+        failing(schedule(minutes=9)),
+        failing(schedule(minutes=8)),
+        failing(schedule("linger", minutes=1)),
+    )
+    schedule(), settle(failing(schedule()), "dead", "retries")
+    assert ids(viewer.get(f"{LIST}?failing=true")) == [other.pk, sooner.pk, later.pk]
+    assert ids(viewer.get(f"{LIST}?failing=true&policy={REMIND}&state=pending")) == [sooner.pk, later.pk]
+    assert len(ids(viewer.get(f"{LIST}?failing=false"))) == 5
+    for contradiction in ("failing=true&state=dead", "failing=true&state=firing", "failing=1&settled_from=2026-01-01"):
+        assert viewer.get(f"{LIST}?{contradiction}").status_code == 400
+    assert [each["failing"] for each in viewer.get(LIST).json()["results"]].count(True) == 3
+    assert viewer.get(f"{LIST}{later.pk}/").json()["failing"] is True
+    assert viewer.get(POLICY).json()["failing"] == 2
+    policies = {each["label"]: each["failing"] for each in viewer.get("/api/policies/").json()}
+    assert (policies[REMIND], policies["testapp.order.linger"]) == (2, 1)
+    status = viewer.get(STATUS).json()
+    assert status["failing"] == {"value": 3, "is_capped": False}
+    assert [each["failing"]["value"] for each in status["policies"] if each["label"] == REMIND] == [2]
 
 
-def test_the_status_names_policies_that_nobody_declares_any_more(viewer: APIClient, schedule: Schedule) -> None:
-    schedule()
-    Timeout.objects.update(policy="gone.thing.rule")
-    (gone,) = [policy for policy in viewer.get(STATUS).json()["policies"] if not policy["is_declared"]]
-    assert (gone["label"], gone["pending"]["value"], gone["stop"]) == ("gone.thing.rule", 1, None)
+def test_all_policies_are_shown_with_as_many_statements(viewer: APIClient, declare: Declare) -> None:
+    figures = []
+    for name in ("first", "second"):
+        viewer.get("/api/policies/")
+        with CaptureQueriesContext(connection) as queries:
+            viewer.get("/api/policies/")
+        figures.append(len(queries))
+        declare(Order, name=name)
+    assert figures[0] == figures[1]
 
 
-@pytest.mark.parametrize("path", ["", "{pk}/", "{pk}/cancel/", "{pk}/postpone/"])
-def test_people_may_look_with_a_browser_too(admin_user: Any, schedule: Schedule, path: str) -> None:
-    client = APIClient(headers={"Accept": "text/html"})
-    client.force_login(admin_user)
-    url = LIST + path.format(pk=schedule(payload={"a": "<script>alert(1)</script>"}).pk)
-    shown = client.get(url)
-    assert shown.status_code == (405 if path.endswith(("cancel/", "postpone/")) else 200)
-    assert shown["Content-Type"].startswith("text/html")
-    assert "<script>alert" not in shown.content.decode()
-    assert client.options(url).status_code == 200
+def test_it_is_shown_why_nothing_fires(viewer: APIClient, schedule: Schedule, declare: Declare) -> None:
+    declare(Order, name="mailed", queue="mail")
+    row = schedule()
 
+    def found(address: str) -> list[tuple[str, str]]:
+        return [(each["code"], each["policy"] or each["queue"]) for each in viewer.get(address).json()["obstacles"]]
 
-@pytest.mark.parametrize("url", ["/api/policies/", "/api/policies/testapp.order.remind/", STATUS])
-def test_policies_and_status_have_pages_too(admin_user: Any, url: str) -> None:
-    client = APIClient(headers={"Accept": "text/html"})
-    client.force_login(admin_user)
-    assert client.get(url).status_code == client.options(url).status_code == 200
-
-
-def test_the_status_counts_rows_of_a_policy_that_is_not_declared_and_marks_it(
-    viewer: APIClient, schedule: Schedule
-) -> None:
-    values = {"state": "dead", "cause": "retries", "settled_at": timezone.now(), "slot_taken": None}
-    Timeout.objects.filter(pk=schedule().pk).update(policy="gone.order.old", **values)
-    told = viewer.get(STATUS).data
-    assert told["dead"]["value"] == 1
-    (shown,) = [policy for policy in told["policies"] if policy["label"] == "gone.order.old"]
-    assert (shown["is_declared"], shown["dead"]["value"]) == (False, 1)
-
-
-@pytest.mark.parametrize("parameter", ["key", "search", "object"])
-def test_blanks_belong_to_a_key(viewer: APIClient, schedule: Schedule, parameter: str) -> None:
-    """Without them it is the key of another timeout, which an operator would then cancel."""
-    # In front: MariaDB takes keys that differ by blanks at their end for the same.
-    trimmed, blank = (Voucher.objects.create(code=code) for code in ("A", " A"))
-    rows = [dq.schedule_timeout(each, "expire", key=f"{each.code}k", minutes=5) for each in (trimmed, blank)]
-    value = {"key": " Ak", "search": " Ak", "object": "testapp.voucher: A"}[parameter]
-    assert ids(viewer.get(LIST, {parameter: value})) == [rows[1].pk]
-    assert ids(viewer.get(LIST, {parameter: value.replace(" ", "")})) == [rows[0].pk]
-    assert ids(viewer.get(LIST, {parameter: value.replace(" ", "  ")})) == []
+    detail = f"{LIST}{row.pk}/"
+    for address in (LIST, detail, STATUS):
+        assert found(address) == [("no_worker", "")]
+    a_worker(queues=["default"])
+    assert (found(LIST), found(detail), found(STATUS)) == ([], [], [("no_worker_for_queue", "mail")])
+    operations.pause(REMIND, by="admin:alice", reason="outage")
+    schedule("linger")
+    assert found(LIST) == found(detail) == [("paused", REMIND)]
+    (shown,) = viewer.get(detail).json()["obstacles"]
+    assert (shown["by"], shown["reason"], shown["until"]) == ("admin:alice", "outage", None)
+    assert shown["text"] == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
+    settle(row)
+    assert (found(detail), found(f"{LIST}?state=fired")) == ([], []), "nothing keeps a settled timeout from firing"

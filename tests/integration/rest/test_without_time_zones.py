@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,13 +11,14 @@ from django.db import connection
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from django_delayq.models import PolicyControl, Timeout
+from django_delayq.models import PolicyControl
+from tests.integration.rest.conftest import ClientWith, Schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def operator(client_with: Callable[..., APIClient], settings: Any) -> Iterator[APIClient]:
+def operator(client_with: ClientWith, settings: Any) -> Iterator[APIClient]:
     made = client_with("view_timeout", "postpone_timeout", "pause_policy")
     connection.close()
     settings.USE_TZ = False
@@ -33,7 +34,7 @@ def in_an_hour() -> tuple[str, datetime]:
     return moment.isoformat().replace("+00:00", "Z"), local
 
 
-def test_the_offset_of_a_datetime_counts(operator: APIClient, schedule: Callable[..., Timeout]) -> None:
+def test_the_offset_of_a_datetime_counts(operator: APIClient, schedule: Schedule) -> None:
     row, (moment, local) = schedule(minutes=5), in_an_hour()
     assert operator.post(f"/api/timeouts/{row.pk}/postpone/", {"at": moment}).status_code == 200
     row.refresh_from_db()
@@ -42,8 +43,5 @@ def test_the_offset_of_a_datetime_counts(operator: APIClient, schedule: Callable
     assert operator.get("/api/timeouts/", {"due_until": moment}).json()["results"] == []
     assert operator.post("/api/policies/testapp.order.remind/pause/", {"until": moment}).status_code == 200
     assert PolicyControl.objects.get().until == local
-
-
-@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-def test_a_datetime_at_the_end_of_the_calendar_is_refused(operator: APIClient, moment: str) -> None:
-    assert operator.get("/api/timeouts/", {"due_from": moment}).status_code == 400
+    for end in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"):
+        assert operator.get("/api/timeouts/", {"due_from": end}).status_code == 400

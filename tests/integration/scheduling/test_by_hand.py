@@ -7,17 +7,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import clock
+from django_delayq import clock, operations
 from django_delayq.models import Timeout
 from tests.integration.operations.conftest import as_if
+from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-State = Timeout.State
 
 
 def test_a_scheduled_timeout_waits_as_a_row_with_its_deadline(order: Order) -> None:
@@ -27,7 +30,9 @@ def test_a_scheduled_timeout_waits_as_a_row_with_its_deadline(order: Order) -> N
     assert (row.state, row.due_at, row.run_at, row.first_due_at) == ("pending", *[NOON + timedelta(minutes=30)] * 3)
     assert (row.policy, row.payload, row.reason) == ("testapp.order.remind", {"a": [1, None]}, "on request")
     assert row.content_object == order
-    assert list(order.timeouts.all()) == [row]
+    Order.objects.filter(pk=order.pk).update(created_at=NOON)
+    row = dq.schedule_timeout(order, "cancel_unpaid")
+    assert (row.due_at, row.since_at) == (NOON + timedelta(minutes=30), NOON), "without a delay the policy decides"
 
 
 @pytest.mark.parametrize(
@@ -71,10 +76,11 @@ def test_replacing_does_not_give_back_extensions_that_are_used_up(
             dq.schedule_timeouts([order], "cart", minutes=10)
         else:
             dq.schedule_timeout(order, "cart", minutes=10)
-    with pytest.raises(dq.ExtensionLimit):
+    with transaction.atomic(), pytest.raises(dq.ExtensionLimit, match="max_extensions=2 is used up") as limit:
         dq.extend_timeout(order, "cart", minutes=10)
     assert dq.extend_timeouts(dq.pending_timeouts(order), minutes=10) == 0
-    assert Timeout.objects.get().first_due_at == first.first_due_at
+    row = Timeout.objects.get()
+    assert (row.first_due_at, row.due_at) == (first.first_due_at, limit.value.timeout.due_at)
 
 
 def test_on_conflict_keeps_or_refuses_what_is_pending_and_schedules_otherwise(order: Order) -> None:
@@ -93,138 +99,172 @@ def test_keys_are_slots_of_their_own_case_and_all(order: Order) -> None:
     assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"", "a", "ä", "a "}
 
 
-def test_without_a_delay_the_policy_decides(order: Order) -> None:
-    Order.objects.filter(pk=order.pk).update(created_at=NOON)
-    row = dq.schedule_timeout(order, "cancel_unpaid")
-    assert (row.due_at, row.since_at) == (NOON + timedelta(minutes=30), NOON)
-
-
 def test_cancel_says_true_and_keeps_cause_and_reason(order: Order) -> None:
     dq.schedule_timeout(order, "remind", minutes=1)
     assert dq.cancel_timeout(order, "remind", reason="paid by phone") is True
-    row = Timeout.objects.get()
-    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "paid by phone")
-    assert row.settled_at is not None
     assert dq.cancel_timeout(order, "remind") is True  # again, and nothing changes
-    assert Timeout.objects.get().reason == "paid by phone"
+    row = Timeout.objects.get()
+    assert (row.state, row.cause, row.reason, row.is_settled) == ("cancelled", "hand", "paid by phone", True)
     assert dq.cancel_timeout(order, "remind", key="never armed") is True
 
 
-@pytest.mark.parametrize("state", [State.FIRED, State.FIRING])
-def test_cancel_says_false_when_the_newest_round_has_fired_or_is_firing(order: Order, state: str) -> None:
-    row = dq.schedule_timeout(order, "remind", minutes=1)
-    as_if(row, state, "due" if state == State.FIRED else "")
-    assert dq.cancel_timeout(order, "remind") is False
+@pytest.mark.parametrize(
+    ("state", "cause", "answer", "ends"),
+    [
+        ("fired", "due", False, ("fired", "due", False)),
+        ("firing", "", False, ("firing", "", True)),
+        ("dead", "retries", True, ("cancelled", "hand", False)),
+    ],
+)
+def test_cancel_says_whether_it_was_in_time(order: Order, state: str, cause: str, answer: bool, ends: object) -> None:
+    """What fires gets no further attempt, and what is dead is buried."""
+    row = as_if(dq.schedule_timeout(order, "remind", minutes=1), state, cause)
+    assert dq.cancel_timeout(order, "remind") is answer
     row.refresh_from_db()
-    assert row.state == state
-    assert row.final_attempt is (state == State.FIRING)
+    assert (row.state, row.cause, row.final_attempt) == ends
+    if state == "firing":
+        assert dq.schedule_timeout(order, "remind", minutes=1) != row, "the next round"
+        assert dq.cancel_timeout(order, "remind") is True
 
 
-def test_cancel_buries_a_dead_one(order: Order) -> None:
-    row = dq.schedule_timeout(order, "remind", minutes=1)
-    as_if(row, State.DEAD, "retries")
-    assert dq.cancel_timeout(order, "remind") is True
-    row.refresh_from_db()
-    assert (row.state, row.cause) == ("cancelled", "hand")
-
-
-def test_scheduling_while_one_is_firing_makes_the_next_round(order: Order) -> None:
-    row = dq.schedule_timeout(order, "remind", minutes=1)
-    as_if(row, State.FIRING)
-    following = dq.schedule_timeout(order, "remind", minutes=1)
-    assert following.pk != row.pk
-    assert dq.cancel_timeout(order, "remind") is True
-
-
-def test_reschedule_moves_the_pending_one_and_tells_its_history(order: Order) -> None:
-    with clock.set_to(NOON):
-        first = dq.schedule_timeout(order, "remind", minutes=1)
-        moved = dq.reschedule_timeout(order, "remind", hours=2, reason="holiday")
-    assert moved is not None
-    moved.refresh_from_db()
-    assert (moved.pk, moved.due_at, moved.run_at) == (first.pk, NOON + timedelta(hours=2), NOON + timedelta(hours=2))
-    assert moved.first_due_at == first.due_at
-    assert [(event["what"], event["reason"]) for event in moved.history] == [("rescheduled", "holiday")]
-    with pytest.raises(dq.InvalidDelay):
-        dq.reschedule_timeout(order, "remind")
-
-
-def test_moving_what_is_not_pending_gives_none(order: Order) -> None:
+def test_reschedule_and_extend_move_the_pending_one_and_tell_its_history(order: Order) -> None:
     assert dq.reschedule_timeout(order, "remind", minutes=1) is None
     assert dq.extend_timeout(order, "remind", minutes=1) is None
-
-
-def test_extend_adds_to_the_deadline_up_to_the_limit(order: Order, declare: Any) -> None:
-    policy = declare(Order, name="hold", max_extensions=1)
     with clock.set_to(NOON):
-        dq.schedule_timeout(order, policy, minutes=10)
-        extended = dq.extend_timeout(order, "hold", minutes=5)
-        assert extended is not None
-        assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=15), 1)
-        with transaction.atomic(), pytest.raises(dq.ExtensionLimit, match="max_extensions=1 is used up") as limit:
-            dq.extend_timeout(order, "hold", minutes=5)
-    assert limit.value.timeout.due_at == Timeout.objects.get().due_at == NOON + timedelta(minutes=15)
-    with pytest.raises(dq.InvalidDelay):
-        dq.extend_timeout(order, "hold", at=NOON)  # type: ignore[call-arg]
+        first = dq.schedule_timeout(order, "remind", minutes=1)
+        dq.reschedule_timeout(order, "remind", hours=2, reason="holiday")
+        moved = Timeout.objects.get()
+        extended = dq.extend_timeout(order, "remind", minutes=5)
+    assert (moved.pk, moved.due_at, moved.run_at) == (first.pk, NOON + timedelta(hours=2), NOON + timedelta(hours=2))
+    assert (moved.first_due_at, moved.extensions) == (first.due_at, 0), "only `extend_timeout` extends"
+    assert [(event["what"], event["reason"]) for event in moved.history] == [("rescheduled", "holiday")]
+    assert extended is not None
+    assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=125), 1)
 
 
 @pytest.mark.parametrize("gone", [{"content_type_id": 99_999}, {"object_id": "nonsense"}], ids=["model", "object"])
-def test_a_row_whose_policy_is_gone_too_can_still_be_told_and_cancelled(order: Order, gone: dict[str, Any]) -> None:
-    row = dq.schedule_timeout(order, "remind", minutes=30)
-    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.gone", **gone)
+def test_rows_whose_policy_is_gone_too_are_still_told_moved_and_cancelled(order: Order, gone: dict[str, Any]) -> None:
+    row, other = (dq.schedule_timeout(order, "remind", minutes=30, key=key) for key in ("", "b"))
+    Timeout.objects.update(policy="testapp.order.gone", **gone)
     row.refresh_from_db()
-    assert [event.what for event in dq.explain_timeout(row)] == ["scheduled"]
-    assert dq.cancel_timeout(row) is True
-    row.refresh_from_db()
-    assert row.state == "cancelled"
-
-
-def test_a_rolled_back_savepoint_takes_only_its_own(order: Order) -> None:
-    with transaction.atomic():
-        dq.schedule_timeout(order, "remind", minutes=1, key="stays")
-        with pytest.raises(RuntimeError), transaction.atomic():
-            dq.schedule_timeout(order, "remind", minutes=1, key="goes")
-            dq.cancel_timeout(order, "remind", key="stays")
-            raise RuntimeError
-        dq.schedule_timeout(order, "remind", minutes=1, key="after")
-    assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"stays", "after"}
-
-
-def test_the_relation_reads_and_refuses_to_write(order: Order) -> None:
-    row = dq.schedule_timeout(order, "remind", minutes=1)
-    assert order.timeouts.get() == row
-    assert [list(o.timeouts.all()) for o in Order.objects.prefetch_related("timeouts")] == [[row]]
-    relation: Any = order.timeouts
-    for write in (relation.clear, relation.create, relation.acreate, relation.bulk_create):
-        with pytest.raises(TypeError, match="schedule_timeout"):
-            write()
-    with pytest.raises(TypeError, match="schedule_timeout"):
-        order.timeouts = []
-
-
-def test_deleting_an_object_keeps_its_story_and_cancels(order: Order) -> None:
-    dq.schedule_timeout(order, "remind", minutes=1)
-    order.delete()
-    row = Timeout.objects.get()
-    assert (row.state, row.cause) == ("cancelled", "gone")
-    assert row.content_object is None
-
-
-def test_rows_whose_content_type_is_gone_are_still_told_moved_and_cancelled(order: Order) -> None:
-    row = dq.schedule_timeout(order, "remind", minutes=5)
-    other = dq.schedule_timeout(order, "remind", minutes=5, key="b")
-    Timeout.objects.update(content_type_id=10**6, policy="gone.order.policy")
-    row.refresh_from_db()
-    assert "no longer declared" in str(dq.explain_timeout(row))
+    story = dq.explain_timeout(row)
+    assert [event.what for event in story] == ["scheduled"]
+    assert "no longer declared" in str(story)
     assert dq.extend_timeouts(Timeout.objects.filter(pk=other.pk), minutes=5) == 1
-    assert dq.cancel_timeout(row)
+    assert dq.cancel_timeout(row) is True
     assert dq.cancel_timeouts(Timeout.objects.filter(pk=other.pk)) == 1
+    assert {each.state for each in Timeout.objects.all()} == {"cancelled"}
 
 
-def test_rescheduling_does_not_count_as_an_extension(order: Order) -> None:
-    dq.schedule_timeout(order, "remind", minutes=5)
-    moved = dq.reschedule_timeout(order, "remind", minutes=9)
-    extended = dq.extend_timeout(order, "remind", minutes=9)
-    assert moved is not None
-    assert extended is not None
-    assert (moved.extensions, extended.extensions) == (0, 1)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+# `Limits(total=...)`: how far the application may move a deadline from its first one, by whichever verb.
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+
+
+@pytest.fixture
+def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    return declare(Order, name="bounded", limits=dq.Limits(total=2 * HOUR))
+
+
+@pytest.fixture
+def now() -> datetime:
+    return timezone.now()
+
+
+VERBS: dict[str, Callable[[Order, Any, datetime], Any]] = {
+    "schedule": lambda order, policy, at: dq.schedule_timeout(order, policy, at=at),
+    "async": lambda order, policy, at: async_to_sync(dq.aschedule_timeout)(order, policy, at=at),
+    "schedule many": lambda order, policy, at: dq.schedule_timeouts([order], policy, at=at),
+    "many, once": lambda order, policy, at: dq.schedule_timeouts([order], policy, at=at, on_conflict="once"),
+    "reschedule": lambda order, policy, at: dq.reschedule_timeout(order, policy, at=at),
+    "extend": lambda order, policy, at: dq.extend_timeout(
+        order, policy, after=at - (dq.get_deadline(order, policy) or at)
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_moves_a_deadline_up_to_the_total_and_not_beyond(
+    order: Order, policy: dq.TimeoutPolicy[Any], now: datetime, verb: str
+) -> None:
+    first = dq.schedule_timeout(order, policy, at=now + HOUR)
+    for _ in range(2):
+        VERBS[verb](order, policy, now + 3 * HOUR)
+    before = Timeout.objects.get()
+    assert (before.first_due_at, before.due_at) == (first.due_at, now + 3 * HOUR)
+    with transaction.atomic():
+        with pytest.raises(dq.ExtensionLimit, match=r"Limits\(total=2 h\)") as refused:
+            VERBS[verb](order, policy, now + 3 * HOUR + MINUTE)
+        assert refused.value.timeout == before
+        assert Timeout.objects.filter(pk=before.pk, due_at=before.due_at, history=before.history).exists()
+    VERBS["reschedule"](order, policy, now + HOUR)
+    VERBS[verb](order, policy, now + 2 * HOUR)
+
+
+def test_fifty_replaces_push_a_deadline_no_further_than_one(
+    order: Order, policy: dq.TimeoutPolicy[Any], now: datetime
+) -> None:
+    refused = 0
+    for number in range(50):
+        with clock.set_to(now + number * HOUR):
+            try:
+                dq.schedule_timeout(order, policy, hours=1)
+            except dq.ExtensionLimit:
+                refused += 1
+    assert Timeout.objects.get().due_at == now + 3 * HOUR
+    assert refused == 47
+
+
+def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_scheduled_with_them(
+    policy: dq.TimeoutPolicy[Any], now: datetime
+) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(3)]
+    dq.schedule_timeout(orders[0], policy, at=now + HOUR)
+    with pytest.raises(dq.ExtensionLimit):
+        dq.schedule_timeouts(orders, policy, at=now + 4 * HOUR)
+    assert Timeout.objects.count() == 1
+    assert dq.schedule_timeouts(orders, policy, at=now + HOUR, on_conflict="keep") == 2
+    dq.extend_timeout(orders[0], policy, hours=2)
+    rows = dq.pending_timeouts(Order, policy)
+    assert dq.extend_timeouts(rows, minutes=90) == 2
+    assert dq.reschedule_timeouts(rows, at=now + 4 * HOUR) == 0
+    assert dq.reschedule_timeouts(rows, at=now + 2.75 * HOUR) == 3, "one of them is moved earlier"
+
+
+def test_an_overdue_one_may_be_made_due_now(order: Order, policy: dq.TimeoutPolicy[Any], now: datetime) -> None:
+    dq.schedule_timeout(order, policy, at=now + HOUR)
+    with clock.set_to(now + 9 * HOUR):
+        assert dq.schedule_timeout(order, policy, seconds=0).due_at == now + 9 * HOUR
+        with pytest.raises(dq.ExtensionLimit):
+            dq.schedule_timeout(order, policy, seconds=1)
+
+
+def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
+    policy = declare(
+        Order, name="bounded", after=HOUR, since="paid_at", when=Q(status="unpaid"), limits=dq.Limits(total=HOUR)
+    )
+    order.paid_at = now
+    order.save()
+    rows = dq.pending_timeouts(order, policy)
+    assert operations.postpone(rows, by="ana", reason="call", hours=5).changed == 1
+    with pytest.raises(dq.ExtensionLimit):
+        dq.extend_timeout(order, policy, minutes=1)
+    order.paid_at = now + 20 * HOUR
+    order.save()
+    row = rows.get()
+    assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
+    assert dq.extend_timeout(order, policy, hours=1)
+
+
+def test_a_policy_without_total_needs_no_more_statements(order: Order, declare: Declare) -> None:
+    counts = []
+    for name, limits in (("plain", None), ("limited", dq.Limits(snoozes=3))):
+        policy = declare(Order, name=name, limits=limits)
+        counts.append([len(sql_of(lambda p=policy: dq.schedule_timeout(order, p, hours=1))) for _ in range(2)])  # type: ignore[misc]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("wrong", [60, "1h", -HOUR])
+def test_a_total_that_is_no_length_of_time_is_refused(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="total must"):
+        dq.Limits(total=wrong)

@@ -1,28 +1,34 @@
-"""After `cancel_timeout` has returned True, the round of the object's present `since` is not armed any more."""
+"""What `cancel_timeout` closes: the round of the present `since`, though not armed yet, or one that was retried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.db.models import Q
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.arming.sync import TableSync
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
+from tests.support.seen import heard, sql_of
+from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 pytestmark = pytest.mark.django_db(transaction=True)
-HALF_HOUR = timedelta(minutes=30)
+HALF_HOUR, HOUR = timedelta(minutes=30), timedelta(hours=1)
+DEAD = {"state": "dead", "cause": "retries", "slot_taken": None, "settled_at": timezone.now()}
+CALLED = {"reason": "the customer called"}
+CLOSED = ("cancelled", "hand", "the customer called")
+in_both_ways = pytest.mark.parametrize("how", ["save", "sync"])
 
 
 @pytest.fixture
@@ -44,93 +50,51 @@ def set_status(order: Order, status: str) -> None:
     order.save()
 
 
-@pytest.mark.parametrize("how", ["save", "sync"])
+def values(row: Timeout) -> dict[str, Any]:
+    return vars(row) | {"_state": None}
+
+
+@in_both_ways
 def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how: str) -> None:
-    assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="the customer called") is True
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid", **CALLED) is True
+    before = values(unarmed.timeouts.get())
+    sent = sql_of(lambda: dq.cancel_timeout(unarmed, "cancel_unpaid", reason="again"))
+    assert not [sql for sql in sent if sql.startswith("INSERT")]
     arm(how, unarmed)
-    row = unarmed.timeouts.get()
-    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "the customer called")
-    assert (row.since_at, row.due_at) == (unarmed.created_at, unarmed.created_at + HALF_HOUR)  # type: ignore[operator]
+    row, since = unarmed.timeouts.get(), unarmed.created_at
+    assert values(row) == before
+    assert (row.state, row.cause, row.reason) == CLOSED
+    assert (row.since_at, row.due_at) == (since, since + HALF_HOUR)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("how", ["save", "sync"])
+@in_both_ways
 @pytest.mark.parametrize("state", ["cancelled", "skipped"])
 def test_what_was_cancelled_while_its_condition_did_not_hold_is_not_armed_again(how: str, state: str) -> None:
     order = Order.objects.create(status="unpaid", created_at=timezone.now())
     set_status(order, "paying")
     Timeout.objects.update(state=state, due_at=order.created_at + 2 * HALF_HOUR, extensions=1)  # type: ignore[operator]
-    ended = vars(Timeout.objects.get()) | {"_state": None}
-    assert dq.cancel_timeout(order, "cancel_unpaid", reason="the customer called") is True
+    ended = Timeout.objects.get()
+    assert dq.cancel_timeout(order, "cancel_unpaid", **CALLED) is True
     Order.objects.update(status="unpaid")
     arm(how, Order.objects.get())
-    assert (
-        vars(Timeout.objects.get(pk=ended["id"])) | {"_state": None} == ended
-    )  # a settled row does not change any more
-    row = Timeout.objects.exclude(pk=ended["id"]).get()
-    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "the customer called")
-    assert (row.due_at, row.first_due_at) == (ended["due_at"], ended["first_due_at"])
+    settled, row = Timeout.objects.order_by("id")
+    assert values(settled) == values(ended), "a settled row does not change any more"
+    assert (row.state, row.cause, row.reason) == CLOSED
+    assert (row.due_at, row.first_due_at) == (ended.due_at, ended.first_due_at)
     story = [event.what for event in dq.explain_timeout(order, "cancel_unpaid")]
     assert story == ["scheduled", state, "scheduled", "cancelled"]
 
 
-def test_cancelling_again_writes_nothing(unarmed: Order) -> None:
-    assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="first") is True
-    before = vars(Timeout.objects.get()) | {"_state": None}
-    with CaptureQueriesContext(connection) as captured:
-        assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="again") is True
-    assert vars(Timeout.objects.get()) | {"_state": None} == before
-    assert not [query["sql"] for query in captured if query["sql"].startswith("INSERT")]
-
-
-def test_an_older_round_that_its_condition_cancelled_does_not_count_as_the_present_one() -> None:
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    set_status(order, "paying")
-    order.created_at = timezone.now() + timedelta(minutes=5)
-    order.save()
-    assert dq.cancel_timeout(order, "cancel_unpaid") is True
-    set_status(order, "unpaid")
-    found = order.timeouts.order_by("id").values_list("since_at", "cause")
-    assert [cause for _, cause in found] == ["condition", "hand"]
-    assert found[1][0] == order.created_at
-
-
-def test_only_the_automatic_round_is_closed(unarmed: Order) -> None:
-    """Nothing is written for a key, for a policy that is scheduled by hand, or without a value of `since`."""
-    assert dq.cancel_timeout(unarmed, "remind") is True
-    assert dq.cancel_timeout(unarmed, "cancel_unpaid", key="another") is True
+def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
+    """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
+    exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
+    for policy, key in (("remind", ""), ("cancel_unpaid", "another"), (exempt, "")):
+        assert dq.cancel_timeout(unarmed, policy, key=key) is True
     Order.objects.update(created_at=None)
     assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
-    assert not Timeout.objects.exists()
-
-
-def test_an_object_without_a_deadline_and_one_that_is_gone_have_no_round_to_close(
-    unarmed: Order, declare: Declare
-) -> None:
-    policy = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
-    assert dq.cancel_timeout(unarmed, policy) is True
     Order.objects.all()._raw_delete("default")
     assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
     assert not Timeout.objects.exists()
-
-
-@pytest.mark.parametrize("by_callable", [False, True])
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("how", ["save", "sync"])
-def test_the_present_round_is_closed_although_that_of_an_older_since_is_pending(
-    unarmed: Order, declare: Declare, by_callable: bool, inside: bool, how: str
-) -> None:
-    """`since` was changed by an update, or by a change of the row that the function reads."""
-    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
-    policy = declare(Order, name="former", after=HALF_HOUR, since=since, when=Q(status="unpaid"))
-    unarmed.save()
-    Order.objects.update(created_at=timezone.now() + HALF_HOUR)
-    unarmed.refresh_from_db()
-    with transaction.atomic() if inside else nullcontext():
-        assert dq.cancel_timeout(unarmed, policy) is True
-    arm(how, unarmed)
-    found = unarmed.timeouts.filter(policy=policy.label).order_by("id").values_list("state", "cause", "since_at")
-    assert [each[:2] for each in found] == [("cancelled", "hand")] * 2
-    assert found[1][2] == unarmed.created_at
 
 
 @pytest.mark.parametrize("wrong", ["raises", "beyond the calendar"])
@@ -151,10 +115,10 @@ def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
         set_status(unarmed, "paid")
     unarmed.refresh_from_db()
     assert unarmed.status == "paid"
-    records = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
+    records: list[Any] = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
     assert len(records) == (wrong == "raises"), "beyond the calendar there is no round to close"
     for record in records:
-        assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))  # type: ignore[attr-defined]
+        assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))
         assert record.exc_info
 
 
@@ -176,49 +140,6 @@ def test_a_row_of_another_round_is_cancelled_alone(unarmed: Order) -> None:
     assert unarmed.timeouts.filter(state="pending").exists()
 
 
-def test_the_guard_leaves_it_to_the_condition(unarmed: Order) -> None:
-    """A payment that failed: the order is still unpaid, and armed by the next save."""
-    with dq.before_deadline(unarmed, "cancel_unpaid") as timeout:
-        assert timeout is None
-    unarmed.save()
-    assert dq.pending_timeouts(unarmed).exists()
-
-
-@pytest.mark.parametrize("since", ["created_at", lambda order: order.created_at], ids=["a column", "a function"])
-@pytest.mark.parametrize("how", ["cancel", "guard"])
-def test_a_fired_round_does_not_count_as_a_later_one_that_is_not_armed_yet(
-    declare: Declare, since: Any, how: str
-) -> None:
-    """A cart was reminded, and used again by `QuerySet.update`. Its owner can pay, and is not reminded afterwards."""
-    policy = declare(Order, name="idle", after=HALF_HOUR, since=since, when=Q(status="cart"))
-    began = timezone.now()
-    cart = Order.objects.create(status="cart", created_at=began - HALF_HOUR)
-    assert fire_due(policy) == 1
-    assert dq.cancel_timeout(cart, policy) is False
-    Order.objects.update(created_at=began)
-    if how == "cancel":
-        assert dq.cancel_timeout(cart, policy) is True
-        TableSync("default").run(at_once=True)
-    else:
-        with dq.before_deadline(cart, policy) as row:
-            cart.status = "paid"
-            cart.save()
-        assert row is None
-    assert not dq.pending_timeouts(cart, policy)
-
-
-def test_a_round_that_has_fired_before_the_newest_one_is_too_late_too(declare: Declare) -> None:
-    policy = declare(Order, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
-    began = timezone.now()
-    cart = Order.objects.create(status="cart", created_at=began - 2 * HALF_HOUR)
-    assert fire_due(policy) == 1
-    cart.created_at = began - HALF_HOUR
-    cart.save()
-    assert fire_due(policy) == 1
-    Order.objects.update(created_at=began - 2 * HALF_HOUR)
-    assert dq.cancel_timeout(cart, policy) is False
-
-
 def test_a_fired_round_counts_although_its_handler_has_changed_since(declare: Declare) -> None:
     def expire(order: Order, timeout: Timeout) -> None:
         Order.objects.filter(pk=order.pk).update(status="expired", created_at=timezone.now())
@@ -228,4 +149,82 @@ def test_a_fired_round_counts_although_its_handler_has_changed_since(declare: De
     assert fire_due(policy) == 1
     assert dq.cancel_timeout(cart, policy) is False
     with pytest.raises(dq.DeadlinePassed), dq.before_deadline(cart, policy):
-        pass
+        pytest.fail("the block ran")
+
+
+# A pending round with a newer row: an operator has retried it, after `since` had come back to its value. A dead round
+# is not retried if a newer one was not superseded, so no other round is pending that is not the newest.
+
+
+def dead(order: Order, newer: str, cause: str = "hand") -> Timeout:
+    """Return a dead row, with a newer one that has settled as `newer`."""
+    old = dq.schedule_timeout(order, "remind", hours=1)
+    Timeout.objects.filter(pk=old.pk).update(**DEAD)
+    new = dq.schedule_timeout(order, "remind", hours=1)
+    Timeout.objects.filter(pk=new.pk).update(**DEAD | {"state": newer, "cause": cause})
+    return old
+
+
+def revived(order: Order, newer: str = "cancelled") -> Timeout:
+    """Return a row that is pending again, with a newer one that was superseded."""
+    old = dead(order, newer, "superseded")
+    assert operations.retry(old, by="ada").changed == 1
+    old.refresh_from_db()
+    return old
+
+
+@pytest.mark.parametrize("newer", ["cancelled", "skipped", "dead", "fired"])
+def test_no_clock_lets_an_operator_retry_a_round_that_a_newer_one_has_replaced(order: Order, newer: str) -> None:
+    """The newer one may have been stored by a process whose clock is behind that of the database."""
+    row = dead(order, newer)
+    Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() + HOUR)
+    assert operations.retry(row, by="ada").refusals == ((row.pk, "superseded"),)
+    assert states() == ["dead", newer]
+
+
+@pytest.mark.parametrize("newer", ["cancelled", "skipped"])
+@pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
+def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_one(
+    order: Order, newer: str, way: str
+) -> None:
+    row = revived(order, newer)
+    assert dq.get_deadline(order, "remind") == row.due_at
+    for displayed in (order, Order.objects.prefetch_related("timeouts").get()):
+        assert countdown_of(displayed, "remind").timeout_id == row.pk
+    assert "Nothing is pending" not in str(dq.explain_timeout(order, "remind"))
+    with heard("cancelled") as got:
+        if way == "cancel":
+            assert dq.cancel_timeout(order, "remind", reason="paid") is True
+        else:
+            with dq.before_deadline(order, "remind", reason="paid", strict=way == "strict") as timeout:
+                assert timeout == row and timeout.state == "cancelled"
+    assert states() == ["cancelled", newer]
+    row.refresh_from_db()
+    assert (row.cause, row.reason, got) == ("hand", "paid", [("cancelled", row)])
+
+
+@pytest.mark.parametrize("newer", ["cancelled", "skipped"])
+def test_a_retried_round_that_is_firing_makes_a_cancel_too_late(order: Order, newer: str) -> None:
+    row = revived(order, newer)
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
+    assert dq.cancel_timeout(order, "remind") is False
+    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
+        pytest.fail("ran")
+    row.refresh_from_db()
+    assert row.final_attempt
+
+
+def test_a_firing_whose_next_round_was_cancelled_may_be_cancelled_again(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
+    dq.schedule_timeout(order, "remind", hours=1)
+    assert [dq.cancel_timeout(order, "remind") for _ in range(2)] == [True, True]
+
+
+def test_a_strict_guard_refuses_a_retried_round_whose_deadline_has_passed(order: Order) -> None:
+    row = revived(order)
+    Timeout.objects.filter(pk=row.pk).update(due_at=timezone.now() - HOUR)
+    with pytest.raises(dq.DeadlinePassed) as refused, dq.before_deadline(order, "remind", strict=True):
+        pytest.fail("ran")
+    assert refused.value.timeout == row
+    assert states() == ["pending", "cancelled"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.checks import run_checks
 from django.db import connection, connections
+from django.db.models import Q
+from django.db.models.functions import Now
 from django.utils import timezone
 
 import django_delayq as dq
@@ -19,18 +22,13 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import extend_firing
 from django_delayq.models import Timeout
 from django_delayq.sql.now import DatabaseNow, database_now
-from tests.testapp.models import Order
+from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
 
-def test_the_databases_moment_is_utc_and_about_now() -> None:
-    moment = database_now("default")
-    assert moment.utcoffset() == timedelta(0)
-    assert abs(moment - datetime.now(UTC)) < timedelta(seconds=30)
-
-
-def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> None:
+def has_one_that_is_due() -> None:
+    """Schedule one in seven hours and one of a second ago, and check that only the second one is due."""
     order = Order.objects.create()
     dq.schedule_timeout(order, "remind", hours=7, key="later")
     dq.schedule_timeout(order, "remind", seconds=0, key="now")
@@ -38,12 +36,16 @@ def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> No
     assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
 
 
+def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> None:
+    moment = database_now("default")
+    assert moment.utcoffset() == timedelta(0)
+    assert abs(moment - datetime.now(UTC)) < timedelta(seconds=30)
+    has_one_that_is_due()
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="only the test's MariaDB runs in another time zone")
 def test_djangos_own_now_would_fire_seven_hours_early_on_this_server() -> None:
     """The trap itself, where the server is set up for it (+08:00): why `DatabaseNow` exists."""
-    from django.db.models.functions import Now
-
-    if connection.vendor != "mysql":
-        pytest.skip("only the test's MariaDB runs in another time zone")
     dq.schedule_timeout(Order.objects.create(), "remind", hours=7)
     assert Timeout.objects.filter(run_at__lte=Now()).exists()
     assert not Timeout.objects.due().exists()
@@ -74,12 +76,8 @@ def kept_in(zone: str) -> Iterator[None]:
 @pytest.mark.skipif(connection.vendor == "postgresql", reason="its timestamps do not depend on a zone")
 def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> None:
     """With `TIME_ZONE` in DATABASES, MySQL and SQLite hold local times: UTC beside them would be hours off."""
-    order = Order.objects.create()
     with kept_in(zone):
-        dq.schedule_timeout(order, "remind", minutes=5, key="later")
-        dq.schedule_timeout(order, "remind", seconds=0, key="now")
-        Timeout.objects.filter(key="now").update(run_at=timezone.now() - timedelta(seconds=1))
-        assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
+        has_one_that_is_due()
         read = Timeout.objects.annotate(moment=DatabaseNow()).values_list("moment", flat=True)[0]
         assert abs(read - timezone.now()) < timedelta(seconds=30)
 
@@ -133,7 +131,7 @@ def naive_order(settings: Any) -> Iterator[Order]:
 
 
 @pytest.mark.parametrize("active", ["Pacific/Honolulu", "Asia/Tokyo"])
-def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
+def test_without_time_zones_everything_is_local_whatever_zone_a_request_has_activated(
     naive_order: Order, active: str
 ) -> None:
     with timezone.override(active):
@@ -142,6 +140,11 @@ def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
         assert abs(database_now("default") - clock.now()) < timedelta(minutes=1)
         with dq.before_deadline(naive_order, "remind", strict=True) as cancelled:
             assert cancelled == row
+    dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
+    due = Timeout.objects.filter(run_at__lte=database_now("default") + timedelta(seconds=5), state="pending")
+    assert set(due.values_list("key", flat=True)) == {"now"}
+    with pytest.raises(dq.InvalidDelay, match="aware"):
+        dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))
 
 
 def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(naive_order: Order) -> None:
@@ -152,11 +155,88 @@ def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(nai
     assert timedelta(0) < row.run_at - clock.now() <= get_settings().lease
 
 
-def test_without_time_zones_everything_is_local_and_nothing_is_early(naive_order: Order) -> None:
-    dq.schedule_timeout(naive_order, "remind", hours=7, key="later")
-    dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
-    due = Timeout.objects.filter(run_at__lte=database_now("default") + timedelta(seconds=5))
-    assert set(due.values_list("key", flat=True)) == {"now"}
-    assert not Timeout.objects.due().filter(key="later").exists()
-    with pytest.raises(dq.InvalidDelay, match="aware"):
-        dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))
+# Daylight saving: `after` is elapsed time, and a deadline does not depend on a zone.
+BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")
+HOURS = timedelta(hours=6)
+EVENINGS = {
+    "Berlin, an hour is left out": datetime(2025, 3, 29, 23, tzinfo=BERLIN),
+    "Berlin, an hour comes twice": datetime(2025, 10, 25, 23, tzinfo=BERLIN),
+    "Sao Paulo, an hour is left out": datetime(2018, 11, 3, 21, tzinfo=SAO_PAULO),
+    "Sao Paulo, an hour comes twice": datetime(2018, 2, 17, 21, tzinfo=SAO_PAULO),
+}
+evening = pytest.mark.parametrize("evening", EVENINGS.values(), ids=EVENINGS)
+
+
+def deadline() -> datetime:
+    """Return the deadline of the only timeout, as the database returns it."""
+    found: datetime = Timeout.objects.get().due_at
+    return found
+
+
+@pytest.fixture
+def told(declare: Callable[..., Any]) -> Any:
+    def since(order: Order) -> datetime:
+        return datetime.fromisoformat(str(order.note)).astimezone(ZoneInfo(order.customer.name))  # type: ignore[union-attr]
+
+    return declare(Order, name="by_callable", after=HOURS, since=since, when=Q(status="open"))
+
+
+def opened(since: datetime) -> Order:
+    customer = Customer.objects.create(name=str(since.tzinfo))
+    return Order.objects.create(status="open", note=since.astimezone(UTC).isoformat(), customer=customer)
+
+
+@evening
+@pytest.mark.usefixtures("told")
+def test_after_counts_hours_that_pass_from_what_a_callable_returns_in_local_time(evening: datetime) -> None:
+    assert (evening + HOURS).utcoffset() != evening.utcoffset(), "the clocks are changed in these hours"
+    with clock.set_to(evening.astimezone(UTC)):
+        opened(evening)
+    assert deadline() == evening.astimezone(UTC) + HOURS
+
+
+@evening
+def test_a_delay_from_now_and_an_extension_count_hours_that_pass(evening: datetime) -> None:
+    order = Order.objects.create(status="new")
+    with clock.set_to(evening.astimezone(UTC)):
+        dq.schedule_timeout(order, "remind", hours=6)
+        assert deadline() == evening.astimezone(UTC) + HOURS
+        dq.reschedule_timeout(order, "remind", at=evening)
+        row = dq.extend_timeout(order, "remind", hours=6)
+    assert row is not None
+    assert row.due_at == deadline() == evening.astimezone(UTC) + HOURS
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_of_an_hour_that_comes_twice_each_is_its_own_moment(fold: int) -> None:
+    at = datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=fold)
+    order = Order.objects.create(status="new")
+    with clock.set_to(datetime(2025, 10, 25, 12, tzinfo=UTC)):
+        row = dq.schedule_timeout(order, "remind", at=at)
+        assert row.due_at.timestamp() == deadline().timestamp() == at.timestamp()
+    assert deadline() == datetime(2025, 10, 26, fold, 30, tzinfo=UTC)
+    with clock.set_to(deadline() - timedelta(microseconds=1)):
+        assert not Timeout.objects.due().exists()
+    with clock.set_to(deadline()):
+        assert Timeout.objects.due().exists()
+
+
+def test_an_hour_that_is_left_out_is_the_moment_that_python_says() -> None:
+    at = datetime(2025, 3, 30, 2, 30, tzinfo=BERLIN)
+    with clock.set_to(datetime(2025, 3, 29, 12, tzinfo=UTC)):
+        dq.schedule_timeout(Order.objects.create(status="new"), "remind", at=at)
+    assert deadline() == datetime(2025, 3, 30, 1, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+@pytest.mark.usefixtures("told")
+def test_a_round_that_began_in_an_hour_that_comes_twice_is_one_round(fold: int) -> None:
+    """Python finds such a datetime unequal to itself in another zone: each save would treat it as a new one."""
+    began = datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=fold)
+    with clock.set_to(datetime(2025, 10, 26, 3, tzinfo=UTC)):
+        order = opened(began)
+        before = Timeout.objects.values("history", "idempotency_key", "due_at", "since_at").get()
+        for _ in range(3):
+            order.save()
+    assert Timeout.objects.values("history", "idempotency_key", "due_at", "since_at").get() == before
+    assert deadline() == began.astimezone(UTC) + HOURS

@@ -17,12 +17,14 @@ from django_delayq import clock, operations
 from django_delayq.arming import applying
 from django_delayq.backoff import LogInterval
 from django_delayq.models import Timeout
-from django_delayq.signals import timeout_rearmed
 from django_delayq.sql.dialects import dialect_of
 from tests.integration.operations.conftest import as_if
+from tests.support.seen import heard
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+SECOND = timedelta(seconds=1)
+UNPAID = "testapp.order.cancel_unpaid"
 
 
 @pytest.fixture
@@ -30,30 +32,33 @@ def order() -> Order:
     return Order.objects.create(created_at=timezone.now())
 
 
-def test_in_time_the_block_runs_and_the_timeout_will_not(order: Order) -> None:
-    with dq.before_deadline(order, "cancel_unpaid") as timeout:
-        assert timeout is not None
+def pay(order: Order, **options: Any) -> None:
+    with dq.before_deadline(order, "cancel_unpaid", **options):
         order.status = "paid"
         order.save()
-    row = Timeout.objects.get()
-    assert (row.pk, row.state, row.cause) == (timeout.pk, "cancelled", "condition")
 
 
-def test_what_the_block_notes_in_the_history_of_the_timeout_is_kept(order: Order) -> None:
-    with dq.before_deadline(order, "cancel_unpaid") as timeout:
+def refused(error: type[Exception], target: Any, **options: Any) -> Any:
+    """Return the error of a guard whose block does not run."""
+    policy = () if isinstance(target, Timeout) else ("cancel_unpaid",)
+    with pytest.raises(error) as raised, dq.before_deadline(target, *policy, **options):
+        pytest.fail("the block ran")
+    return raised.value
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_in_time_the_block_runs_on_the_locked_row_and_the_timeout_will_not(order: Order, strict: bool) -> None:
+    Order.objects.update(note="by another process")
+    order.note = "not saved"
+    just_before = Timeout.objects.get().due_at - timedelta(microseconds=1)
+    with clock.set_to(just_before), dq.before_deadline(order, "cancel_unpaid", strict=strict) as timeout:
+        assert timeout is not None and order.note == "by another process"
         operations.refire(Timeout.objects.all(), by="ana")
         order.status = "paid"
         order.save()
-    assert timeout is not None
-    timeout.refresh_from_db()
-    assert (timeout.cause, [event["what"] for event in timeout.history]) == ("condition", ["refired"])
-
-
-def test_the_object_is_refreshed_from_the_locked_row(order: Order) -> None:
-    Order.objects.update(note="by another process")
-    order.note = "not saved"
-    with dq.before_deadline(order, "cancel_unpaid"):
-        assert order.note == "by another process"
+    row = Timeout.objects.earliest("id")
+    assert (row.pk, row.state, row.cause) == (timeout.pk, "cancelled", "condition")
+    assert [event["what"] for event in row.history] == ["refired"], "what the block notes in its history is kept"
 
 
 @pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite locks no rows")
@@ -83,15 +88,21 @@ def test_the_object_is_locked_although_its_model_ignores_the_locking_query(
 @pytest.mark.parametrize(
     ("state", "cause"), [("skipped", "condition"), ("dead", "retries"), ("cancelled", "hand"), (None, None)]
 )
-def test_a_round_that_did_not_fire_lets_the_payment_through(order: Order, state: str | None, cause: str) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_round_that_did_not_fire_lets_the_payment_through(
+    order: Order, state: str | None, cause: str, strict: bool
+) -> None:
+    """A strict guard counts a dead one as too late; any other buries it."""
+    row = Timeout.objects.get()
     if state is None:
-        Timeout.objects.all().delete()
+        row.delete()
     else:
-        as_if(Timeout.objects.get(), state, cause)
-    with dq.before_deadline(order, "cancel_unpaid"):
-        order.status = "paid"
-        order.save()
-    assert Order.objects.get().status == "paid"
+        as_if(row, state, cause)
+    with clock.set_to(row.due_at), contextlib.suppress(dq.DeadlinePassed):
+        pay(order, strict=strict)
+    assert Order.objects.get().status == ("unpaid" if strict and state == "dead" else "paid")
+    ends = "cancelled" if state == "dead" and not strict else state
+    assert list(Timeout.objects.values_list("state", flat=True)) == [ends] * (state is not None)
 
 
 def test_an_exception_in_the_block_undoes_the_cancelling(order: Order) -> None:
@@ -106,15 +117,10 @@ def test_a_round_that_begins_again_after_a_guard_is_reported(
 ) -> None:
     """Most likely an old instance was saved over a payment. One warning a minute, and a signal for each."""
     monkeypatch.setattr(applying, "_rearmed_interval", LogInterval(60))
-    seen: list[int] = []
-    timeout_rearmed.connect(note := lambda timeout, **_: seen.append(timeout.pk), weak=False)
-    try:
+    with heard("rearmed") as got:
         for each in (order, Order.objects.create(created_at=timezone.now())):
             old = Order.objects.get(pk=each.pk)
-            with dq.before_deadline(each, "cancel_unpaid"):
-                each.status = "paid"
-                each.save()
-            assert not dq.pending_timeouts(each)
+            pay(each)
             block = transaction.atomic() if " " in by else contextlib.nullcontext()
             with contextlib.suppress(ZeroDivisionError), block:
                 if by == "sync":
@@ -125,173 +131,90 @@ def test_a_round_that_begins_again_after_a_guard_is_reported(
                 assert dq.pending_timeouts(each).count() == 1
                 if by == "rolled back":
                     raise ZeroDivisionError
-    finally:
-        timeout_rearmed.disconnect(note)
     lines = [each for each in caplog.records if vars(each).get("event") == "timeout_rearmed"]
-    pending = [*Timeout.objects.pending().order_by("pk")]
-    assert seen == [row.pk for row in pending]
+    seen = [timeout.pk for _, timeout in got]
+    assert seen == [row.pk for row in Timeout.objects.pending().order_by("pk")]
     assert [vars(line)["timeout_id"] for line in lines] == seen[:1]
     assert len(seen) == (0 if by == "rolled back" else 2)
 
 
 def test_a_round_that_a_save_has_ended_may_begin_again_without_a_word(order: Order) -> None:
-    seen: list[int] = []
-    timeout_rearmed.connect(note := lambda timeout, **_: seen.append(timeout.pk), weak=False)
-    for status in ("paid", "unpaid"):
-        order.status = status
-        order.save()
-    timeout_rearmed.disconnect(note)
-    assert dq.pending_timeouts(order).count() == 1
-    assert seen == []
+    with heard("rearmed") as got:
+        for status in ("paid", "unpaid"):
+            order.status = status
+            order.save()
+    assert (dq.pending_timeouts(order).count(), got) == (1, [])
 
 
-def test_a_block_that_leaves_the_condition_true_closes_the_round_by_hand(order: Order) -> None:
+def test_a_round_stays_closed_by_hand_if_the_block_leaves_its_condition_true_or_support_was_first(order: Order) -> None:
     with dq.before_deadline(order, "cancel_unpaid"):
         order.note = "still unpaid"
     order.save()
+    pay(order)
     row = Timeout.objects.get()
     assert (row.state, row.cause) == ("cancelled", "hand")
 
 
-def test_a_round_that_support_cancelled_earlier_stays_closed_by_hand(order: Order) -> None:
-    dq.cancel_timeout(order, "cancel_unpaid", reason="called in")
-    with dq.before_deadline(order, "cancel_unpaid"):
-        order.status = "paid"
-        order.save()
-    assert Timeout.objects.get().cause == "hand"
-
-
-SECOND = timedelta(seconds=1)
-
-
-def pay(order: Order, **options: Any) -> None:
-    with dq.before_deadline(order, "cancel_unpaid", **options):
-        order.status = "paid"
-        order.save()
-
-
 @pytest.mark.parametrize("late_by", [timedelta(0), SECOND])
+@pytest.mark.parametrize("given", ["object", "row"])
 def test_a_strict_guard_refuses_from_the_deadline_on_and_the_round_stays_pending(
-    order: Order, late_by: timedelta
+    order: Order, late_by: timedelta, given: str
 ) -> None:
-    row = Timeout.objects.get()
+    def stored() -> dict[str, Any]:
+        return vars(Timeout.objects.get()) | {"_state": None}
+
+    row, before = Timeout.objects.get(), stored()
     with clock.set_to(row.due_at + late_by):
-        with pytest.raises(dq.DeadlinePassed, match="has passed") as late:
-            pay(order, strict=True)
-        assert (late.value.timeout, late.value.timeout.state) == (row, "pending")
-        assert {**vars(Timeout.objects.get()), "_state": None} == {**vars(row), "_state": None}
-        assert Order.objects.get().status == "unpaid"
+        late = refused(dq.DeadlinePassed, order if given == "object" else row, strict=True)
+        assert (late.timeout, late.timeout.state) == (row, "pending")
+        assert "has passed" in str(late)
+        assert stored() == before
         pay(order)
     assert Timeout.objects.get().state == "cancelled"
 
 
-def test_a_strict_guard_in_time_cancels_like_any_other(order: Order) -> None:
-    with clock.set_to(Timeout.objects.get().due_at - timedelta(microseconds=1)):
-        pay(order, strict=True)
-    row = Timeout.objects.get()
-    assert (row.state, row.cause) == ("cancelled", "condition")
-    assert Order.objects.get().status == "paid"
-
-
+@pytest.mark.skipif(not dialect_of(connection).server_time, reason="SQLite has no clock of its own")
 def test_a_strict_guard_asks_the_clock_of_the_database(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not dialect_of(connection).server_time:
-        pytest.skip("SQLite has no clock of its own")
     behind, row = timezone.now() - timedelta(days=1), Timeout.objects.get()
     Timeout.objects.update(due_at=row.due_at - timedelta(minutes=31))
     monkeypatch.setattr(clock, "now", lambda: behind)
-    with pytest.raises(dq.DeadlinePassed):
-        pay(order, strict=True)
+    refused(dq.DeadlinePassed, order, strict=True)
 
 
-@pytest.mark.parametrize(("state", "is_late"), [("dead", True), ("skipped", False), ("cancelled", False)])
-def test_a_strict_guard_counts_a_dead_round_as_too_late_but_not_one_that_was_dropped(
-    order: Order, state: str, is_late: bool
-) -> None:
-    as_if(Timeout.objects.get(), state, "retries" if state == "dead" else "hand")
-    with clock.set_to(Timeout.objects.get().due_at):
-        if is_late:
-            with pytest.raises(dq.DeadlinePassed):
-                pay(order, strict=True)
-        else:
-            pay(order, strict=True)
-    assert Timeout.objects.get().state == state
-
-
-def test_deadlines_of_a_paused_policy_pass_and_those_on_hold_stand_still(order: Order) -> None:
+def test_deadlines_of_a_paused_policy_pass_and_those_on_hold_stand_still_unless_they_had_passed(order: Order) -> None:
     due_at = Timeout.objects.get().due_at
-    operations.pause("testapp.order.cancel_unpaid", by="ana")
-    with clock.set_to(due_at + SECOND), pytest.raises(dq.DeadlinePassed):
-        pay(order, strict=True)
-    operations.resume("testapp.order.cancel_unpaid", by="ana")
+    operations.pause(UNPAID, by="ana")
+    with clock.set_to(due_at + SECOND):
+        refused(dq.DeadlinePassed, order, strict=True)
+        operations.hold(UNPAID, by="ana")
+        refused(dq.DeadlinePassed, order, strict=True)
+    operations.resume(UNPAID, by="ana", shift=False)
     with clock.set_to(due_at - SECOND):
-        operations.hold("testapp.order.cancel_unpaid", by="ana")
+        operations.hold(UNPAID, by="ana")
     with clock.set_to(due_at + SECOND):
         pay(order, strict=True)
     assert Timeout.objects.get().state == "cancelled"
 
 
-def test_a_hold_does_not_reopen_a_deadline_that_had_passed_before(order: Order) -> None:
-    due_at = Timeout.objects.get().due_at
-    with clock.set_to(due_at + SECOND):
-        operations.hold("testapp.order.cancel_unpaid", by="ana")
-        with pytest.raises(dq.DeadlinePassed):
-            pay(order, strict=True)
-
-
-def test_a_strict_guard_of_a_row_leaves_it_pending_too(order: Order) -> None:
-    row = order.timeouts.get()
-    with (
-        clock.set_to(row.due_at),
-        pytest.raises(dq.DeadlinePassed),
-        dq.before_deadline(row, strict=True),
-    ):
-        pytest.fail("the block ran")
-    assert Timeout.objects.get().state == row.state == "pending"
-
-
 def test_while_a_handler_decides_nothing_is_decided_yet(order: Order) -> None:
     as_if(Timeout.objects.get(), "firing", "")
-    with pytest.raises(dq.DeadlineUndecided) as raised, dq.before_deadline(order, "cancel_unpaid"):
-        pytest.fail("the block ran")
-    assert isinstance(raised.value, dq.DeadlinePassed)
-    assert raised.value.timeout.state == "firing"
+    undecided = refused(dq.DeadlineUndecided, order)
+    assert (isinstance(undecided, dq.DeadlinePassed), undecided.timeout.state) == (True, "firing")
     as_if(Timeout.objects.get(), "fired", "due")
-    with pytest.raises(dq.DeadlinePassed) as passed, dq.before_deadline(order, "cancel_unpaid"):
-        pytest.fail("the block ran")
-    assert not isinstance(passed.value, dq.DeadlineUndecided)
+    assert not isinstance(refused(dq.DeadlinePassed, order), dq.DeadlineUndecided)
 
 
-@pytest.mark.parametrize("status", ["paid", "cancelled"])
-def test_waiting_refuses_an_object_that_waits_no_more(order: Order, status: str) -> None:
-    Order.objects.update(status=status)
-    with pytest.raises(dq.NotWaiting), dq.before_deadline(order, "cancel_unpaid", waiting=True):
-        pytest.fail("the block ran")
+def test_waiting_refuses_an_object_that_waits_no_more_and_reports_first_that_it_is_too_late(order: Order) -> None:
+    Order.objects.update(status="cancelled")
+    refused(dq.NotWaiting, order, waiting=True)
     assert Timeout.objects.get().state == "pending", "what it had cancelled is undone"
-    with dq.before_deadline(order, "cancel_unpaid"):
-        assert order.status == status
+    as_if(Timeout.objects.get(), "fired", "due")
+    refused(dq.DeadlinePassed, order, waiting=True)
 
 
 def test_waiting_lets_the_first_payment_through_and_not_the_second(order: Order) -> None:
-    for is_first in (True, False):
-        with (
-            contextlib.nullcontext() if is_first else pytest.raises(dq.NotWaiting),
-            dq.before_deadline(order, "cancel_unpaid", waiting=True),
-        ):
-            assert is_first
-            order.status = "paid"
-            order.save()
-
-
-def test_waiting_reports_first_that_it_is_too_late(order: Order) -> None:
-    Order.objects.update(status="cancelled")
-    as_if(Timeout.objects.get(), "fired", "due")
-    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "cancel_unpaid", waiting=True):
-        pytest.fail("the block ran")
-
-
-def test_waiting_means_nothing_without_a_condition_and_takes_no_other_value(order: Order) -> None:
+    pay(order, waiting=True)
+    refused(dq.NotWaiting, order, waiting=True)
     dq.schedule_timeout(order, "remind", minutes=5)
     with dq.before_deadline(order, "remind", waiting=True) as timeout:
-        assert timeout is not None
-    with pytest.raises(TypeError, match="waiting is True or False"), dq.before_deadline(order, "remind", waiting=1):  # type: ignore[arg-type]
-        pytest.fail("the block ran")
+        assert timeout is not None, "without a condition it means nothing"

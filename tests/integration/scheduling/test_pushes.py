@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 MINUTE = timedelta(minutes=1)
 UNPAID = "testapp.order.cancel_unpaid"
-BY = "script:test"
+BY: Any = {"by": "script:test"}
+Act = Callable[[Order], object]
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +37,6 @@ def a_horizon_beyond_all_deadlines(settings: Settings) -> Iterator[None]:
     forget_engine()
     yield
     forget_engine()
-
-
-@pytest.fixture
-def order() -> Order:
-    """An order that no policy arms by itself."""
-    return Order.objects.create(status="new")
-
-
-@pytest.fixture
-def unpaid() -> Order:
-    """An order with one timeout, armed by saving, due in thirty minutes."""
-    return Order.objects.create(status="unpaid", created_at=timezone.now())
 
 
 def in_redis() -> dict[int, int]:
@@ -66,23 +55,19 @@ def change(order: Order, **values: object) -> None:
     order.save()
 
 
-def replan(order: Order) -> None:
-    operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="recompute")
-
-
 def hold_and_resume(order: Order) -> None:
-    operations.hold(UNPAID, by=BY)
-    operations.resume(UNPAID, by=BY)
+    operations.hold(UNPAID, **BY)
+    operations.resume(UNPAID, **BY)
 
 
 def retry(order: Order) -> None:
     row = dq.schedule_timeout(order, "remind", minutes=5)
     dq.cancel_timeout(row)
     Timeout.objects.filter(pk=row.pk).update(state="dead", cause="retries", attempts=3)
-    assert operations.retry(row, by=BY).changed == 1
+    assert operations.retry(row, **BY).changed == 1
 
 
-def by_hand(verb: Callable[[Order], object]) -> Callable[[Order], object]:
+def by_hand(verb: Act) -> Act:
     """After a timeout was scheduled, to be moved or replaced by `verb`."""
 
     def do(order: Order) -> None:
@@ -94,62 +79,69 @@ def by_hand(verb: Callable[[Order], object]) -> Callable[[Order], object]:
     return do
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda order: dq.schedule_timeout(order, "remind", minutes=5),
-        by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=9)),
-        by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=2)),
-        by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=9)),
-        by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=2)),
-        by_hand(lambda order: dq.extend_timeout(order, "remind", minutes=9)),
-        lambda order: dq.schedule_timeouts([order], "remind", minutes=5),
-        by_hand(lambda order: dq.schedule_timeouts([order], "remind", minutes=9)),
-        by_hand(lambda order: dq.reschedule_timeouts(dq.pending_timeouts(order), minutes=9)),
-        by_hand(lambda order: dq.extend_timeouts(dq.pending_timeouts(order), minutes=9)),
-        by_hand(lambda order: operations.postpone(dq.pending_timeouts(order), minutes=9, by=BY)),
-        by_hand(lambda order: operations.fire_now(dq.pending_timeouts(order), by=BY)),
-        retry,
-    ],
-    ids=[
-        *("schedule", "replace_later", "replace_earlier", "reschedule_later", "reschedule_earlier", "extend"),
-        *("schedule_many", "replace_many", "reschedule_many", "extend_many", "postpone", "fire_now", "retry"),
-    ],
-)
-def test_what_is_scheduled_by_hand_is_in_redis_after_the_commit(order: Order, act: Callable[[Order], object]) -> None:
+def rows(order: Order) -> Any:
+    return dq.pending_timeouts(order)
+
+
+def pay_inside(order: Order) -> None:
+    with dq.before_deadline(order, "cancel_unpaid"):
+        pass
+
+
+BY_HAND: dict[str, Act] = {
+    "schedule": lambda order: dq.schedule_timeout(order, "remind", minutes=5),
+    "replace by a later one": by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=9)),
+    "replace by an earlier one": by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=2)),
+    "reschedule later": by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=9)),
+    "reschedule earlier": by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=2)),
+    "extend": by_hand(lambda order: dq.extend_timeout(order, "remind", minutes=9)),
+    "schedule many": lambda order: dq.schedule_timeouts([order], "remind", minutes=5),
+    "replace many": by_hand(lambda order: dq.schedule_timeouts([order], "remind", minutes=9)),
+    "reschedule many": by_hand(lambda order: dq.reschedule_timeouts(rows(order), minutes=9)),
+    "extend many": by_hand(lambda order: dq.extend_timeouts(rows(order), minutes=9)),
+    "postpone": by_hand(lambda order: operations.postpone(rows(order), minutes=9, **BY)),
+    "fire now": by_hand(lambda order: operations.fire_now(rows(order), **BY)),
+    "retry": retry,
+}
+ARMED: dict[str, Act] = {
+    "save": lambda order: order.save(),
+    "save later": lambda order: change(order, created_at=F("created_at") + 9 * MINUTE),
+    "save earlier": lambda order: change(order, created_at=F("created_at") - 9 * MINUTE),
+    "sync": lambda order: [Order.objects.update(created_at=F("created_at") + 9 * MINUTE), dq.sync_timeouts(order)],
+    "replace by hand": lambda order: dq.schedule_timeout(order, "cancel_unpaid", minutes=9),
+    "change the delay": lambda order: operations.change_delay(UNPAID, 45 * MINUTE, mode="recompute", **BY),
+    "hold and resume": hold_and_resume,
+}
+CANCELLED: dict[str, Act] = {
+    "cancel": lambda order: dq.cancel_timeout(order, "cancel_unpaid"),
+    "cancel many": lambda order: dq.cancel_timeouts(rows(order)),
+    "operator": lambda order: operations.cancel(rows(order), **BY),
+    "save": lambda order: change(order, status="paid"),
+    "sync": lambda order: [Order.objects.update(status="paid"), dq.sync_timeouts(order)],
+    "delete": lambda order: order.delete(),
+    "before_deadline": pay_inside,
+}
+CASES = [
+    pytest.param(status, act, count, id=f"{status}: {name}")
+    for status, acts, count in (("new", BY_HAND, 1), ("unpaid", ARMED, 1), ("unpaid", CANCELLED, 0))
+    for name, act in acts.items()
+]
+
+
+@pytest.mark.parametrize(("status", "act", "count"), CASES)
+def test_what_a_call_leaves_pending_is_in_redis_after_the_commit_and_nothing_else(
+    status: str, act: Act, count: int
+) -> None:
+    """An unpaid order has one timeout, armed by saving, due in thirty minutes; no policy arms a new one by itself."""
+    order = Order.objects.create(status=status, created_at=timezone.now())
+    assert in_redis() == in_ledger()
     act(order)
     assert in_redis() == in_ledger()
-    assert len(in_ledger()) == 1
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda order: order.save(),
-        lambda order: change(order, created_at=F("created_at") + 9 * MINUTE),
-        lambda order: change(order, created_at=F("created_at") - 9 * MINUTE),
-        lambda order: [
-            Order.objects.update(created_at=F("created_at") + 9 * MINUTE),
-            dq.sync_timeouts(Order.objects.all()),
-        ],
-        lambda order: dq.schedule_timeout(order, "cancel_unpaid", minutes=9),
-        replan,
-        hold_and_resume,
-    ],
-    ids=["save", "save_later", "save_earlier", "sync", "replace_by_hand", "change_delay", "hold_and_resume"],
-)
-def test_what_a_policy_arms_is_in_redis_after_the_commit(unpaid: Order, act: Callable[[Order], object]) -> None:
-    assert in_redis() == in_ledger()
-    act(unpaid)
-    assert in_redis() == in_ledger()
-    assert len(in_ledger()) == 1
+    assert len(in_ledger()) == count
 
 
 @pytest.mark.parametrize("how", ["save", "sync"])
-def test_what_is_armed_for_two_policies_is_in_redis_after_the_commit(
-    how: str,
-    declare: Callable[..., dq.TimeoutPolicy[Any]],
-) -> None:
+def test_what_is_armed_for_two_policies_is_in_redis_after_the_commit(how: str, declare: Callable[..., Any]) -> None:
     declare(Order, name="second", after=5 * MINUTE, since="created_at", when=Q(status="unpaid"))
     if how == "save":
         Order.objects.create(status="unpaid", created_at=timezone.now())
@@ -160,31 +152,9 @@ def test_what_is_armed_for_two_policies_is_in_redis_after_the_commit(
     assert len(in_ledger()) == 2
 
 
-def pay_inside(order: Order) -> None:
-    with dq.before_deadline(order, "cancel_unpaid"):
-        pass
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda order: dq.cancel_timeout(order, "cancel_unpaid"),
-        lambda order: dq.cancel_timeouts(dq.pending_timeouts(order)),
-        lambda order: operations.cancel(dq.pending_timeouts(order), by=BY),
-        lambda order: change(order, status="paid"),
-        lambda order: [Order.objects.update(status="paid"), dq.sync_timeouts(order)],
-        lambda order: order.delete(),
-        pay_inside,
-    ],
-    ids=["cancel", "cancel_many", "operator", "save", "sync", "delete", "before_deadline"],
-)
-def test_what_is_cancelled_is_gone_from_redis_after_the_commit(unpaid: Order, act: Callable[[Order], object]) -> None:
-    assert len(in_redis()) == 1
-    act(unpaid)
-    assert in_redis() == in_ledger() == {}
-
-
-def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone(order: Order, settings: Settings) -> None:
+def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone_and_is_cancelled_without_a_call_of_redis(
+    order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(minutes=3)}
     dq.schedule_timeout(order, "remind", minutes=4)
     assert in_redis() == {}
@@ -192,21 +162,13 @@ def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone(order: Order, se
     assert in_redis() == in_ledger()
     dq.extend_timeout(order, "remind", minutes=9)
     assert in_redis() == {}
-
-
-def test_cancelling_what_lies_beyond_the_horizon_does_not_call_redis(
-    order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(minutes=3)}
     sent: list[Change] = []
     monkeypatch.setattr(outbox, "push", lambda using, changes: sent.extend(changes))
-    for cancel in (
-        dq.cancel_timeout,
-        lambda order, policy: operations.cancel(dq.pending_timeouts(order, policy), by=BY),
-    ):
+    for cancel in (lambda: dq.cancel_timeout(order, "remind"), lambda: operations.cancel(rows(order), **BY)):
+        cancel()
         dq.schedule_timeout(order, "remind", minutes=4)
-        cancel(order, "remind")
     assert sent == []
+    dq.cancel_timeout(order, "remind")
     row = dq.schedule_timeout(order, "remind", minutes=2)
     dq.cancel_timeout(order, "remind")
     assert [(change.id, change.due_ms is None) for change in sent] == [(row.pk, False), (row.pk, True)]

@@ -1,11 +1,15 @@
-"""Each verb but the first takes a `Timeout`; what a verb cannot take is an error that names what it takes."""
+"""Each verb but the first takes a `Timeout`, and a policy wherever one is named."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
+from django.db import models
 from django.db.models import prefetch_related_objects
+from django.template import engines
+from django.test.utils import isolate_apps
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
@@ -15,38 +19,30 @@ from django_delayq.policy.policies import registry
 from django_delayq.templatetags.delayq import deadline
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
+from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = pytest.mark.django_db
 
 
-def test_the_reading_verbs_take_a_timeout(order: Order) -> None:
+def test_the_reading_verbs_take_timeouts_and_the_name_of_a_policy(order: Order) -> None:
     order.created_at = timezone.now()
     order.save()
-    row = Timeout.objects.get()
+    row, pending = Timeout.objects.get(), dq.pending_timeouts
     other = dq.schedule_timeout(order, "remind", hours=1)
     assert dq.get_deadline(row) == row.due_at
-    assert list(dq.pending_timeouts(row)) == [row]
-    assert list(dq.pending_timeouts([row, other])) == [row, other]
-    assert list(dq.pending_timeouts(Timeout.objects.filter(pk=other.pk))) == [other]
-    assert list(dq.pending_timeouts(Timeout)) == [row, other]
-    assert list(dq.pending_timeouts([row, other], "testapp.order.remind")) == [other]
-    Order.objects.update(status="paid")
-    assert dq.sync_timeouts(row) == 1
-    Order.objects.update(status="unpaid")
-    assert dq.sync_timeouts([row, other]) == 1
-    Order.objects.update(status="paid")
-    assert dq.sync_timeouts(Timeout.objects.all()) == 1
-    assert dq.get_deadline(row) is None
-
-
-def test_pending_timeouts_of_timeouts_take_the_name_of_a_policy(order: Order) -> None:
-    remind, linger = (dq.schedule_timeout(order, name, hours=1) for name in ("remind", "linger"))
-    assert list(dq.pending_timeouts(remind, "remind")) == [remind]
-    assert list(dq.pending_timeouts([remind, linger], "remind")) == [remind]
-    assert list(dq.pending_timeouts(Timeout.objects.all(), "linger")) == [linger]
-    assert list(dq.pending_timeouts(remind, "linger")) == []
+    given: Any
+    for given, policy, found in (
+        (row, None, [row]), ([row, other], None, [row, other]), (Timeout, None, [row, other]),
+        (Timeout.objects.filter(pk=other.pk), None, [other]), ([row, other], "testapp.order.remind", [other]),
+        ([row, other], "remind", [other]), (Timeout.objects.all(), "cancel_unpaid", [row]), (row, "remind", []),
+    ):  # fmt: skip
+        assert list(pending(given, policy)) == found
     with pytest.raises(dq.UnknownPolicy, match="remnd"):
-        dq.pending_timeouts(remind, "remnd")
+        pending(row, "remnd")
+    for status, synced in (("paid", row), ("unpaid", [row, other]), ("paid", Timeout.objects.all())):
+        Order.objects.update(status=status)
+        assert dq.sync_timeouts(synced) == 1
+    assert dq.get_deadline(row) is None
 
 
 def test_a_name_finds_rows_under_the_former_name_of_their_policy(order: Order, declare: Any) -> None:
@@ -57,15 +53,9 @@ def test_a_name_finds_rows_under_the_former_name_of_their_policy(order: Order, d
     assert list(dq.pending_timeouts(row, "former")) == list(dq.pending_timeouts(row, "renamed")) == [row]
 
 
-def test_one_timeout_fires_by_the_name_of_its_policy(order: Order) -> None:
-    row, other = (dq.schedule_timeout(order, "remind", key=key, seconds=0) for key in ("", "other"))
-    assert fire_due("remind", obj=row) == 1
-    other.refresh_from_db()
-    assert (Timeout.objects.get(pk=row.pk).state, other.state) == ("fired", "pending")
-
-
-def test_the_guard_takes_a_timeout_and_locks_and_cancels_its_round_alone(order: Order) -> None:
+def test_the_writing_verbs_take_one_timeout_and_leave_the_others_of_its_object_alone(order: Order) -> None:
     row, other = (dq.schedule_timeout(order, "remind", key=key, hours=1) for key in ("", "other"))
+    assert dq.extend_timeouts(row, hours=1) == 1
     with dq.before_deadline(row) as yielded:
         assert yielded == row
         assert row.state == "cancelled"
@@ -74,6 +64,10 @@ def test_the_guard_takes_a_timeout_and_locks_and_cancels_its_round_alone(order: 
     Timeout.objects.filter(pk=other.pk).update(state="firing", slot_taken=None)
     with pytest.raises(dq.DeadlinePassed), dq.before_deadline(other):
         pytest.fail("the block ran")
+    due, later = (dq.schedule_timeout(order, "remind", key=key, seconds=0) for key in ("due", "later"))
+    assert fire_due("remind", obj=due) == 1
+    later.refresh_from_db()
+    assert (Timeout.objects.get(pk=due.pk).state, later.state) == ("fired", "pending")
 
 
 def test_a_guarded_timeout_whose_condition_the_block_ends_counts_as_cancelled_by_it(order: Order) -> None:
@@ -99,11 +93,6 @@ def test_a_timeout_is_refused_beside_a_policy_or_a_key_that_is_not_its_own(order
         verb(row, **named, **delay)
 
 
-def test_a_single_timeout_is_enough_for_a_bulk_verb(order: Order) -> None:
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    assert dq.extend_timeouts(row, hours=1) == dq.cancel_timeouts(row) == 1
-
-
 def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_request(order: Order) -> None:
     def lazy() -> Any:
         return SimpleLazyObject(lambda: Order.objects.get(pk=order.pk))
@@ -123,3 +112,64 @@ def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_requ
     prefetch_related_objects([user], "timeouts")
     assert len(user.timeouts.all()) == 2
     assert dq.cancel_timeout(lazy(), "cancel_unpaid") is True
+
+
+@isolate_apps("tests.testapp")
+def test_a_model_and_its_name_give_one_label_also_in_an_app_with_capitals() -> None:
+    class Invoice(models.Model):
+        class Meta:
+            app_label = "Billing"
+
+    given: list[Any] = [Invoice, "Billing.Invoice"]
+    labels = {dq.TimeoutPolicy(model=model, handler=lambda *_: None, name="remind").label for model in given}
+    assert labels == {"Billing.invoice.remind"}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, Order, (Order,), (Order, "remind", 1), ("testapp.Order", "remind")])
+def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
+    with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
+        dq.get_policy(wrong)
+
+
+def test_an_unknown_name_is_explained(declare: Any) -> None:
+    for name in ("chase", "testapp.parcel.chase"):
+        with pytest.raises(dq.UnknownPolicy) as caught:
+            dq.schedule_timeout(Order(pk=1), name, hours=1)
+        assert str(caught.value) == f"{name!r} is declared for testapp.Parcel, not for testapp.Order."
+    with pytest.raises(dq.UnknownPolicy) as caught:
+        dq.get_policy("testapp.order.chsae")
+    assert str(caught.value).endswith("Did you mean 'testapp.parcel.chase'?")
+    with pytest.raises(dq.UnknownPolicy) as caught:
+        dq.get_policy((Order, "xyz"))
+    listed = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert listed == sorted(policy.name for policy in dq.get_policies(Order)), "each once"
+
+
+def test_a_name_means_its_policy_and_not_another_one_that_was_called_so_elsewhere(declare: Any) -> None:
+    other = declare(Order, name="other", aliases=("former.order.nudge",))
+    nudge = declare(Order, name="nudge")
+    assert dq.get_policy((Order, "nudge")) is nudge
+    assert dq.get_policy("former.order.nudge") is other
+
+
+def test_policies_of_what_is_no_model_and_a_policy_that_is_a_function_are_refused() -> None:
+    def remind(order: Any, timeout: Any) -> None: ...
+
+    wrong: Any
+    for wrong in ("testapp.Order", 5, Order()):
+        with pytest.raises(TypeError, match="takes a model class, not "):
+            dq.get_policies(wrong)
+    register: Any = dq.register_policy
+    with pytest.raises(dq.PolicyError, match=r"takes a TimeoutPolicy, not .*remind.*@timeout_policy\(Order, after="):
+        register(remind)
+
+
+def test_a_policy_looks_like_its_handler_and_a_template_does_not_call_it() -> None:
+    assert dq.get_policy(cancel_unpaid) is cancel_unpaid
+    assert cancel_unpaid.__name__ == "cancel_unpaid"  # type: ignore[attr-defined]
+    assert inspect.signature(cancel_unpaid) == inspect.signature(cancel_unpaid.handler)
+    assert inspect.getdoc(dq.get_policy((Order, "kill_worker"))) == "Kill the process before anything can be recorded."
+    assert "handler" in inspect.signature(dq.TimeoutPolicy).parameters
+    order = Order.objects.create(created_at=timezone.now())
+    template = engines["django"].from_string("{% load delayq %}{% deadline order policy as due %}{{ due.state }}")
+    assert template.render({"order": order, "policy": cancel_unpaid}) == "pending"

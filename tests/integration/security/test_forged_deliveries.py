@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from django_delayq import Retry, TimeoutPolicy
+from django_delayq import Retry
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, state
+from tests.support.typed import Declare
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FORGED = 15
-Declare = Callable[..., TimeoutPolicy[Any]]
 
 
 @pytest.fixture(autouse=True)

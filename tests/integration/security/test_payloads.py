@@ -12,6 +12,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_delayq import InvalidPayload, schedule_timeout, schedule_timeouts
+from django_delayq.firing import plan, run
 from django_delayq.models import Timeout
 from django_delayq.scheduling.payloads import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH
 from tests.testapp.models import Order
@@ -47,32 +48,29 @@ REFUSED = {
     "too deep": _nested(5000), "one list too deep": _nested(MAX_PAYLOAD_DEPTH + 1),
     "one dict too deep": _nested(MAX_PAYLOAD_DEPTH, {}),
 }  # fmt: skip
+TAKEN = [
+    {}, [], "", 0, False, 1.5, -0.1, 2**70, -(2**63), {"a": [1, {"b": None}]}, "ä 漢 😀 \u2028", {"": {"$ref": 1}},
+    _nested(MAX_PAYLOAD_DEPTH), _nested(MAX_PAYLOAD_DEPTH, 1), _nested(MAX_PAYLOAD_DEPTH - 1, {"a": 1}),
+    {"__class__": "os.system", "py/object": "os.system", "__reduce__": ["rm"]}, "'; DROP TABLE x; --", "\x01\x1f",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_json_is_refused_and_the_transaction_goes_on(name: str) -> None:
+def test_what_is_no_json_is_refused_and_the_transaction_goes_on() -> None:
     order = Order.objects.create()
-    with transaction.atomic():
-        with pytest.raises(InvalidPayload):
-            schedule_timeout(order, "remind", hours=1, payload=REFUSED[name])
-        assert not Timeout.objects.exists()
-        schedule_timeout(order, "remind", hours=1)
-    assert Timeout.objects.get().payload is None
+    for name, payload in REFUSED.items():
+        with transaction.atomic():
+            with pytest.raises(InvalidPayload):
+                schedule_timeout(order, "remind", hours=1, payload=payload)
+            assert not Timeout.objects.exists(), name
+            schedule_timeout(order, "remind", hours=1)
+            transaction.set_rollback(True)
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        {}, [], "", 0, False, 1.5, -0.1, 2**70, -(2**63), {"a": [1, {"b": None}]}, "ä 漢 😀 \u2028", {"": {"$ref": 1}},
-        _nested(MAX_PAYLOAD_DEPTH), _nested(MAX_PAYLOAD_DEPTH, 1), _nested(MAX_PAYLOAD_DEPTH - 1, {"a": 1}),
-        {"__class__": "os.system", "py/object": "os.system", "__reduce__": ["rm"]}, "'; DROP TABLE x; --", "\x01\x1f",
-    ],
-)  # fmt: skip
-def test_json_comes_back_as_it_was(payload: Any) -> None:
-    row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload=payload)
-    row.refresh_from_db()
-    assert row.payload == payload
-    assert type(row.payload) is type(payload)
+def test_json_comes_back_as_it_was() -> None:
+    for payload in TAKEN:
+        row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload=payload)
+        row.refresh_from_db()
+        assert row.payload == payload and type(row.payload) is type(payload)
 
 
 def test_postgresql_returns_large_floats_as_integers_and_dicts_in_another_order() -> None:
@@ -102,8 +100,6 @@ def test_a_payload_that_somebody_spoilt_in_the_database_stops_nobody() -> None:
         cursor.execute("PRAGMA ignore_check_constraints = ON")
         cursor.execute("UPDATE django_delayq_timeout SET payload = 'cos\nsystem' WHERE id = %s", [row.pk])
         cursor.execute("PRAGMA ignore_check_constraints = OFF")
-    from django_delayq.firing import plan, run
-
     (work,), _ = plan({row.pk: 1}, "default")
     report = run(work, "default")
     assert row.pk in {*report.done, *report.again}

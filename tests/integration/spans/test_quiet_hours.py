@@ -35,31 +35,34 @@ class Calls(list[Any]):
         self += timeouts if isinstance(timeouts, list) else [timeouts]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", CALENDARS)
+def fires_at(text: str) -> int:
+    with clock.set_to(at(text)):
+        return int(fire_due(raises=False))
+
+
+NIGHT: dict[str, Any] = {"name": "text", "after": 10 * HOUR, **OPEN}
+"""Of a ticket that is opened at 10:00, due at 20:00, when the office is closed."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [*((mode, "value") for mode in MODES), *(("together", kind) for kind in CALENDARS)]
+)
 def test_what_is_due_at_night_fires_at_the_next_opening_and_is_not_late(
     declare: Declare, team: Team, mode: str, kind: str
 ) -> None:
-    calls, within = Calls(), CALENDARS[kind]
-    late = Late(timedelta(minutes=5))
-    declare(Ticket, calls, name="text", after=10 * HOUR, within=within, late=late, **OPEN, **MODES[mode])
+    calls, late = Calls(), Late(timedelta(minutes=5))
+    declare(Ticket, calls, within=CALENDARS[kind], late=late, **NIGHT, **MODES[mode])
     opened(team)
-    assert only_row().due_at == at("Mon 20:00")
-    with clock.set_to(at("Mon 20:00")):
-        assert fire_due() == 0
-    with clock.set_to(at("Tue 08:59")):
-        assert fire_due() == 0
+    assert [only_row().due_at, fires_at("Mon 20:00"), fires_at("Tue 08:59")] == [at("Mon 20:00"), 0, 0]
     row = only_row()
     assert (row.due_at, row.run_at, row.attempts) == (at("Mon 20:00"), at("Tue 09:00"), 0)
-    with clock.set_to(at("Tue 09:01")):
-        assert fire_due() == 1
-        assert (only_row().state, only_row().due_at) == (Timeout.State.FIRED, at("Mon 20:00"))
-    assert len(calls) == 1
+    assert fires_at("Tue 09:01") == len(calls) == 1
+    assert (only_row().state, only_row().due_at) == (Timeout.State.FIRED, at("Mon 20:00"))
     assert only_row().lateness() == pytest.approx(60)
 
 
 def test_each_way_to_arm_shows_the_opening_before_it_is_due(declare: Declare, team: Team) -> None:
-    declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    declare(Ticket, within=OFFICE, **NIGHT)
     opened(team)
     Ticket.objects.bulk_create([Ticket(opened_at=at("Mon 10:00")), Ticket(opened_at=at("Mon 11:00"))])
     first, second, third = Ticket.objects.order_by("pk")
@@ -81,36 +84,31 @@ def test_a_retry_at_night_waits_too(declare: Declare, team: Team) -> None:
         if len(calls) == 1:
             raise ValueError("no connection")
 
-    declare(Ticket, text, name="text", after=HOUR, within=OFFICE, retry=Retry([timedelta(hours=8)]), **OPEN)
+    declare(Ticket, text, within=OFFICE, retry=Retry([timedelta(hours=8)]), **NIGHT | {"after": HOUR})
     opened(team)
-    with clock.set_to(at("Mon 11:00")):
-        assert fire_due(raises=False) == 0
-    with clock.set_to(at("Mon 19:00")):
-        assert fire_due() == 0
+    assert (fires_at("Mon 11:00"), fires_at("Mon 19:00")) == (0, 0)
     assert only_row().run_at == at("Tue 09:00")
-    with clock.set_to(at("Tue 09:00")):
-        assert fire_due() == 1
+    assert fires_at("Tue 09:00") == 1
 
 
 def test_an_operator_who_fires_it_now_does_not_wait(declare: Declare, team: Team) -> None:
-    calls = Calls()
-    declare(Ticket, calls, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    declare(Ticket, calls := Calls(), within=OFFICE, **NIGHT)
     opened(team)
     with clock.set_to(at("Mon 20:00")):
         fire_now(only_row(), by="test:operator")
-        assert fire_due() == 1
-    assert len(calls) == 1
+    assert fires_at("Mon 20:00") == len(calls) == 1
 
 
-def test_a_payment_while_it_waits_wins(declare: Declare, team: Team) -> None:
-    declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+def test_a_payment_while_it_waits_wins_and_a_person_reads_why_it_waits(declare: Declare, team: Team) -> None:
+    declare(Ticket, within=OFFICE, **NIGHT)
     ticket = opened(team)
-    with clock.set_to(at("Mon 23:00")):
-        fire_due()
-        with dq.before_deadline(ticket, "text"):
-            Ticket.objects.filter(pk=ticket.pk).update(status="closed")
-    with clock.set_to(at("Tue 09:00")):
-        assert fire_due() == 0
+    outlook = dq.explain_timeout(ticket, "text").outlook
+    assert "Its deadline is 2026-06-01" in outlook
+    assert "It waits for the next opening hours of its policy, at 2026-06-02" in outlook
+    assert fires_at("Mon 23:00") == 0
+    with clock.set_to(at("Mon 23:00")), dq.before_deadline(ticket, "text"):
+        Ticket.objects.filter(pk=ticket.pk).update(status="closed")
+    assert fires_at("Tue 09:00") == 0
 
 
 def test_lateness_may_be_counted_in_working_hours(declare: Declare, team: Team) -> None:
@@ -126,64 +124,46 @@ def test_lateness_may_be_counted_in_working_hours(declare: Declare, team: Team) 
 
 @pytest.mark.parametrize("kind", CALENDARS)
 def test_lateness_counts_from_the_opening_also_if_no_worker_ran_before(declare: Declare, team: Team, kind: str) -> None:
-    late = Late(timedelta(minutes=5))
-    declare(Ticket, name="text", after=10 * HOUR, within=CALENDARS[kind], late=late, **OPEN)
+    declare(Ticket, within=CALENDARS[kind], late=Late(timedelta(minutes=5)), **NIGHT)
     opened(team)
-    with clock.set_to(at("Tue 09:04")):
-        assert fire_due() == 1
+    assert fires_at("Tue 09:04") == 1
     assert only_row().lateness() == pytest.approx(240)
     opened(team, "Tue 09:05")
-    with clock.set_to(at("Wed 09:06")):
-        assert fire_due() == 0
+    assert fires_at("Wed 09:06") == 0
     assert Timeout.objects.latest("id").cause == Timeout.Cause.LATE
 
 
-@pytest.mark.parametrize("kind", CALENDARS)
 @pytest.mark.parametrize(
-    ("back", "state"),
+    ("kind", "back"),
     [
-        ("Mon 11:30", "fired"),
-        ("Mon 16:59", "skipped"),
-        ("Mon 17:01", "skipped"),
-        ("Tue 08:30", "skipped"),
-        ("Tue 09:01", "skipped"),
+        *(("value", back) for back in ("Mon 11:30", "Mon 16:59", "Mon 17:01", "Tue 08:30", "Tue 09:01")),
+        *((kind, "Tue 09:01") for kind in CALENDARS if kind != "value"),
     ],
 )
 def test_what_is_too_late_does_not_wait_for_the_opening_to_be_in_time(
-    declare: Declare, team: Team, kind: str, back: str, state: str
+    declare: Declare, team: Team, kind: str, back: str
 ) -> None:
     """The worker was down from before the deadline, at 11:00, until after the office has closed at 17:00."""
     calls, questions = Calls(), list[Any]()
-    policy = declare(Ticket, calls, name="text", after=HOUR, within=CALENDARS[kind], late=Late(2 * HOUR), **OPEN)
+    policy = declare(Ticket, calls, within=CALENDARS[kind], late=Late(2 * HOUR), **NIGHT | {"after": HOUR})
     policy.confirm()(lambda ticket, timeout: questions.append(timeout))
     opened(team)
-    with clock.set_to(at(back)):
-        fire_due()
-    calls_expected = int(state == "fired")
-    assert (only_row().state, len(calls), len(questions)) == (state, calls_expected, calls_expected)
+    in_time = back == "Mon 11:30"
+    assert fires_at(back) == len(calls) == len(questions) == in_time
+    assert only_row().state == ("fired" if in_time else "skipped")
 
 
 def test_nothing_is_asked_outside_of_the_hours(declare: Declare, team: Team) -> None:
     questions = list[Any]()
-    policy = declare(Ticket, name="text", after=10 * HOUR, within="team__calendar", **OPEN)
+    policy = declare(Ticket, within="team__calendar", **NIGHT)
     policy.confirm()(lambda ticket, timeout: questions.append(clock.now()))
     opened(team)
-    for now, fired in (("Mon 20:00", 0), ("Tue 08:59", 0), ("Tue 09:00", 1)):
-        with clock.set_to(at(now)):
-            assert fire_due() == fired
+    assert [fires_at(now) for now in ("Mon 20:00", "Tue 08:59", "Tue 09:00")] == [0, 0, 1]
     assert questions == [at("Tue 09:00")]
 
 
-def test_a_person_reads_why_it_waits(declare: Declare, team: Team) -> None:
-    declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
-    ticket = opened(team)
-    outlook = dq.explain_timeout(ticket, "text").outlook
-    assert "Its deadline is 2026-06-01" in outlook
-    assert "It waits for the next opening hours of its policy, at 2026-06-02" in outlook
-
-
 def test_a_sync_of_rows_with_different_deadlines_shows_the_opening(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="text", after=10 * HOUR, within=OFFICE, **OPEN)
+    policy = declare(Ticket, within=OFFICE, **NIGHT)
     Ticket.objects.bulk_create([Ticket(opened_at=at("Mon 09:00")), Ticket(opened_at=at("Mon 11:00"))])
     assert sync_policy(policy, "default").armed == 2
     assert [row.due_at for row in Timeout.objects.order_by("due_at")] == [at("Mon 19:00"), at("Mon 21:00")]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TICK = 6
-BUSY, END = 22 * 24, 48 * 24
-"""Until when something happens to invoices, and how long the test watches them."""
+BUSY, TICKS = 22 * 24, range(0, 48 * 24, TICK)
+"""Until when something happens to invoices, and when the worker checks them."""
 AFTER = 14 * 24
 RETRIES = (6, 12)
 """The hours between the attempts of a step or handler."""

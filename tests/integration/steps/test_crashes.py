@@ -9,62 +9,42 @@ import pytest
 
 from django_delayq import Retry
 from django_delayq.firing import settle_expired
-from django_delayq.firing.handler import CHECKPOINTS
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.firing.conftest import fire, raising
+from tests.integration.firing.conftest import fire
+from tests.integration.firing.handlers import ATOMIC_OR_NOT, raising
 from tests.integration.firing.test_crashes import exit_code_of, kill, killed_while
 from tests.integration.steps.days import Declare, at, dunning, planned, ran, row_of, sent
 from tests.testapp.models import Effect
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-INSIDE = [each for each in CHECKPOINTS if each not in {"planned", "asked", "noted", "settled", "undone", "recorded"}]
-OUTSIDE = [each for each in CHECKPOINTS if each not in {"planned", "asked", "noted", "undone", "recorded"}]
 NAMES = {11: "friendly", 14: "firm:1", 15: "firm:2", 16: "firm:3", 17: "handler"}
 SECOND = timedelta(seconds=1) / timedelta(days=1)
 
 
-@pytest.mark.parametrize("checkpoint", INSIDE)
-def test_killed_at_each_step_each_has_one_effect(declare: Declare, checkpoint: str) -> None:
-    policy = dunning(declare)
-    with at(0):
-        order = sent()
-    for place, (day, name) in enumerate(NAMES.items()):
-        with at(day):
-            killed_while(lambda: fire_due(policy), checkpoint)
-            is_committed = checkpoint in {"committed", "reported"}
-            assert len(ran()) == place + is_committed
-            fire_due(policy)
-            assert ran() == list(NAMES.values())[: place + 1]
-        assert name in ran()
-    assert row_of(order).state == "fired"
-    assert len(set(Effect.objects.values_list("idempotency_key", flat=True))) == 5
-
-
-@pytest.mark.parametrize("checkpoint", OUTSIDE)
-def test_killed_at_each_step_outside_each_has_an_effect_under_one_key(declare: Declare, checkpoint: str) -> None:
-    policy = dunning(declare, atomic_steps=False, atomic=False, retry=Retry([0]))
+@ATOMIC_OR_NOT
+@pytest.mark.parametrize("checkpoint", ["marked", "handled", "committed"])
+def test_killed_at_each_step_each_has_its_effect_under_one_key(declare: Declare, checkpoint: str, atomic: bool) -> None:
+    policy = dunning(declare, atomic_steps=atomic, atomic=atomic, retry=Retry([0]))
     with at(0):
         order = sent()
     for day, name in NAMES.items():
         with at(day):
             killed_while(lambda: fire_due(policy), checkpoint)
+            assert Effect.objects.filter(what=name).exists() == (checkpoint == ("committed" if atomic else "handled"))
         with at(day + 100 * SECOND):  # the lease of the process that was killed has ended
             fire_due(policy)
-        times = 2 if checkpoint == "handled" else 1
         found = Effect.objects.filter(what=name)
-        assert found.count() == times
+        assert found.count() == (2 if checkpoint == "handled" and not atomic else 1)
         assert len(set(found.values_list("idempotency_key", flat=True))) == 1
-    in_order = list(dict.fromkeys(ran()))
-    assert in_order == list(NAMES.values())
+    assert list(dict.fromkeys(ran())) == list(NAMES.values())
     assert row_of(order).state == "fired"
+    assert len(set(Effect.objects.values_list("idempotency_key", flat=True))) == 5
 
 
 @pytest.mark.parametrize("checkpoint", ["undone", "recorded"])
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "outside"])
-def test_killed_around_the_recording_of_a_dead_step_what_follows_goes_on(
-    declare: Declare, checkpoint: str, atomic: bool
-) -> None:
+@ATOMIC_OR_NOT
+def test_killed_around_the_record_of_a_dead_step_others_follow(declare: Declare, checkpoint: str, atomic: bool) -> None:
     policy = dunning(declare, retry=Retry.never())
     policy.step(timedelta(days=-5), name="early", atomic=atomic)(raising(ValueError("down")))
     with at(0):
@@ -80,10 +60,8 @@ def test_killed_around_the_recording_of_a_dead_step_what_follows_goes_on(
     assert ran() == ["friendly"]
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "outside"])
-def test_a_step_that_kills_its_process_again_and_again_is_dead_and_what_follows_goes_on(
-    declare: Declare, atomic: bool
-) -> None:
+@ATOMIC_OR_NOT
+def test_a_step_that_kills_its_process_is_dead_and_others_follow(declare: Declare, atomic: bool) -> None:
     policy = dunning(declare)
     policy.step(timedelta(days=-5), name="early", atomic=atomic)(lambda _obj, _timeout: kill())
     with at(0):

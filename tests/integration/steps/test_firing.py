@@ -1,19 +1,27 @@
-"""Firing steps: once each, in order, with their own attempts, and with the guarantees of a firing."""
+"""Firing steps: once each, in order, with their own attempts, whatever happens meanwhile; and where they are shown."""
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.core.management import call_command
 from django.db.models import Q
+from django.test import Client
 
 import django_delayq as dq
-from django_delayq import Fired, GiveUp, Late, Retry, Skip, Snooze, WorkingHours
+from django_delayq import Fired, GiveUp, Retry, Skip, Snooze, WorkingHours
+from django_delayq.firing import settle_expired
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform
-from tests.integration.firing.conftest import raising
+from tests.integration.firing.handlers import ATOMIC_OR_NOT, Log, raising
+from tests.integration.firing.rows import hearing
 from tests.integration.steps.days import ARMED, DAY, Declare, at, days, dunning, note, planned, ran, row_of, sent
 from tests.testapp.models import Order
 
@@ -21,13 +29,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ALL = ["friendly", "firm:1", "firm:2", "firm:3", "handler"]
 
 
-@pytest.fixture(params=[True, False], ids=["atomic", "outside"])
-def policy(declare: Declare, request: pytest.FixtureRequest) -> dq.TimeoutPolicy[Any]:
-    return dunning(declare, atomic_steps=request.param, retry=Retry([3600]))
+@pytest.fixture
+def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    return dunning(declare, retry=Retry.never())
 
 
 @pytest.fixture
-def invoice(policy: Any) -> Order:
+def order(policy: Any) -> Order:
     """An invoice that was sent on day 0, for which its steps are planned."""
     with at(0):
         return sent()
@@ -44,23 +52,28 @@ def events(order: Order) -> list[str]:
     return [event["what"] for event in row_of(order).history]
 
 
-def test_each_step_runs_once_at_its_time_and_then_the_handler(policy: Any, invoice: Order) -> None:
-    for day in range(30):
+def ended(order: Order) -> tuple[str, str]:
+    return row_of(order).state, row_of(order).cause
+
+
+@ATOMIC_OR_NOT
+def test_each_step_runs_once_at_its_time_and_then_the_handler(declare: Declare, atomic: bool) -> None:
+    policy = dunning(declare, atomic_steps=atomic)
+    with at(0):
+        order = sent()
+    for day in range(20):
         with at(day):
-            fired = fire_due(policy, invoice)
-            assert (fired == 1) is (day == 17)
-            assert len(ran()) == sum(day >= runs_on for runs_on in (11, 14, 15, 16, 17))
-    assert ran() == ALL
-    row = row_of(invoice)
+            assert (fire_due(policy, order) == 1) is (day == 17)
+        assert len(ran()) == sum(day >= runs_on for runs_on in (11, 14, 15, 16, 17))
+    row = row_of(order)
+    assert (ran(), [event["step"] for event in row.history]) == (ALL, ALL[:4])
     assert (row.state, row.step, row.steps_over, days(row.settled_at)) == ("fired", "", "friendly firm:3", 17)
-    assert events(invoice) == ["step", "step", "step", "step"]
-    assert [event["step"] for event in row.history] == ALL[:4]
     assert row.lateness() == 0
 
 
-def test_each_step_has_its_own_idempotency_key_and_attempts(declare: Declare) -> None:
-    seen = list[tuple[str, int]]()
-    keys = list[str]()
+@pytest.mark.parametrize("is_async", [False, True])
+def test_each_step_has_its_own_idempotency_key_and_attempts(declare: Declare, is_async: bool) -> None:
+    seen, keys = list[tuple[str, int]](), list[str]()
 
     def fail_once(_obj: Any, timeout: Timeout) -> None:
         seen.append((timeout.step, timeout.attempts))
@@ -68,43 +81,40 @@ def test_each_step_has_its_own_idempotency_key_and_attempts(declare: Declare) ->
         if timeout.attempts == 1:
             raise ValueError("the mail server is down")
 
+    async def fail_later(obj: Any, timeout: Timeout) -> None:
+        await sync_to_async(fail_once)(obj, timeout)
+
     policy = declare(Order, fail_once, name="collect", after=14 * DAY, retry=Retry([0]), **ARMED)
-    policy.step(-2 * DAY, every=DAY, name="remind")(fail_once)
+    policy.step(-2 * DAY, every=DAY, name="remind")(fail_later if is_async else fail_once)
     with at(0):
         order = sent()
     fire_on(policy, 12, 13, 14)
     assert seen == [(step, attempt) for step in ("remind:1", "remind:2", "") for attempt in (1, 2)]
-    assert keys[0::2] == keys[1::2]
-    assert len(set(keys)) == 3
+    assert (keys[0::2] == keys[1::2], len(set(keys))) == (True, 3)
     assert row_of(order).state == "fired"
-
-
-def test_a_paid_invoice_gets_no_further_step(policy: Any, invoice: Order) -> None:
-    fire_on(policy, 11)
-    Order.objects.update(status="paid")  # which no signal sees
-    with at(14):
-        assert len(fire_due(policy, invoice).skipped) == 1
-    assert ran() == ["friendly"]
-    assert (row_of(invoice).state, row_of(invoice).cause) == ("skipped", "condition")
 
 
 @pytest.mark.parametrize(
     ("error", "noted"),
     [(ValueError("no address"), ["failed", "failed", "step_dead"]), (GiveUp("no address"), ["step_dead"])],
 )
-def test_a_dead_step_is_noted_and_what_follows_goes_on(declare: Declare, error: Exception, noted: list[str]) -> None:
+def test_a_dead_step_is_an_error_and_what_follows_goes_on(
+    declare: Declare, error: Exception, noted: list[str], caplog: Log
+) -> None:
     policy = dunning(declare, retry=Retry([60]))
     policy.step(-5 * DAY, name="early")(raising(error))
     with at(0):
         order = sent()
-    with at(9):
-        found = fire_due(policy, order, raises=False)
-    assert (found.dead, len(found.failed)) == ([], 1)
-    fire_on(policy, 9.5)
+    with hearing(dq.timeout_failed, dq.timeout_dead) as heard:
+        fire_on(policy, 9, 9.5)
     row = row_of(order)
     assert planned(order) == ("friendly", 11, 14)
     assert (row.state, row.attempts, row.first_failed_at, events(order)) == ("pending", 0, None, noted)
-    assert "no address" in row.history[-1]["reason"]
+    assert {signal for signal, _ in heard} == {dq.timeout_failed}
+    (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert (vars(line)["event"], vars(line)["step"]) == ("step_dead", "early")
+    assert "early is dead, and what follows continues: " in line.getMessage()
+    assert "no address" in line.getMessage()
     fire_on(policy, 11)
     assert ran() == ["friendly"]
 
@@ -120,89 +130,42 @@ def test_a_retry_of_a_step_does_not_delay_what_follows(declare: Declare) -> None
     assert (ran(), events(order)) == (["friendly"], ["failed", "steps_passed", "step"])
 
 
-OUTCOMES: dict[str, Callable[[], Any]] = {
-    "Skip": lambda: Skip("no address"),
-    "Snooze": lambda: Snooze(hours=12),
-    "Fired": lambda: Fired("sent by fax"),
-    "GiveUp": lambda: GiveUp("no address"),
+OUTCOMES: dict[str, tuple[Any, str]] = {
+    "skip": (Skip("no address"), "step_skipped"),
+    "give up": (GiveUp("no address"), "step_dead"),
+    "snooze": (Snooze(hours=12), "snoozed"),
+    "fired": (Fired("sent by fax"), "step"),
 }
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "outside"])
-@pytest.mark.parametrize(
-    ("outcome", "how"),
-    [(name, how) for name in OUTCOMES for how in ("raised", "returned") if (name, how) != ("Fired", "raised")],
-)
-def test_a_step_decides_about_itself_alone(declare: Declare, outcome: str, how: str, atomic: bool) -> None:
-    calls = list[tuple[str, int]]()
+@ATOMIC_OR_NOT
+@pytest.mark.parametrize("kind", OUTCOMES)
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_step_decides_about_itself_alone(declare: Declare, kind: str, is_raised: bool, atomic: bool) -> None:
+    if is_raised and kind == "fired":
+        pytest.skip("it cannot be raised")
+    (outcome, event), keys = OUTCOMES[kind], list[str]()
 
     def decide(obj: Any, timeout: Timeout) -> Any:
-        calls.append((timeout.idempotency_key, timeout.attempts))
         note(obj, timeout)
-        if len(calls) > 1:
-            return None
-        if how == "raised":
-            raise OUTCOMES[outcome]()
-        return OUTCOMES[outcome]()
+        keys.append(timeout.idempotency_key)
+        if is_raised and len(keys) == 1:
+            raise outcome
+        return outcome if len(keys) == 1 else None
 
     policy = dunning(declare)
     policy.step(-5 * DAY, atomic=atomic, name="early")(decide)
     with at(0):
         order = sent()
-    with at(9):
-        fire_due(policy, order)
-    row = row_of(order)
-    is_kept = how == "returned" or not atomic
-    assert ran() == (["early"] if is_kept else [])
-    expected = {"Skip": "step_skipped", "Snooze": "snoozed", "Fired": "step", "GiveUp": "step_dead"}[outcome]
-    assert row.history[-1]["what"] == expected
-    assert row.state == "pending"
-    if outcome == "Snooze":
-        assert (planned(order), row.snoozes, row.attempts) == (("early", 9.5, 14), 1, 0)
-        with at(9.5):
-            fire_due(policy, order)
-        assert [attempts for _, attempts in calls] == [1, 1]
-        assert len({key for key, _ in calls}) == 1
+    fire_on(policy, 9)
+    assert (ran(), events(order)) == (["early"] * (not is_raised or not atomic), [event])
+    if kind == "snooze":
+        assert (planned(order), row_of(order).snoozes) == (("early", 9.5, 14), 1)
+        fire_on(policy, 9.5)
+        assert (len(keys), len(set(keys)), row_of(order).snoozes) == (2, 1, 0)
     else:
-        assert row.history[-1]["reason"] == ("sent by fax" if outcome == "Fired" else "no address")
+        assert row_of(order).history[-1]["reason"] == outcome.reason
     assert planned(order) == ("friendly", 11, 14)
-    assert row_of(order).snoozes == 0
-
-
-def test_a_step_may_cancel_or_extend_its_own_round(declare: Declare) -> None:
-    policy = declare(Order, note, name="collect", after=14 * DAY, **ARMED)
-
-    @policy.step(-3 * DAY)
-    def decide(obj: Order, timeout: Timeout) -> None:
-        assert (timeout.step, timeout.is_waiting) == ("decide", True)
-        if obj.note == "cancel":
-            assert dq.cancel_timeout(obj, policy, reason="settled in court")
-        else:
-            assert dq.extend_timeout(obj, policy, days=7)
-
-    with at(0):
-        cancelled, extended = sent(), sent()
-        Order.objects.filter(pk=cancelled.pk).update(note="cancel")
-    with at(11):
-        fire_due(policy)
-    assert (row_of(cancelled).state, row_of(cancelled).cause) == ("cancelled", "hand")
-    assert planned(extended) == ("", 21, 21)
-    with at(21):
-        assert fire_due(policy) == 1
-    assert ran() == ["handler"]
-
-
-def test_what_is_too_late_is_passed_if_it_is_a_step(declare: Declare) -> None:
-    policy = dunning(declare, late=Late(timedelta(hours=2), then="dead"))
-    with at(0):
-        order = sent()
-    with at(11.5):
-        fire_due(policy, order)
-    assert (ran(), events(order)) == ([], ["step_late"])
-    assert planned(order) == ("firm:1", 14, 14)
-    with at(17.5):
-        assert len(fire_due(policy, order).dead) == 1
-    assert (row_of(order).state, row_of(order).cause) == ("dead", "late")
 
 
 def test_shadow_mode_calls_no_step_and_settles_with_the_handler(declare: Declare) -> None:
@@ -210,9 +173,7 @@ def test_shadow_mode_calls_no_step_and_settles_with_the_handler(declare: Declare
     with at(0):
         order = sent()
     fire_on(policy, 11, 14, 15, 16, 17)
-    assert ran() == []
-    assert events(order) == ["step_shadowed"] * 4
-    assert (row_of(order).state, row_of(order).cause) == ("skipped", "shadow")
+    assert (ran(), events(order), ended(order)) == ([], ["step_shadowed"] * 4, ("skipped", "shadow"))
 
 
 def test_quiet_hours_delay_a_step_and_only_the_newest_runs_in_the_morning(declare: Declare) -> None:
@@ -223,39 +184,29 @@ def test_quiet_hours_delay_a_step_and_only_the_newest_runs_in_the_morning(declar
     with at(0):
         order = sent()
         assert planned(order) == ("evening", round(13 + 20 / 24, 6), 14)  # 08:00
-    with at(13.5):
-        assert not fire_due(policy, order)
-    with at(13 + 21 / 24):
-        fire_due(policy, order)
+    fire_on(policy, 13.5)
+    assert ran() == []
+    fire_on(policy, 13 + 21 / 24)
     assert ran() == ["night"]
 
 
-def test_a_step_that_is_not_declared_any_more_is_passed(policy: Any, invoice: Order) -> None:
-    Timeout.objects.filter(pk=row_of(invoice).pk).update(step="gone")
+def test_a_step_that_is_not_declared_any_more_is_passed(policy: Any, order: Order) -> None:
+    Timeout.objects.filter(pk=row_of(order).pk).update(step="gone")
     fire_on(policy, 11)
-    assert ran() == ["friendly"]
-    assert row_of(invoice).steps_over == "gone friendly"
+    assert (ran(), row_of(order).steps_over) == (["friendly"], "gone friendly")
 
 
-def test_perform_calls_the_handler_at_once(policy: Any) -> None:
-    order = Order.objects.create(status="unpaid")
-    row = perform(policy, order)
-    assert row.state == "fired"
-    assert ran() == ["handler"]
-
-
-def test_confirm_is_asked_before_the_handler_and_not_before_a_step(declare: Declare) -> None:
-    policy, asked = dunning(declare), list[float]()
+def test_confirm_is_asked_before_the_handler_and_not_before_a_step(policy: dq.TimeoutPolicy[Any], order: Order) -> None:
+    asked = list[float]()
 
     @policy.confirm()
     def ask(_obj: Any, timeout: Timeout) -> None:
         asked.append(days(timeout.run_at))
 
-    with at(0):
-        sent()
     fire_on(policy, 11, 14, 15, 16, 17)
-    assert ran() == ALL
-    assert asked == [17]
+    assert (ran(), asked) == (ALL, [17])
+    assert perform(policy, Order.objects.create(status="unpaid")).state == "fired"
+    assert ran() == [*ALL, "handler"]
 
 
 def test_with_hold_when_no_step_runs_while_it_holds(declare: Declare) -> None:
@@ -268,6 +219,115 @@ def test_with_hold_when_no_step_runs_while_it_holds(declare: Declare) -> None:
     with at(12):
         order.note = ""
         order.save()
-        assert planned(order) == ("friendly", 12, 15)
-        fire_due(policy, order)
+    assert planned(order) == ("friendly", 12, 15)
+    fire_on(policy, 12)
     assert ran() == ["friendly"]
+
+
+# What a step, or another process while it runs, does to its round
+
+
+def pay(obj: Order, policy: Any) -> None:
+    obj.status = "paid"
+    obj.save()
+
+
+def pay_in_time(obj: Order, policy: Any) -> None:
+    with dq.before_deadline(obj, policy):
+        pay(obj, policy)
+
+
+def cancel(obj: Order, policy: Any) -> None:
+    assert dq.cancel_timeout(obj, policy, reason="settled in court") is True
+
+
+def ends(is_atomic: bool) -> dict[Callable[..., None], tuple[str, str]]:
+    by_save = ("cancelled", "condition") if is_atomic else ("skipped", "condition")
+    return {
+        pay: by_save,
+        pay_in_time: ("cancelled", "condition" if is_atomic else "hand"),
+        cancel: ("cancelled", "hand"),
+    }
+
+
+def during(declare: Declare, act: Callable[[Order, Any], object], atomic: bool = False) -> tuple[Any, Order]:
+    """Fire a step that does `act` with its invoice, as another process would; return policy and invoice."""
+    policy = dunning(declare)
+
+    def early(obj: Order, timeout: Timeout) -> None:
+        assert atomic or row_of(obj).state == "firing"
+        note(obj, timeout)
+        act(Order.objects.get(pk=obj.pk), policy)
+
+    policy.step(-5 * DAY, atomic=atomic, name="early")(early)
+    with at(0):
+        order = sent()
+    fire_on(policy, 9)
+    return policy, order
+
+
+@ATOMIC_OR_NOT
+@pytest.mark.parametrize("act", [pay, pay_in_time, cancel])
+def test_a_payment_or_cancel_while_a_step_runs_is_in_time(declare: Declare, act: Any, atomic: bool) -> None:
+    policy, order = during(declare, act, atomic)
+    fire_on(policy, 11, 14, 15, 16, 17, 40)
+    assert (ran(), ended(order)) == (["early"], ends(atomic)[act])
+
+
+def test_a_step_may_extend_its_own_round(declare: Declare) -> None:
+    _, order = during(declare, lambda obj, policy: dq.extend_timeout(obj, policy, days=7), atomic=True)
+    assert planned(order) == ("friendly", 18, 21)
+
+
+def test_scheduling_again_while_a_step_runs_begins_a_round_that_replaces_it(declare: Declare) -> None:
+    policy, order = during(declare, lambda obj, policy: dq.schedule_timeout(obj, policy, days=14))
+    old, new = Timeout.objects.filter(policy=policy.label).order_by("id")
+    assert (old.state, old.cause, new.state) == ("skipped", "superseded", "pending")
+    assert (planned(order), ran()) == (("early", 18, 23), ["early"])
+
+
+def test_an_expired_step_that_returns_late_is_not_called_again(declare: Declare) -> None:
+    def expire(obj: Order, _policy: Any) -> None:
+        with at(9 + timedelta(hours=1) / DAY):
+            settle_expired("default")
+        assert row_of(obj).state == "pending"
+
+    policy, order = during(declare, expire)
+    assert planned(order) == ("friendly", 11, 14)
+    fire_on(policy, 11, 14, 15, 16, 17, 40)
+    assert ran() == ["early", *ALL]
+
+
+def test_the_story_and_the_log_tell_what_became_of_steps(policy: Any, order: Order, caplog: Log) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+    with at(0):
+        outlook = dq.explain_timeout(order, policy).outlook
+    assert outlook.startswith("Its step friendly is due at 2030-01-12")
+    assert "Its deadline is 2030-01-15" in outlook
+    fire_on(policy, 15)
+    with at(15):
+        text = str(dq.explain_timeout(order, policy))
+    assert "missed and passed: friendly, firm:1" in text
+    assert "step ran: firm:2" in text
+    line = caplog.records[-1]
+    assert (vars(line)["event"], vars(line)["step"], vars(line)["late_seconds"]) == ("step", "firm:2", 0)
+    assert "firm:2 ran 0 s late" in line.getMessage()
+    fire_on(policy, 16)
+    with at(16):
+        assert "It acts at 2030-01-18" in dq.explain_timeout(order, policy).outlook
+
+
+def test_the_admin_and_commands_show_the_next_step(policy: Any, order: Order, admin_client: Client) -> None:
+    out, rows = io.StringIO(), io.StringIO()
+    with at(1):
+        listed = admin_client.get("/admin/django_delayq/timeout/").content.decode()
+        page = admin_client.get(f"/admin/django_delayq/timeout/{row_of(order).pk}/change/").content.decode()
+        call_command("delayq_list", policy=[policy.label], stdout=out)
+        call_command("delayq_explain", "testapp.order", str(order.pk), policy=policy.label, stdout=out)
+        call_command("delayq_list", policy=[policy.label], json=True, stdout=rows)
+    assert "friendly: " in listed
+    assert "friendly: " in page
+    assert "Its step friendly is due at" in page
+    assert "next step" in out.getvalue()
+    assert "Its step friendly is due at" in out.getvalue()
+    assert json.loads(rows.getvalue())[0]["step"] == "friendly"

@@ -1,26 +1,35 @@
-"""When the next step of a round is planned: when it is armed, moved, held and resumed, and when its `since` changes."""
+"""Declarations of steps, and when the next one is planned: as its round is armed, moved, held or continued.
+
+`tests/integration/rounds` has what each event does to a planned step, and the oracle has their times.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import Wall, Working, WorkingHours, operations
+from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations
+from django_delayq.arming.holding import Facts, if_resumed
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, dunning, note, planned, row_of, sent
 from tests.testapp.market import Channel, Purchase
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = timedelta(hours=1)
+OFFICE = WorkingHours("UTC", {"mon-fri": "09:00-17:00"})
 
 
 @pytest.fixture
 def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
-    return dunning(declare, max_extensions=3)
+    return dunning(declare)
 
 
 def over(order: Order) -> str:
@@ -29,17 +38,8 @@ def over(order: Order) -> str:
 
 def pass_steps(order: Order, step: str, over: str) -> None:
     """Let the steps `over` of the pending timeout have run, so that `step` is next."""
-    row = row_of(order)
-    run_at = {"firm:1": 14, "firm:2": 15, "firm:3": 16, "": 17}[step] * DAY + T0
-    Timeout.objects.filter(pk=row.pk).update(step=step, steps_over=over, run_at=run_at)
-
-
-def test_saving_arms_the_first_step_and_people_are_told_the_deadline(policy: Any) -> None:
-    with at(0):
-        order = sent()
-        assert planned(order) == ("friendly", 11, 14)
-        assert over(order) == ""
-        assert days(dq.get_deadline(order, policy)) == 14
+    run_at = {"firm:1": 14, "firm:2": 15, "firm:3": 16}[step] * DAY + T0
+    Timeout.objects.filter(pk=row_of(order).pk).update(step=step, steps_over=over, run_at=run_at)
 
 
 @pytest.mark.parametrize("grace", [12 * DAY, Wall(days=12)], ids=["timedelta", "span"])
@@ -66,69 +66,30 @@ def test_bulk_arming_and_bulk_scheduling_plan_the_same(policy: Any, declare: Dec
         sync_timeouts(Order.objects.all())
         assert [planned(order) for order in orders] == [("firm:1", 14, 14), ("friendly", 12, 15), ("friendly", 16, 19)]
         assert [over(order) for order in orders] == ["friendly", "", ""]
+        assert days(dq.get_deadline(orders[1], policy)) == 15
         assert dq.schedule_timeouts(orders, by_hand, days=2) == 3
-        assert {planned(order) for order in orders} == {("firm:1", 14, 14)}
-        assert {over(order) for order in orders} == {"friendly"}
+        assert {(planned(order), over(order)) for order in orders} == {(("firm:1", 14, 14), "friendly")}
         assert dq.schedule_timeouts(orders, by_hand, days=5) == 3  # which replaces them
-    assert {planned(order) for order in orders} == {("friendly", 14, 17)}
-    assert {over(order) for order in orders} == {""}
+    assert {(planned(order), over(order)) for order in orders} == {(("friendly", 14, 17), "")}
 
 
-def test_scheduling_again_begins_the_steps_anew(declare: Declare) -> None:
-    policy = dunning(declare, since=None, when=None)
-    with at(0):
-        order = Order.objects.create(status="unpaid")
-        first = dq.schedule_timeout(order, policy, days=14)
-        assert (first.step, days(first.run_at), days(first.due_at)) == ("friendly", 11, 14)
-    pass_steps(order, "firm:2", "friendly firm")
-    with at(14.5):
-        again = dq.schedule_timeout(order, policy, days=14)
-        kept = dq.schedule_timeout(order, policy, days=1, on_conflict="keep")
-    assert kept.pk == again.pk == first.pk
-    assert planned(order) == ("friendly", 25.5, 28.5)
-    assert over(order) == ""
-
-
-def test_an_extension_moves_what_has_not_run(policy: Any) -> None:
+@pytest.mark.parametrize(("more", "back", "expected"), [(7, 12, ("firm:1", 21, 21)), (0, 14.5, ("firm:2", 15, 14))])
+def test_a_round_that_continues_has_the_steps_that_have_not_run(
+    policy: Any, more: int, back: float, expected: tuple[str, float, float]
+) -> None:
     with at(0):
         order = sent()
     pass_steps(order, "firm:1", "friendly")
     with at(12):
-        dq.extend_timeout(order, policy, days=7)
-    assert planned(order) == ("firm:1", 21, 21)
-    with at(12):
-        assert dq.extend_timeouts(dq.pending_timeouts(order, policy), days=1) == 1
-    assert planned(order) == ("firm:1", 22, 22)
-    assert over(order) == "friendly"
-
-
-def test_a_round_that_its_condition_ended_continues_with_the_steps_that_have_not_run(policy: Any) -> None:
-    with at(0):
-        order = sent()
-    pass_steps(order, "firm:1", "friendly")
-    with at(12):
+        if more:
+            dq.extend_timeout(order, policy, days=more)
         order.status = "paid"
         order.save()
         assert row_of(order).state == "cancelled"
-    with at(14.5):
+    with at(back):
         order.status = "unpaid"
         order.save()
-    assert row_of(order).state == "pending"
-    assert planned(order) == ("firm:2", 15, 14)
-    assert over(order) == "friendly firm"
-
-
-def test_a_step_that_ran_does_not_run_again_after_an_extension_and_a_payment_that_failed(policy: Any) -> None:
-    with at(0):
-        order = sent()
-    pass_steps(order, "firm:1", "friendly")
-    with at(12):
-        dq.extend_timeout(order, policy, days=7)
-        order.status = "paid"
-        order.save()
-        order.status = "unpaid"
-        order.save()
-    assert planned(order) == ("firm:1", 21, 21)
+    assert (row_of(order).state, planned(order)) == ("pending", expected)
 
 
 def test_a_hold_within_the_grace_keeps_the_rest_of_the_grace(policy: Any) -> None:
@@ -143,45 +104,6 @@ def test_a_hold_within_the_grace_keeps_the_rest_of_the_grace(policy: Any) -> Non
     with at(20):
         dq.resume_timeout(order, policy)
     assert planned(order) == ("firm:3", 20.5, 18.5)
-    with at(20):
-        row = row_of(order)
-        assert dq.cancel_timeout(row)
-
-
-@pytest.mark.parametrize(("until", "run_at"), [(6, 11), (12, 12)])
-def test_a_pause_keeps_all_times(policy: Any, until: float, run_at: float) -> None:
-    with at(0):
-        order = sent()
-    with at(5):
-        operations.pause_timeout(dq.pending_timeouts(order, policy), by="anna")
-    with at(until):
-        operations.resume_timeout(dq.pending_timeouts(order, policy), by="anna")
-    assert planned(order) == ("friendly", run_at, 14)
-
-
-def test_operators_move_the_steps_with_the_deadline(policy: Any) -> None:
-    with at(0):
-        order = sent()
-        pending = dq.pending_timeouts(order, policy)
-        operations.postpone(pending, by="anna", days=1)
-        assert planned(order) == ("friendly", 12, 15)
-        operations.change_deadline(pending, by="anna", shift=-2 * DAY)
-        assert planned(order) == ("friendly", 10, 13)
-        operations.fire_now(pending, by="anna")
-    assert planned(order) == ("", 0, 0)
-
-
-def test_a_policy_on_hold_and_another_delay_move_the_steps(policy: Any) -> None:
-    with at(0):
-        order = sent()
-    with at(2):
-        operations.hold(policy, by="anna")
-    with at(4):
-        operations.resume(policy, by="anna")
-    assert planned(order) == ("friendly", 13, 16)
-    with at(5):
-        operations.change_delay(policy, 20 * DAY, by="anna", mode="recompute")
-    assert planned(order) == ("friendly", 19, 22)
 
 
 def test_a_deadline_that_follows_its_data_takes_the_steps_along(declare: Declare) -> None:
@@ -197,10 +119,8 @@ def test_a_deadline_that_follows_its_data_takes_the_steps_along(declare: Declare
 
 
 def test_spans_of_the_object_decide_about_steps_and_grace(declare: Declare) -> None:
-    office = WorkingHours("UTC", {"mon-sun": ("09:00-17:00",)})
-    policy = declare(
-        Order, note, name="collect", after=2 * DAY, grace=Working(days=1, calendar=lambda order: office), **ARMED
-    )
+    grace = Working(days=1, calendar=lambda order: WorkingHours("UTC", {"mon-sun": ("09:00-17:00",)}))
+    policy = declare(Order, note, name="collect", after=2 * DAY, grace=grace, **ARMED)
     policy.step(Wall(days=-1, at="09:00", zone="UTC"), name="morning")(note)
     with at(0):
         order = sent()
@@ -223,3 +143,224 @@ def test_a_strict_guard_lets_people_pay_within_the_grace(policy: Any, day: float
             order.status = "paid"
             order.save()
     assert row_of(order).state == "cancelled"
+
+
+# Steps at a fraction: of the time in which the deadline counts, without what the clock was stopped for
+
+
+HOURS: dict[str, Any] = {
+    "a constant": Working(hours=8, calendar=OFFICE),
+    "by the object": Working(hours=8, calendar=lambda order: OFFICE if order.note else None),
+    "a function": lambda order: Working(hours=8, calendar=OFFICE),
+}
+
+
+def moment(day: str, hour: float) -> datetime:
+    """Return a time of a week in days after `T0`, which is a Tuesday."""
+    return T0 + DAY * (5.5 + ("mon", "tue", "wed", "thu", "fri", "sat", "sun").index(day)) + timedelta(hours=hour)
+
+
+def fractions(declare: Declare, after: Any, **options: Any) -> dq.TimeoutPolicy[Any]:
+    policy = declare(Order, note, name="collect", after=after, **options)
+    for fraction in (0.25, 0.5, 0.75):
+        policy.step(fraction, name=f"at_{fraction:.0%}".removesuffix("%"))(note)
+    return policy
+
+
+@pytest.mark.parametrize("kind", HOURS)
+def test_of_working_hours_it_is_the_fraction_of_open_time(declare: Declare, kind: str) -> None:
+    policy, times = fractions(declare, HOURS[kind], **ARMED), []
+    begin = moment("fri", 16)
+    with clock.set_to(begin):
+        order = Order.objects.create(status="unpaid", created_at=begin, note="by the office")
+    for _ in range(4):
+        row = row_of(order)
+        times.append((row.step, row.run_at - moment("mon", 7 * 24)))
+        with clock.set_to(row.run_at):
+            fire_due(policy, order)
+    assert times == [("at_25", 10 * HOUR), ("at_50", 12 * HOUR), ("at_75", 14 * HOUR), ("", 16 * HOUR)]
+
+
+def test_without_open_time_it_is_the_fraction_of_all_time(declare: Declare) -> None:
+    policy = fractions(declare, HOURS["a constant"])
+    with clock.set_to(moment("sat", 12)):
+        row = dq.schedule_timeout(Order.objects.create(status="x"), policy, hours=10)
+    assert (row.step, row.run_at) == ("at_25", moment("sat", 14.5))
+
+
+def by_hand(order: Order, policy: Any, begin: Any, end: Any) -> None:
+    with clock.set_to(begin):
+        dq.hold_timeout(order, policy)
+    row = row_of(order)
+    with clock.set_to(end):
+        outlook = if_resumed(row, Facts([row], "default"))
+        dq.resume_timeout(order, policy)
+    assert outlook.run_at == row_of(order).run_at
+
+
+def by_policy(order: Order, policy: Any, begin: Any, end: Any) -> None:
+    with clock.set_to(begin):
+        operations.hold(policy, by="anna")
+    with clock.set_to(end):
+        operations.resume(policy, by="anna")
+
+
+def by_condition(order: Order, policy: Any, begin: Any, end: Any) -> None:
+    for now, text in ((begin, "in talks"), (end, "")):
+        with clock.set_to(now):
+            order.note = text
+            order.save()
+
+
+@pytest.mark.parametrize(
+    ("stop", "is_armed"),
+    [(by_hand, True), (by_policy, True), (by_condition, True), (by_hand, False), (by_policy, False)],
+)
+def test_the_time_for_which_the_clock_was_stopped_does_not_count(declare: Declare, stop: Any, is_armed: bool) -> None:
+    policy = fractions(declare, 8 * DAY, **({**ARMED, "hold_when": Q(note="in talks")} if is_armed else {}))
+    with at(0):
+        order = sent()
+        if not is_armed:
+            dq.schedule_timeout(order, policy)
+    assert planned(order) == ("at_25", 2, 8)
+    stop(order, policy, T0 + DAY, T0 + 5 * DAY)
+    assert planned(order) == ("at_25", 6, 12)
+    with at(6):
+        fire_due(policy, order)
+    assert planned(order) == ("at_50", 8, 12)
+    stop(order, policy, T0 + 7 * DAY, T0 + 8 * DAY)
+    assert planned(order) == ("at_50", 9, 13)
+    with at(8):
+        dq.extend_timeout(order, policy, days=8)
+    assert planned(order) == ("at_50", 13, 21)
+
+
+def test_nor_the_open_time_for_which_it_was_stopped(declare: Declare) -> None:
+    policy = fractions(declare, HOURS["a constant"], **ARMED)
+    with clock.set_to(moment("mon", 9)):
+        order = Order.objects.create(status="unpaid", created_at=moment("mon", 9))
+    by_hand(order, policy, moment("mon", 10), moment("tue", 12))
+    row = row_of(order)
+    assert (row.step, row.run_at, row.due_at) == ("at_25", moment("tue", 13), moment("wed", 11))
+
+
+# Steps with `every=` and without `times=`: they repeat until the handler acts, and each move costs a few datetimes
+
+
+class Counting:
+    """Office hours, and how often they were asked."""
+
+    zone = "UTC"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def add(self, start: datetime, seconds: float) -> datetime:
+        self.asked += 1
+        return OFFICE.add(start, seconds)
+
+    def between(self, a: datetime, b: datetime) -> float:
+        self.asked += 1
+        return OFFICE.between(a, b)
+
+    def next_open(self, moment: datetime) -> datetime:
+        return OFFICE.next_open(moment)
+
+    def nth_day(self, day: date, n: int) -> date:
+        return OFFICE.nth_day(day, n)
+
+
+def hourly(declare: Declare, every: Any) -> dq.TimeoutPolicy[Any]:
+    """Declare a policy with a step that repeats from 60 days before the deadline on."""
+    policy = declare(Order, note, name="collect")
+    policy.step(-60 * DAY, every=every, name="hourly")(note)
+    return policy
+
+
+def scheduled(policy: dq.TimeoutPolicy[Any], on: float = 0) -> Order:
+    """Schedule a timeout that is due on day 60."""
+    with at(on):
+        order = Order.objects.create(status="x")
+        dq.schedule_timeout(order, policy, at=T0 + 60 * DAY)
+    return order
+
+
+@pytest.mark.parametrize("over", [0, 400])
+def test_a_move_computes_a_few_datetimes_however_often_a_step_repeats(declare: Declare, over: int) -> None:
+    calendar, asked = Counting(), {}
+    policy = hourly(declare, Working(hours=1, calendar=calendar))
+    order = scheduled(policy)
+    Timeout.objects.update(step=f"hourly:{over + 1}", steps_over=f"hourly:{over}" * bool(over))
+    moves: dict[str, Callable[[], object]] = {
+        "extend": lambda: dq.extend_timeout(order, policy, days=1),
+        "postpone": lambda: operations.postpone(dq.pending_timeouts(order, policy), by="anna", days=1),
+        "hold": lambda: dq.hold_timeout(order, policy),
+        "resume": lambda: dq.resume_timeout(order, policy),
+        "fire": lambda: fire_due(policy, order),
+        "schedule late": lambda: scheduled(policy, on=50),
+    }
+    for name, move in moves.items():
+        calendar.asked = 0
+        with at(50 if name == "fire" else 1):
+            move()
+        asked[name] = calendar.asked
+    assert {name: count for name, count in asked.items() if count > 50} == {}
+
+
+def test_a_step_returns_its_function_and_is_named_after_it(declare: Declare) -> None:
+    policy = declare(Order, name="collect", after=DAY, **ARMED)
+
+    def remind(obj: Any, timeout: Any) -> None:
+        """Remind."""
+
+    assert policy.step(-timedelta(hours=1))(remind) is remind
+    assert [(step.name, step.handler, step.atomic) for step in policy.steps] == [("remind", remind, True)]
+    assert policy.has_plan
+
+
+WRONG: list[tuple[dict[str, Any], Any, str]] = [
+    ({"offset": 3}, note, "its offset must be a timedelta or span"),
+    ({"offset": 1.5}, note, "a fraction of the time such as 0.75"),
+    ({"offset": 3 * DAY}, note, "would never run: the handler of its policy acts at 3 d after its deadline"),
+    ({"every": timedelta(0)}, note, "every must be a timedelta of a second or more"),
+    ({"every": 7}, note, "every must be"),
+    ({"times": 3}, note, "times needs every="),
+    ({"every": DAY, "times": 0}, note, "times must be an int from 1"),
+    ({"atomic": 1}, note, "atomic must be True or False"),
+    ({"name": "no name"}, note, "give name="),
+    ({"name": "n" * 51}, note, "at most 50 characters"),
+    ({"name": "friendly"}, note, "another step has this name"),
+    ({}, lambda obj: None, "is called with (obj, timeout), but takes"),
+    ({}, "no function", "decorates a function"),
+]
+
+
+@pytest.mark.parametrize(("options", "handler", "words"), WRONG, ids=[words for *_, words in WRONG])
+def test_a_wrong_step_is_refused(declare: Declare, options: dict[str, Any], handler: Any, words: str) -> None:
+    policy = dunning(declare)
+    with pytest.raises(PolicyError) as raised:
+        policy.step(**{"offset": -DAY, "name": "other", **options})(handler)
+    assert words in str(raised.value)
+    assert len(policy.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "offset", "words"),
+    [
+        ({}, timedelta(0), "acts at its deadline, as it has no grace="),
+        ({"batch": 5}, -DAY, "steps are called for one object alone"),
+        ({"together": 5}, -DAY, "steps are called for one object alone"),
+        ({"grace": DAY}, -DAY, "declare it right below"),
+    ],
+)
+def test_a_policy_may_be_unable_to_have_a_step(declare: Declare, options: Any, offset: timedelta, words: str) -> None:
+    policy = declare(Order, name="collect", after=DAY, **ARMED, **options)
+    assert "right below" not in words or policy.has_plan  # it was used
+    with pytest.raises(PolicyError, match=words):
+        policy.step(offset, name="remind")(note)
+
+
+@pytest.mark.parametrize("grace", [timedelta(0), -DAY, 3, "grace", Wall(days=-1)], ids=str)
+def test_grace_is_longer_than_nothing(declare: Declare, grace: Any) -> None:
+    with pytest.raises(PolicyError, match="grace must be a timedelta or span that is longer than nothing"):
+        declare(Order, name="wrong", after=DAY, grace=grace)

@@ -14,19 +14,7 @@ from django_delayq import GiveUp, Retry, Skip, Snooze, clock
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.steps.days import Declare
-from tests.integration.steps.oracle import (
-    AFTER,
-    END,
-    HANDLER,
-    RETRIES,
-    SHAPES,
-    SNOOZE,
-    TICK,
-    Oracle,
-    Shape,
-    fate,
-    script,
-)
+from tests.integration.steps.oracle import AFTER, HANDLER, RETRIES, SHAPES, SNOOZE, TICKS, Oracle, Shape, fate, script
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
@@ -123,7 +111,7 @@ class Shop:
 def test_the_steps_of_an_invoice_run_when_the_oracle_says(declare: Declare, place: int, caplog: Any) -> None:
     caplog.set_level("CRITICAL", "django_delayq")
     shop = Shop(declare, SHAPES[place], INVOICES_EACH * place)
-    for now in range(0, END, TICK):
+    for now in TICKS:
         with clock.set_to(T0 + now * HOUR):
             shop.tick(now)
     for number in shop.orders:

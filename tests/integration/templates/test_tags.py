@@ -17,6 +17,7 @@ from django_delayq import clock
 from django_delayq.contrib.countdown import Countdown
 from django_delayq.models import Timeout
 from tests.pseudo import english_in, speak_it, words_of
+from tests.support.typed import Patch
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db
@@ -33,24 +34,20 @@ def order() -> Order:
     return made
 
 
-def test_a_deadline_is_read_in_one_query(order: Order) -> None:
-    with CaptureQueriesContext(connection) as captured:
-        shown = render(
-            '{% deadline order "remind" as due %}{{ due.state }} {{ due.is_due }} {{ due.due_at|date:"U" }}',
-            order=order,
-        )
-    assert shown == f"pending False {int(order.timeouts.get().due_at.timestamp())}"
-    assert len(captured) == 1
-
-
-def test_a_deadline_of_what_was_prefetched_takes_no_query(order: Order) -> None:
-    dq.schedule_timeout(order, "remind", minutes=9, key="other")
-    dq.schedule_timeout(order, "linger", minutes=1)
+def test_a_deadline_is_read_in_one_query_and_of_what_was_prefetched_in_none(order: Order) -> None:
+    for name, delay in (("remind", {"minutes": 9, "key": "k"}), ("linger", {"minutes": 1})):
+        dq.schedule_timeout(order, name, **delay)
     (seen,) = Order.objects.prefetch_related("timeouts")
-    with CaptureQueriesContext(connection) as captured:
-        shown = render('{% deadline order "remind" as due %}{{ due.timeout_id }}', order=seen)
-    assert shown == str(order.timeouts.get(policy="testapp.order.remind", key="").pk)
-    assert len(captured) == 0
+    row = order.timeouts.get(policy="testapp.order.remind", key="")
+    text = '{% deadline order "remind" as due %}{{ due.state }} {{ due.is_due }} {{ due.timeout_id }}'
+    for obj, count in ((order, 1), (seen, 0)):
+        with CaptureQueriesContext(connection) as captured:
+            assert render(f'{text} {{{{ due.due_at|date:"U" }}}}', order=obj) == (
+                f"pending False {row.pk} {int(row.due_at.timestamp())}"
+            )
+        assert len(captured) == count
+    keyed = '{% deadline order "remind" "k" as due %}{{ due.timeout_id }}'
+    assert render(keyed, order=order) == str(order.timeouts.get(key="k").pk)
 
 
 @pytest.mark.parametrize("rows", [Timeout.objects.filter(policy="testapp.order.linger"), Timeout.objects.none()])
@@ -83,44 +80,33 @@ def test_the_seconds_that_are_left_end_at_zero(order: Order) -> None:
         assert seen == f"{left} {is_due}"
 
 
-def test_a_key_and_a_former_round_are_told_apart(order: Order) -> None:
-    dq.schedule_timeout(order, "remind", minutes=9, key="k")
-    text = '{% deadline order "remind" "k" as due %}{{ due.timeout_id }}'
-    assert render(text, order=order) == str(order.timeouts.get(key="k").pk)
-
-
-def test_a_missing_object_has_no_deadline_and_an_unknown_policy_is_an_error(order: Order) -> None:
+def test_nothing_is_shown_of_what_is_not_there_or_not_pending_and_an_unknown_word_is_an_error(order: Order) -> None:
     assert render('{% deadline nobody "remind" as due %}[{% countdown due %}]') == "[]"
+    assert render("[{% countdown nothing %}]", nothing=None) == "[]"
     with pytest.raises(dq.UnknownPolicy):
         render('{% deadline order "remnid" as due %}', order=order)
+    with pytest.raises(TemplateSyntaxError, match='"reload"'):
+        render('{% countdown order "remind" at_zero="reloda" %}', order=order)
+    dq.cancel_timeout(order, "remind")
+    assert render('[{% countdown order "remind" %}]', order=order) == "[]"
 
 
-def test_the_element_says_in_words_and_in_numbers_until_when(order: Order) -> None:
-    due_at = order.timeouts.get().due_at
-    shown = render('{% countdown order "remind" label="Time left to <pay>" %}', order=order)
+def test_the_element_says_in_words_and_in_numbers_until_when(order: Order, settings: Any) -> None:
+    due_at, moment = order.timeouts.get().due_at, timezone.now() + timedelta(hours=3)
+    with clock.set_to(moment):
+        shown = render('{% countdown order "remind" label="Time left to <pay>" %}', order=order)
     assert f'data-due="{clock.to_ms(due_at)}"' in shown
+    assert f'data-now="{clock.to_ms(moment)}"' in shown, "it counts from the clock that decides"
     assert f'datetime="{due_at.isoformat()}"' in shown
     assert 'role="timer" aria-label="Time left to &lt;pay&gt;"' in shown
     local = timezone.localtime(due_at)
     assert f"until {local:%b}" in shown and f"{local:%Z}" in shown
-    assert 'data-left="{time} left" data-done="time is up"' in shown
-    assert "data-announce" in shown
+    assert 'data-left="{time} left" data-done="time is up"' in shown and "data-announce" in shown
     assert not {"style=", "onclick", "<script"} & set(shown.split())
-
-
-def test_it_counts_from_the_clock_that_decides(order: Order) -> None:
-    moment = timezone.now() + timedelta(hours=3)
-    with clock.set_to(moment):
-        shown = render('{% countdown order "remind" %}', order=order)
-    assert f'data-now="{clock.to_ms(moment)}"' in shown
-
-
-def test_numbers_for_scripts_stay_plain_in_every_language(order: Order, settings: Any) -> None:
     settings.USE_THOUSAND_SEPARATOR = True
     with translation.override("de"):
         shown = render('{% countdown order "remind" %}', order=order)
-    assert f'data-due="{clock.to_ms(order.timeouts.get().due_at)}"' in shown
-    assert 'lang="de"' in shown
+    assert f'data-due="{clock.to_ms(due_at)}"' in shown and 'lang="de"' in shown, "numbers for scripts stay plain"
 
 
 def test_a_moment_or_a_read_deadline_is_shown_without_a_query(order: Order) -> None:
@@ -134,24 +120,13 @@ def test_a_moment_or_a_read_deadline_is_shown_without_a_query(order: Order) -> N
     assert len(captured) == 0
 
 
-def test_nothing_is_shown_of_what_is_not_pending(order: Order) -> None:
-    dq.cancel_timeout(order, "remind")
-    assert render('[{% countdown order "remind" %}]', order=order) == "[]"
-    assert render("[{% countdown nothing %}]", nothing=None) == "[]"
-
-
-def test_an_unknown_wish_is_refused(order: Order) -> None:
-    with pytest.raises(TemplateSyntaxError, match='"reload"'):
-        render('{% countdown order "remind" at_zero="reloda" %}', order=order)
-
-
 def test_naive_moments_are_of_the_default_zone(settings: Any) -> None:
     settings.USE_TZ = False
     moment = datetime(2030, 1, 1, 12, 0)  # noqa: DTZ001 - as USE_TZ=False has it
     assert 'datetime="2030-01-01T15:00:00+00:00"' in render("{% countdown moment %}", moment=moment)
 
 
-def test_the_element_asks_for_a_translation_of_every_word(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_element_asks_for_a_translation_of_every_word(order: Order, monkeypatch: Patch) -> None:
     text = '{% countdown order "remind" %}'
     assert {"until", "left", "time", "is", "up"} <= set(english_in(words_of(render(text, order=order).encode())))
     speak_it(monkeypatch)

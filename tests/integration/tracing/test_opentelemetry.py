@@ -13,7 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 import django_delayq as dq
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import LIMITED_MODES, MODES, WAIT, Declare, due, fire, make_due, raising
+from tests.integration.firing.conftest import MODES, due, fire
+from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, raising
 from tests.integration.firing.limits import LIMITS, RETRY, compute, threads_end
 from tests.integration.tracing.conftest import Around, Spans
 from tests.testapp.models import Order
@@ -79,13 +80,14 @@ def test_without_a_known_trace_there_is_no_link(order: Order, declare: Declare, 
     assert spans.one().links == ()
 
 
-def test_the_current_span_is_the_parent_as_that_of_a_task_of_celery(
-    order: Order, declare: Declare, spans: Spans
-) -> None:
-    row = due(order, declare(Order, name="child"))
+def test_the_current_span_is_the_parent(order: Order, declare: Declare, spans: Spans, around: Around) -> None:
+    policy = declare(Order, name="child")
     with TRACER.start_as_current_span("run/django_delayq.fire") as task:
-        fire(row)
+        fire(due(order, policy))
     assert spans.one().parent == task.get_span_context()
+    around()
+    fire(due_in_a_request(order, policy)[0])
+    assert len(spans.ended()) == 1
 
 
 @pytest.mark.parametrize("mode", [*MODES, "limited"])
@@ -102,33 +104,23 @@ def test_spans_of_a_handler_are_children_of_its_span(declare: Declare, spans: Sp
 
 
 @pytest.mark.parametrize("mode", ["alone", "outside"])
-def test_an_error_is_recorded_in_the_span_of_each_attempt(
-    order: Order, declare: Declare, spans: Spans, mode: str
-) -> None:
-    handler = raising(LookupError("no such shop"))
-    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0]), **MODES[mode]))
+def test_an_error_is_in_the_span_of_each_attempt(declare: Declare, spans: Spans, mode: str, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
+    handler = raising(LookupError("no card 4000"))
+    row = due(Order.objects.create(), declare(Order, handler, name="fails", retry=dq.Retry([0]), **MODES[mode]))
     fire(row)
-    make_due(row)
     fire(row)
     assert [(span.attributes or {})["delayq.attempt"] for span in spans.ended()] == [1, 2]
     for span in spans.ended():
         assert span.status.status_code is StatusCode.ERROR
-        assert span.status.description == "LookupError: no such shop"
+        assert span.status.description == "LookupError: no card [card]"
         assert (span.attributes or {})["error.type"] == "builtins.LookupError"
         [event] = span.events
         facts = dict(event.attributes or {})
         assert (event.name, facts["exception.type"]) == ("exception", "builtins.LookupError")
-        assert facts["exception.message"] == "no such shop"
+        assert facts["exception.message"] == "no card [card]"
         assert "raise error" in str(facts["exception.stacktrace"])
-
-
-def test_what_a_span_has_of_an_error_is_scrubbed(
-    order: Order, declare: Declare, spans: Spans, settings: Settings
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
-    fire(due(order, declare(Order, raising(LookupError("card 4000")), name="fails")))
-    assert "4000" not in spans.one().to_json()
-    assert "card [card]" in spans.one().to_json()
+        assert "4000" not in span.to_json()
 
 
 @pytest.mark.parametrize("answer", [None, RuntimeError("the provider is down")])
@@ -150,17 +142,23 @@ def test_a_question_is_a_span_of_its_own(
         assert asked.status.description == "RuntimeError: the provider is down"
 
 
-@pytest.mark.parametrize("outcome", [dq.Skip("nothing to do"), dq.Snooze(minutes=5)])
-def test_an_outcome_is_not_an_error(order: Order, declare: Declare, spans: Spans, outcome: Exception) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (dq.Skip("nothing to do"), None),
+        (dq.Snooze(minutes=5), None),
+        (dq.GiveUp("the account is closed"), "GiveUp: the account is closed"),
+    ],
+)
+def test_an_outcome_is_not_an_error_unless_it_gives_up(
+    order: Order, declare: Declare, spans: Spans, outcome: Exception, error: str | None
+) -> None:
     fire(due(order, declare(Order, raising(outcome), name="decides")))
     span = spans.one()
-    assert (span.status.status_code, span.events) == (StatusCode.UNSET, ())
-    assert (span.attributes or {})["delayq.outcome"] == type(outcome).__name__.lower()
-
-
-def test_a_handler_that_gives_up_has_failed(order: Order, declare: Declare, spans: Spans) -> None:
-    fire(due(order, declare(Order, raising(dq.GiveUp("the account is closed")), name="gives_up")))
-    assert spans.one().status.description == "GiveUp: the account is closed"
+    assert span.status.description == error
+    if error is None:
+        assert (span.status.status_code, span.events) == (StatusCode.UNSET, ())
+        assert (span.attributes or {})["delayq.outcome"] == type(outcome).__name__.lower()
 
 
 @pytest.fixture
@@ -179,7 +177,7 @@ def wait() -> Iterator[Callable[..., None]]:
 
 
 @LIMITED_MODES
-def test_the_span_of_an_abandoned_handler_ends_although_its_thread_runs_on(
+def test_the_span_of_an_abandoned_handler_ends(
     order: Order, declare: Declare, spans: Spans, wait: Callable[..., None], mode: str
 ) -> None:
     policy = declare(Order, wait, name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode])
@@ -196,10 +194,3 @@ def test_a_span_of_an_abandoned_handler_ends_once(order: Order, declare: Declare
     fire(due(order, policy))
     threads_end()
     assert str(spans.one().status.description).startswith("TimeLimitExceeded")
-
-
-def test_without_the_setting_there_is_no_span(order: Order, declare: Declare, spans: Spans, around: Around) -> None:
-    around()
-    row, _ = due_in_a_request(order, declare(Order, name="silent"))
-    fire(row)
-    assert spans.ended() == []

@@ -11,7 +11,8 @@ from django.db import transaction
 import django_delayq as dq
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import MODES, Declare, due, fire, make_due, raising, state
+from tests.integration.firing.conftest import MODES, due, fire, make_due, state
+from tests.integration.firing.handlers import Declare, raising
 from tests.integration.firing.limits import LIMITS, compute
 from tests.integration.tracing.conftest import Around
 from tests.testapp.models import Effect, Order
@@ -35,9 +36,7 @@ def fails(obj: Any, timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["alone", "together", "outside"])
-def test_each_attempt_that_is_logged_as_an_error_is_one_event(
-    order: Order, declare: Declare, sentry: Events, mode: str
-) -> None:
+def test_each_attempt_with_an_error_is_one_event(order: Order, declare: Declare, sentry: Events, mode: str) -> None:
     row = due(order, declare(Order, fails, name="fails", retry=dq.Retry([0, 0]), **MODES[mode]))
     fire(row)
     assert sentry == [], "the first failure is a warning"
@@ -53,18 +52,6 @@ def test_each_attempt_that_is_logged_as_an_error_is_one_event(
         assert (error["type"], error["value"]) == ("LookupError", "no such shop")
         assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
     assert state(row) == ("dead", "retries")
-
-
-def test_a_handler_that_takes_too_long_is_one_event(order: Order, declare: Declare, sentry: Events) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        sentry_sdk.set_tag("provider", "slow")
-        compute()
-
-    row = due(order, declare(Order, handler, name="fails", limits=LIMITS, retry=dq.Retry.never()))
-    fire(row)
-    [event] = sentry
-    assert event["tags"] == {**tags_of(row, 1), "provider": "slow"}
-    assert event["exception"]["values"][0]["type"] == "TimeLimitExceeded"
 
 
 async def fails_later(obj: Any, timeout: Any) -> None:
@@ -88,40 +75,44 @@ def asks(obj: Any, timeout: Any) -> None:
     """Let its question fail."""
 
 
-@pytest.mark.parametrize("handler", [fails_later, fails_in_a_callback, captures_it, asks])
-def test_wherever_it_fails_is_one_event(order: Order, declare: Declare, sentry: Events, handler: Any) -> None:
-    policy = declare(Order, handler, name="fails", retry=dq.Retry.never())
+def takes_too_long(obj: Any, timeout: Any) -> None:
+    sentry_sdk.add_breadcrumb(message="called the provider")
+    compute()
+
+
+FAILING = [fails_later, fails_in_a_callback, captures_it, asks, takes_too_long]
+
+
+@pytest.mark.parametrize(("handler", "is_set"), [*((each, True) for each in FAILING), (fails_later, False)])
+def test_wherever_it_fails_is_one_event(
+    declare: Declare, sentry: Events, handler: Any, is_set: bool, around: Around
+) -> None:
+    if not is_set:
+        around()
+    limits = LIMITS if handler is takes_too_long else None
+    policy = declare(Order, handler, name="fails", retry=dq.Retry.never(), limits=limits)
     if handler is asks:
         policy.confirm()(fails)
-    row = due(order, policy)
+    row = due(Order.objects.create(), policy)
     fire(row)
     [event] = sentry
-    assert (event["tags"], event["transaction"]) == (tags_of(row, 1), NAME)
-    assert event["exception"]["values"][0]["type"] == "LookupError"
-    if handler is not fails_in_a_callback:
+    kind = "TimeLimitExceeded" if handler is takes_too_long else "LookupError"
+    assert event["exception"]["values"][0]["type"] == kind
+    assert (event.get("tags") or {}) == (tags_of(row, 1) if is_set else {})
+    assert not is_set or event["transaction"] == NAME
+    if is_set and handler is not fails_in_a_callback:
         assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
 
 
-@pytest.mark.parametrize("outcome", [dq.Skip("nothing to do"), dq.Snooze(minutes=5)])
-def test_an_outcome_is_no_event(order: Order, declare: Declare, sentry: Events, outcome: Exception) -> None:
-    fire(due(order, declare(Order, raising(outcome), name="decides")))
-    assert sentry == []
-
-
 @pytest.mark.parametrize("is_returned", [True, False])
-def test_a_handler_that_gives_up_is_one_event(
-    order: Order, declare: Declare, sentry: Events, is_returned: bool
+@pytest.mark.parametrize("outcome", [dq.Skip("closed"), dq.Snooze(minutes=5, reason="closed"), dq.GiveUp("closed")])
+def test_only_giving_up_is_an_event(
+    order: Order, declare: Declare, sentry: Events, outcome: Exception, is_returned: bool
 ) -> None:
-    def handler(obj: Order, timeout: Timeout) -> dq.GiveUp:
-        if is_returned:
-            return dq.GiveUp("the account is closed")
-        raise dq.GiveUp("the account is closed")
-
-    row = due(order, declare(Order, handler, name="fails"))
+    row = due(order, declare(Order, (lambda *_: outcome) if is_returned else raising(outcome), name="fails"))
     fire(row)
-    [event] = sentry
-    assert event["tags"] == tags_of(row, 1)
-    assert "the account is closed" in event["logentry"]["formatted"]
+    assert [event["tags"] for event in sentry] == [tags_of(row, 1)] * isinstance(outcome, dq.GiveUp)
+    assert all("closed" in event["logentry"]["formatted"] for event in sentry)
 
 
 def test_nothing_of_a_scope_reaches_the_next_timeout(declare: Declare, sentry: Events) -> None:
@@ -163,21 +154,10 @@ def test_an_event_of_a_batch_names_the_policy_and_then_each_timeout(declare: Dec
     assert [event["tags"] for event in of_failures] == [tags_of(row, 1) for row in rows]
 
 
-def test_neither_data_of_the_object_nor_the_payload_is_in_an_event(
-    declare: Declare, sentry: Events, settings: Settings
-) -> None:
+def test_no_data_of_the_object_or_payload_is_in_an_event(declare: Declare, sentry: Events, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
     policy = declare(Order, raising(LookupError("card 4000")), name="fails", retry=dq.Retry.never())
     fire(due(Order.objects.create(note="a secret note"), policy, payload={"iban": "DE00"}))
     [event] = sentry
     assert "card [card]" in str(event)
     assert not [each for each in ("secret note", "DE00", "4000") if each in str(event)]
-
-
-def test_without_the_setting_an_event_has_no_tags(
-    order: Order, declare: Declare, sentry: Events, around: Around
-) -> None:
-    around()
-    fire(due(order, declare(Order, fails, name="fails", retry=dq.Retry.never())))
-    [event] = sentry
-    assert not event.get("tags")

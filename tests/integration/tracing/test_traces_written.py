@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +27,10 @@ from django_delayq.contrib.opentelemetry import current_trace
 from django_delayq.ledger import traces
 from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due
+from tests.integration.firing.rows import logged
 from tests.integration.tracing.conftest import Around, Spans
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 from tests.testapp.timeouts import cancel_unpaid
 
@@ -50,83 +55,58 @@ def by_hand(order: Order) -> None:
     schedule_timeout(order, "remind", minutes=5)
 
 
-def in_steps(order: Order) -> None:
-    schedule_timeout(order, "remind", at=timezone.now() + timedelta(minutes=5), on_conflict="once")
-
-
-def in_bulk(order: Order) -> None:
-    schedule_timeouts([order], "remind", minutes=5)
-
-
 def by_saving(order: Order) -> None:
     order.created_at = timezone.now()
     order.save()
 
 
-def by_bulk_create(order: Order) -> None:
-    Order.objects.filter(pk=order.pk).update(created_at=timezone.now())
-    sync_timeouts(order)
+def later() -> Any:
+    return timezone.now() + timedelta(minutes=5)
 
 
-WAYS = [by_hand, in_steps, in_bulk, by_saving, by_bulk_create]
+WAYS: dict[str, Callable[[Order], object]] = {
+    "by hand": by_hand,
+    "in steps": lambda order: schedule_timeout(order, "remind", at=later(), on_conflict="once"),
+    "in bulk": lambda order: schedule_timeouts([order], "remind", minutes=5),
+    "by saving": by_saving,
+    "by a sync": lambda order: Order.objects.filter(pk=order.pk).update(created_at=later()) and sync_timeouts(order),
+}
+BY_SCHEDULING = list(WAYS.values())[:3]
 
 
-@pytest.mark.parametrize("begin", WAYS)
-def test_a_round_has_the_trace_of_the_span_in_which_it_began(
-    order: Order, spans: Spans, begin: Callable[[Order], None]
+@pytest.mark.parametrize("begin", WAYS.values(), ids=WAYS)
+def test_a_round_has_the_trace_of_its_span_for_no_query(
+    spans: Spans, around: Around, begin: Callable[[Order], None]
 ) -> None:
-    with request():
-        expected = current_trace()
-        begin(order)
-    assert traces_of(order) == [expected]
-    assert expected.startswith("00-")
-
-
-@pytest.mark.parametrize("begin", WAYS)
-@pytest.mark.parametrize("lacks", ["span", "setting"])
-def test_without_a_span_or_without_the_setting_a_round_has_no_trace(
-    order: Order, spans: Spans, around: Around, begin: Callable[[Order], None], lacks: str
-) -> None:
-    if lacks == "setting":
-        around()
-    with nullcontext() if lacks == "span" else request():
-        begin(order)
-    assert traces_of(order) == [""]
-
-
-@pytest.mark.parametrize("begin", WAYS)
-def test_a_trace_costs_no_query(order: Order, spans: Spans, around: Around, begin: Callable[[Order], None]) -> None:
-    others = [Order.objects.create() for _ in range(3)]
-
-    def queries() -> int:
-        with request(), CaptureQueriesContext(connection) as found:
-            begin(others.pop())
+    def queries(order: Order) -> int:
+        with CaptureQueriesContext(connection) as found:
+            begin(order)
         return len(found)
 
-    around()
-    queries()  # it reads the content type
-    without = queries()
-    around("django_delayq.contrib.opentelemetry.around_handler")
-    assert queries() == without
+    orders = [Order.objects.create(status="unpaid") for _ in range(4)]
+    without_span = (queries(orders[0]), queries(orders[1]))[1]  # the first one reads the content type
+    with request():
+        expected = current_trace()
+        with_span = queries(orders[2])
+        around()
+        without_setting = queries(orders[3])
+    assert traces_of(*orders) == ["", "", expected, ""]
+    assert expected.startswith("00-")
+    assert without_span == with_span == without_setting
 
 
-def test_many_objects_armed_together_have_the_trace(spans: Spans) -> None:
-    now = timezone.now()
-    Order.objects.bulk_create([Order(created_at=now - timedelta(minutes=number)) for number in range(20)])
-    orders = list(Order.objects.all())
+def test_many_objects_armed_together_have_the_trace_and_the_sync_of_a_worker_knows_none(spans: Spans) -> None:
+    orders = Order.objects.bulk_create([Order(created_at=timezone.now()) for _ in range(20)])
     with request():
         expected = current_trace()
         sync_timeouts(Order.objects.all())
     assert traces_of(*orders) == [expected] * 20
-
-
-def test_the_sync_of_a_worker_knows_no_trace(spans: Spans) -> None:
-    Order.objects.bulk_create([Order(created_at=timezone.now())])
+    [order] = Order.objects.bulk_create([Order(created_at=timezone.now())])
     sync_policy(cancel_unpaid, "default")
-    assert traces_of(Order.objects.get()) == [""]
+    assert traces_of(order) == [""]
 
 
-@pytest.mark.parametrize("replace", [by_hand, in_steps, in_bulk, by_saving])
+@pytest.mark.parametrize("replace", [*BY_SCHEDULING, by_saving])
 @pytest.mark.parametrize("has_span", [True, False])
 def test_a_new_round_in_the_same_row_has_the_new_trace(
     order: Order, spans: Spans, replace: Callable[[Order], None], has_span: bool
@@ -140,31 +120,22 @@ def test_a_new_round_in_the_same_row_has_the_new_trace(
     assert bool(expected) == has_span
 
 
-@pytest.mark.parametrize("conflict", ["keep", "replace"])
-def test_what_was_moved_or_kept_has_the_first_trace(order: Order, spans: Spans, conflict: str) -> None:
+def test_what_was_moved_or_kept_has_the_first_trace(order: Order, spans: Spans) -> None:
     with request():
         expected = current_trace()
-        by_hand(order)
+        assert schedule_timeout(order, "remind", minutes=5).trace == expected
     with request():
-        if conflict == "keep":
-            schedule_timeout(order, "remind", minutes=9, on_conflict="keep")
-        else:
-            reschedule_timeout(order, "remind", minutes=9)
-    assert traces_of(order) == [expected]
-
-
-def test_the_row_that_is_returned_has_the_trace(order: Order, spans: Spans) -> None:
-    with request():
-        assert schedule_timeout(order, "remind", minutes=5).trace == current_trace()
-    with request():
-        assert schedule_timeout(order, "remind", minutes=6).trace == current_trace()
+        schedule_timeout(order, "remind", minutes=9, on_conflict="keep")
+        reschedule_timeout(order, "remind", minutes=9)
+        assert traces_of(order) == [expected]
+        assert schedule_timeout(order, "remind", minutes=6).trace == current_trace() != expected
 
 
 def broken(policy: Any, timeouts: Any) -> Any: ...
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("no"), SystemExit(), CancelledError(), "garbage", "0" * 500, 5])
-def test_a_trace_that_cannot_be_read_is_logged_once_and_prevents_nothing(
+def test_a_trace_that_cannot_be_read_is_logged_once(
     order: Order, around: Around, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
     def get_trace() -> Any:
@@ -175,10 +146,10 @@ def test_a_trace_that_cannot_be_read_is_logged_once_and_prevents_nothing(
     monkeypatch.setattr(broken, "get_trace", get_trace, raising=False)
     monkeypatch.setattr(traces, "_log_interval", LogInterval(60))
     around(broken)
-    for begin in WAYS[:3]:
+    for begin in BY_SCHEDULING:
         begin(order)
     assert traces_of(order) == [""]
-    assert [vars(each)["event"] for each in caplog.records] == ["around_failed"]
+    assert len(logged(caplog, "around_failed")) == 1
 
 
 WRONG = {
@@ -186,11 +157,12 @@ WRONG = {
     "django_delayq.contrib.sentry.around_handler": "Install django-delayq[sentry].",
     "tests.no_such.function": "No module named 'tests.no_such'",
     "tests.settings.DELAYQ": "is not callable",
+    "tests.e2e.executors.rq_config.no_such": "cannot be imported: 'DELAYQ_TEST_BROKER'",
 }
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_a_wrong_path_is_named_by_a_check_and_prevents_no_schedule(
+def test_a_wrong_path_is_named_by_a_check(
     order: Order, around: Around, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     traces._callable_at.cache_clear()
@@ -227,3 +199,38 @@ def test_without_the_setting_no_package_for_tracing_is_needed(order: Order, chil
     )
     found = subprocess.run([sys.executable, "-c", code], env=child_environment, stdout=subprocess.PIPE, check=True)
     assert found.stdout.strip() == b"1 []"
+
+
+RECORDING = "tests.integration.tracing.recording"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_attempts_of_another_process_link_to_the_span_here_and_their_errors_are_events(
+    order: Order, spans: Spans, start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    with trace.get_tracer("tests").start_as_current_span("request") as request:
+        row = due(order, "kill_worker")  # this worker does not die, but its handler raises
+        scheduled = request.get_span_context()
+    around = f"{RECORDING}.in_span {RECORDING}.in_scope"
+    environment = {"DELAYQ_TEST_AROUND": around, "DELAYQ_TEST_RECORDED": str(tmp_path)}
+    worker = start_command("delayq_worker", "--processes", "1", env=environment)
+    wait_until(lambda: Timeout.objects.filter(pk=row.pk, state="dead").exists(), "it is dead")
+    worker.terminate()
+    assert worker.wait(60) == 0
+    attempts = lines(tmp_path / "spans")
+    assert [each["attributes"]["delayq.attempt"] for each in attempts] == [1, 2, 3]
+    for each in attempts:
+        assert each["name"] == "delayq.fire testapp.order.kill_worker"
+        assert each["status"]["status_code"] == "ERROR"
+        [link] = each["links"]
+        assert int(link["context"]["trace_id"], 16) == scheduled.trace_id
+        assert int(link["context"]["span_id"], 16) == scheduled.span_id
+    events = lines(tmp_path / "events")
+    assert [each["tags"]["delayq.attempt"] for each in events] == ["2", "3"], "the first failure is a warning"
+    for event in events:
+        assert event["tags"]["delayq.timeout"] == str(row.pk)
+        assert event["transaction"] == row.policy
+        assert "exception" in event or event["logentry"]

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.typed import Patch
+
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 OTHER_SECRET = "whsec_" + base64.b64encode(bytes(range(100, 124))).decode()
 
@@ -110,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[EndpointServer]:
+def endpoint(monkeypatch: Patch) -> Iterator[EndpointServer]:
     monkeypatch.setenv("no_proxy", "*")
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True

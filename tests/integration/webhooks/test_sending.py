@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import socket
@@ -19,13 +20,15 @@ from django.test import Client
 
 import django_delayq as dq
 from django_delayq import operations
+from django_delayq.conf import ConfigError
 from django_delayq.contrib.webhooks import sending
-from django_delayq.contrib.webhooks.endpoints import get_endpoints
+from django_delayq.contrib.webhooks.endpoints import check_endpoints, get_endpoints
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, travel
 from tests.engine.certificates import Authority, find_openssl
 from tests.integration.webhooks.conftest import OTHER_SECRET, SECRET, EndpointServer
+from tests.support.typed import Log, Patch
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -57,13 +60,15 @@ def failure_of(message: Delivery) -> str:
     return str(row.errors[-1]["message"])
 
 
-def test_a_message_is_signed_as_standard_webhooks_describes(endpoint: EndpointServer, message: Delivery) -> None:
+def test_a_message_is_signed_as_standard_webhooks_describes(
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery
+) -> None:
+    use("/long", secret=[OTHER_SECRET, SECRET])  # while a secret is exchanged; and the body of an answer is not read
     assert fire_due(DELIVER) == 1
     [received] = endpoint.received
     assert received.headers["webhook-id"] == message.message_id
     assert received.headers["webhook-timestamp"].isdigit()
-    assert received.is_signed_with(SECRET)
-    assert not received.is_signed_with(OTHER_SECRET)
+    assert received.is_signed_with(SECRET) and received.is_signed_with(OTHER_SECRET)
     received.content += b" "
     assert not received.is_signed_with(SECRET)
 
@@ -79,18 +84,7 @@ def test_the_signature_is_that_of_the_published_example(settings: Any) -> None:
     assert signed["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_while_a_secret_is_exchanged_both_sign(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery
-) -> None:
-    use(secret=[OTHER_SECRET, SECRET])
-    assert fire_due(DELIVER) == 1
-    assert endpoint.received[0].is_signed_with(SECRET)
-    assert endpoint.received[0].is_signed_with(OTHER_SECRET)
-
-
-def test_a_message_is_repeated_with_the_same_id_until_it_is_accepted(
-    endpoint: EndpointServer, message: Delivery
-) -> None:
+def test_a_message_is_repeated_with_its_id_until_it_is_accepted(endpoint: EndpointServer, message: Delivery) -> None:
     endpoint.answers += [500, 404]
     assert "status 500" in failure_of(message)
     with travel(minutes=1):
@@ -103,82 +97,58 @@ def test_a_message_is_repeated_with_the_same_id_until_it_is_accepted(
     assert row_of(message).state == "fired"
 
 
+@pytest.mark.parametrize("status", [500, 410])
 def test_an_endpoint_that_never_accepts_leaves_a_dead_timeout_which_an_operator_retries(
-    use: Callable[..., None], settings: Any, endpoint: EndpointServer, message: Delivery
+    settings: Any, endpoint: EndpointServer, message: Delivery, status: int
 ) -> None:
+    """Of 410, the endpoint is gone, there is no further attempt."""
     settings.DELAYQ = {**settings.DELAYQ, "RETRY": dq.Retry([0, 0])}
-    endpoint.answers += [500, 500, 500]
+    endpoint.answers += [status] * (1 if status == 410 else 3)
     fire_due(DELIVER, raises=False)
-    assert (row_of(message).state, len(endpoint.received)) == ("dead", 3)
-    operations.retry(row_of(message), by="script:test", reason="the endpoint is repaired")
+    row = row_of(message)
+    assert (row.state, row.attempts) == ("dead", len(endpoint.received)) and str(status) in row.reason
+    assert (row.cause, len(endpoint.received)) == (("handler", 1) if status == 410 else ("retries", 3))
+    operations.retry(row, by="script:test", reason="the endpoint is repaired")
     assert fire_due(DELIVER) == 1
     assert Delivery.objects.get().delivered_at is not None
 
 
-def test_an_endpoint_that_is_gone_gets_no_further_attempt(endpoint: EndpointServer, message: Delivery) -> None:
-    endpoint.answers += [410]
-    fire_due(DELIVER, raises=False)
-    row = row_of(message)
-    assert (row.state, row.cause, row.attempts) == ("dead", "handler", 1)
-    assert "410" in row.reason
+LATE = "Endpoint 'billing' has not answered within 0.3 s."
+REFUSED = "Endpoint 'billing' cannot be reached: "
+PRIVATE = "Endpoint 'billing' has an address that is not public."
+FAILURES: dict[str, tuple[dict[str, Any], str, bool]] = {
+    **{path: ({"timeout": SHORT}, LATE, True) for path in ("/hangs", "/dribbles")},
+    **{path: ({}, REFUSED, True) for path in ("/lies", "/closes")},
+    "/redirects": ({}, "Endpoint 'billing' has answered with the status 307", True),
+    "down": ({"url": "http://127.0.0.1:1/"}, f"{REFUSED}ConnectionRefusedError.", False),
+    "https:": ({}, f"{REFUSED}SSL", False),
+    "HTTPS:": ({}, f"{REFUSED}SSL", False),
+    "private": ({"public_only": True}, PRIVATE, False),
+    "one of several is private": ({"public_only": True}, PRIVATE, False),
+}
+"""How an endpoint behaves, what is then stored, and whether it got the message."""
 
 
-@pytest.mark.parametrize("path", ["/hangs", "/dribbles"])
-def test_an_endpoint_that_does_not_answer_in_time_has_failed(
-    use: Callable[..., None], message: Delivery, path: str
+@pytest.mark.parametrize("kind", FAILURES)
+def test_an_endpoint_that_answers_late_never_or_nonsense_has_failed(
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: Patch, kind: str
 ) -> None:
-    use(path, timeout=SHORT)
-    assert failure_of(message) == "Endpoint 'billing' has not answered within 0.3 s."
-
-
-@pytest.mark.parametrize("path", ["/lies", "/closes"])
-def test_an_endpoint_that_answers_nonsense_has_failed(use: Callable[..., None], message: Delivery, path: str) -> None:
-    use(path)
-    assert failure_of(message).startswith("Endpoint 'billing' cannot be reached: ")
-
-
-def test_redirects_are_not_followed(use: Callable[..., None], endpoint: EndpointServer, message: Delivery) -> None:
-    use("/redirects")
-    assert "status 307" in failure_of(message)
-    assert [each.path for each in endpoint.received] == ["/redirects"]
-
-
-def test_the_body_of_an_answer_is_not_read(use: Callable[..., None], message: Delivery) -> None:
-    use("/long")
-    assert fire_due(DELIVER) == 1
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port on which nothing listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
-
-
-def test_an_endpoint_that_is_down_has_failed(use: Callable[..., None], message: Delivery, closed_port: int) -> None:
-    use(url=f"http://127.0.0.1:{closed_port}/")
-    assert failure_of(message) == "Endpoint 'billing' cannot be reached: ConnectionRefusedError."
-
-
-@pytest.mark.parametrize("scheme", ["https:", "HTTPS:"])
-def test_a_server_without_tls_gets_nothing_by_https(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, scheme: str
-) -> None:
-    use(url=endpoint.url.replace("http:", scheme))
-    assert "cannot be reached: SSL" in failure_of(message)
-    assert endpoint.received == []
+    options, words, is_received = FAILURES[kind]
+    if kind.endswith(":"):
+        options = {"url": endpoint.url.replace("http:", kind)}
+    if kind == "one of several is private":
+        names(monkeypatch, lambda _: ["8.8.8.8", "127.0.0.1"])
+        options |= {"url": endpoint.url.replace("127.0.0.1", "endpoint.example")}
+    use(kind if kind.startswith("/") else "/timeouts", **options)
+    assert failure_of(message).startswith(words)
+    assert [each.path for each in endpoint.received] == ([kind] if is_received else []), "no redirect is followed"
 
 
 @pytest.mark.usefixtures("message")
 @pytest.mark.skipif(find_openssl() is None, reason="needs the program openssl")
 @pytest.mark.parametrize("scheme", ["https:", "HTTPS:"])
 def test_a_message_is_sent_by_https_to_a_server_that_is_verified(
-    use: Callable[..., None],
-    endpoint: EndpointServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scheme: str,
+    use: Callable[..., None], endpoint: EndpointServer, tmp_path: Path, monkeypatch: Patch, scheme: str
 ) -> None:
     authority = Authority.create(tmp_path)
     server = authority.sign("server")
@@ -197,15 +167,7 @@ def test_a_message_is_sent_by_https_to_a_server_that_is_verified(
 def test_a_handshake_that_hangs_has_the_same_limit(use: Callable[..., None], message: Delivery) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         use(url=f"https://127.0.0.1:{server.getsockname()[1]}/", timeout=SHORT)
-        assert failure_of(message) == "Endpoint 'billing' has not answered within 0.3 s."
-
-
-def test_with_public_only_nothing_is_sent_to_a_private_address(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery
-) -> None:
-    use(public_only=True)
-    assert failure_of(message) == "Endpoint 'billing' has an address that is not public."
-    assert endpoint.received == []
+        assert failure_of(message) == LATE
 
 
 @pytest.fixture
@@ -221,7 +183,7 @@ def full_port() -> Iterator[int]:
         yield bound.getsockname()[1]
 
 
-def names(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], list[str]]) -> None:
+def names(monkeypatch: Patch, answer: Callable[[int], list[str]]) -> None:
     """Replace the name server by one that has these addresses for `endpoint.example`."""
     real = socket.getaddrinfo
 
@@ -233,7 +195,7 @@ def names(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], list[str]]) -
 
 
 def test_the_time_limit_is_for_all_addresses_together(
-    use: Callable[..., None], message: Delivery, full_port: int, monkeypatch: pytest.MonkeyPatch
+    use: Callable[..., None], message: Delivery, full_port: int, monkeypatch: Patch
 ) -> None:
     """Each of 100 addresses had the whole time: 50 s of half a second."""
     names(monkeypatch, lambda _: ["127.0.0.1"] * 100)
@@ -244,11 +206,7 @@ def test_the_time_limit_is_for_all_addresses_together(
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
-    use: Callable[..., None],
-    endpoint: EndpointServer,
-    message: Delivery,
-    full_port: int,
-    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, full_port: int, monkeypatch: Patch
 ) -> None:
     names(monkeypatch, lambda _: ["127.0.0.2", "127.0.0.1"])
     port, connect = int(endpoint.url.rpartition(":")[2]), socket.create_connection
@@ -262,7 +220,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
 
 
 def test_an_answer_has_the_whole_time_however_many_addresses_there_are(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: pytest.MonkeyPatch
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: Patch
 ) -> None:
     names(monkeypatch, lambda _: ["127.0.0.1"] * 100)
     use(url=endpoint.url.replace("127.0.0.1", "endpoint.example") + "/waits", timeout=timedelta(seconds=30))
@@ -270,13 +228,13 @@ def test_an_answer_has_the_whole_time_however_many_addresses_there_are(
 
 
 def test_a_look_up_that_hangs_has_the_same_limit_and_nothing_is_sent_afterwards(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: pytest.MonkeyPatch
+    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: Patch
 ) -> None:
     may_answer = threading.Event()
     names(monkeypatch, lambda _: ["127.0.0.1"] * may_answer.wait(60))
     use(url=endpoint.url.replace("127.0.0.1", "endpoint.example"), timeout=SHORT)
     before = {*threading.enumerate()}
-    assert failure_of(message) == "Endpoint 'billing' has not answered within 0.3 s."
+    assert failure_of(message) == LATE
     late = {*threading.enumerate()} - before
     may_answer.set()
     for thread in late:
@@ -291,7 +249,7 @@ def test_with_public_only_nothing_connects_to_a_private_address(
     """Not even the first message of TLS is sent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         use(url=f"{scheme}://127.0.0.1:{server.getsockname()[1]}/", public_only=True)
-        assert failure_of(message) == "Endpoint 'billing' has an address that is not public."
+        assert failure_of(message) == PRIVATE
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -309,14 +267,6 @@ def test_public_addresses_lead_to_the_same_host_everywhere() -> None:
     assert [each for each in (*PUBLIC, *OTHERS) if sending.is_public(each)] == PUBLIC
 
 
-def test_one_private_address_of_several_is_enough(
-    use: Callable[..., None], endpoint: EndpointServer, message: Delivery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names(monkeypatch, lambda _: ["8.8.8.8", "127.0.0.1"])
-    use(url=endpoint.url.replace("127.0.0.1", "endpoint.example"), public_only=True)
-    assert failure_of(message) == "Endpoint 'billing' has an address that is not public."
-
-
 def test_a_worker_that_does_not_know_the_endpoint_yet_tries_again(
     use: Callable[..., None], settings: Any, message: Delivery
 ) -> None:
@@ -328,7 +278,7 @@ def test_a_worker_that_does_not_know_the_endpoint_yet_tries_again(
 
 
 def test_neither_secrets_nor_urls_are_logged_stored_or_shown(
-    use: Callable[..., None], message: Delivery, caplog: pytest.LogCaptureFixture, client: Client
+    use: Callable[..., None], message: Delivery, caplog: Log, client: Client
 ) -> None:
     caplog.set_level(logging.DEBUG)
     client.force_login(User.objects.create_superuser("boss"))
@@ -356,3 +306,75 @@ def test_messages_are_read_only_in_the_admin(message: Delivery, client: Client) 
     assert Delivery.objects.get().body == message.body
     found = client.get("/admin/delayq_webhooks/delivery/", {"q": message.message_id, "delivered_at__isempty": "1"})
     assert message.message_id in found.content.decode()
+
+
+GOOD: dict[str, Any] = {"url": "https://billing.example.com/timeouts", "secret": SECRET, "events": ["fired"]}
+
+
+TOO_SHORT = "whsec_" + base64.b64encode(b"x" * 23).decode()
+
+
+def test_an_endpoint_has_defaults(settings: Any) -> None:
+    settings.DELAYQ_WEBHOOKS = {"billing": GOOD}
+    endpoint = get_endpoints()["billing"]
+    assert (endpoint.timeout, endpoint.payload, endpoint.public_only) == (timedelta(seconds=10), False, False)
+    assert endpoint.events == {"fired"} and not endpoint.policies
+    assert endpoint.secrets == (bytes(range(32)),)
+    assert GOOD["url"] not in repr(endpoint) and "x00" not in repr(endpoint)
+
+
+LIST, ADDRESS, LIMIT = "a list of at least one name", "a URL with http or https", "a timedelta of at most 60 seconds"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({"event": ["fired"]}, "Did you mean 'events'?"), ({"events": ["fird"]}, "Did you mean 'fired'?")),
+    ({"events": ["everything"]}, "Known are: fired, dead, late, braked."),
+    *(({"events": []}, LIST), ({"events": "fired"}, LIST), ({"policies": "shop.order.remind"}, LIST)),
+    *(({"url": url}, ADDRESS) for url in ("billing.example.com", "ftp://billing.example.com", "http://[::1", None)),
+    *(
+        ({"url": url}, ADDRESS)
+        for url in ("file:///etc/passwd", "http://a.example:99999/", "http://a.example/\r\nX: y")
+    ),
+    ({"url": "https://user:word@a.example/"}, "neither a user nor a fragment"),
+    *(({"secret": secret}, "24 to 64 random bytes") for secret in ("whsec_%%%", [SECRET, None])),
+    *(({"secret": TOO_SHORT}, "It decodes to 23"), ({"secret": SECRET.removeprefix("whsec_")}, "'whsec_'")),
+    *(({"secret": []}, "a string, or a list of strings"), ({"secret": 17}, "a string, or a list of strings, not int")),
+    *(({"timeout": timeout}, LIMIT) for timeout in (10, timedelta(0), timedelta(minutes=2))),
+    *(({"payload": "yes"}, "True or False, not of type str"), ({"public_only": 1}, "True or False, not of type int")),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), WRONG, ids=str)
+def test_a_wrong_option_is_named_with_its_rule(settings: Any, changed: dict[str, Any], words: str) -> None:
+    settings.DELAYQ_WEBHOOKS = {"billing": {**GOOD, **changed}}
+    with pytest.raises(ConfigError) as raised:
+        get_endpoints()
+    assert "DELAYQ_WEBHOOKS['billing']" in str(raised.value)
+    assert words in str(raised.value)
+    assert [message.id for message in check_endpoints()] == ["delayq_webhooks.E001"]
+    for secret in (SECRET, TOO_SHORT, "%%%", "word@", "etc/passwd"):
+        assert secret.removeprefix("whsec_") not in str(raised.value)
+
+
+def test_another_shape_is_refused_and_missing_options_are_listed(settings: Any) -> None:
+    shapes: list[Any] = [
+        [GOOD],
+        *({name: GOOD} for name in ("", "a" * 101, "ä", 1)),
+        {"billing": "url"},
+        {"billing": {}},
+    ]
+    for wrong in shapes:
+        settings.DELAYQ_WEBHOOKS = wrong
+        with pytest.raises(ConfigError, match="DELAYQ_WEBHOOKS"):
+            get_endpoints()
+    settings.DELAYQ_WEBHOOKS = {"billing": {"url": GOOD["url"]}}
+    with pytest.raises(ConfigError, match=r"\['billing'\] lacks 'secret', 'events'"):
+        get_endpoints()
+
+
+def test_two_secrets_are_accepted_and_a_policy_that_is_not_declared_is_a_warning(settings: Any) -> None:
+    policies = ["testapp.order.remnd", "testapp.order.remind"]
+    settings.DELAYQ_WEBHOOKS = {"billing": {**GOOD, "secret": (OTHER_SECRET, SECRET), "policies": policies}}
+    assert len(get_endpoints()["billing"].secrets) == 2
+    [message] = check_endpoints()
+    assert (message.id, message.hint) == ("delayq_webhooks.W001", "Did you mean 'testapp.order.remind'?")

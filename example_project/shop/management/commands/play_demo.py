@@ -30,10 +30,10 @@ class Command(BaseCommand):
         parser.add_argument("--orders", type=int, default=40, metavar="N", help="how many (40)")
         parser.add_argument("--orders-csv", type=Path, metavar="CSV", help="real orders instead of made-up ones")
         parser.add_argument("--reviews-csv", type=Path, metavar="CSV", help="and their reviews")
-        parser.add_argument("--pace", type=float, default=5.0, metavar="N", help="at most N new orders a second (5)")
+        parser.add_argument("--pace", type=float, default=10.0, metavar="N", help="at most N new orders a second (10)")
         parser.add_argument("--patience", type=float, default=30.0, metavar="S", help="fail if one is later (30 s)")
         parser.add_argument("--json-summary", action="store_true", help="a JSON object as the last line")
-        add_tempo(parser, seconds=0.7)
+        add_tempo(parser, seconds=0.3)
 
     def handle(self, **options: Any) -> None:
         refuse_unmigrated()

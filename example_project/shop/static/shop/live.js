@@ -32,10 +32,12 @@ async function look() {
 function show(fresh) {
   if (!fresh || fresh.dataset.version === live.dataset.version) return;
   const before = live.dataset.status;
+  const focused = live.contains(document.activeElement) ? document.activeElement.id : null;
   hurry = false;
   live.replaceWith(fresh);
   live = fresh;
   localTimes();
+  if (focused !== null) (document.getElementById(focused) || live).focus({ preventScroll: true });
   if (live.dataset.status !== before) document.getElementById("announcer").textContent = "Now: " + live.dataset.status;
 }
 
@@ -49,5 +51,6 @@ if (live) {
   document.addEventListener("delayq:due", () => { hurry = true; look().finally(lookAgain); });
   document.addEventListener("delayq:settled", look);
   document.addEventListener("visibilitychange", look);
+  document.addEventListener("submit", () => { looking = true; }); // it would take the message for the next page
   lookAgain();
 }

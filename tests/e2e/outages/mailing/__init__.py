@@ -1,1 +1,0 @@
-"""An app whose policy sends a mail through a real SMTP connection."""

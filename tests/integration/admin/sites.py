@@ -1,0 +1,121 @@
+"""The admin of a project: pages of timeouts beside those of its own models, and sites that lack some of them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import path
+
+from django_delayq.admin import (
+    LockingAdminMixin,
+    PolicyChangeAdmin,
+    PolicyControlAdmin,
+    TimeoutAdmin,
+    TimeoutAdminMixin,
+    TimeoutInline,
+)
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from tests.testapp.market import Merchant, Payment, Purchase
+from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
+
+HIDDEN = "of another tenant"
+
+
+class TenantsTimeoutAdmin(TimeoutAdmin):
+    """It hides the rows of other tenants."""
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).exclude(reason=HIDDEN)
+
+
+class OwnInline(TimeoutInline):
+    shown = 2
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        return super().get_queryset(request).exclude(key="secret")
+
+
+class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ("id", "next_deadline", "status")
+    fields = ("status", "note")
+    inlines = (TimeoutInline,)
+
+
+class CustomerAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("name",)
+    inlines = (OwnInline,)
+
+
+class ExpressAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status", "courier")
+    inlines = (OwnInline,)
+
+
+class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    pass
+
+
+class AdminWithoutDeletion(admin.ModelAdmin):  # type: ignore[type-arg]
+    """As other apps and projects wrote it before Django 6.1, which passes where the actions are shown."""
+
+    def get_actions(self, request: Any) -> Any:
+        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
+
+
+class OldAdmin(TimeoutAdminMixin, AdminWithoutDeletion):
+    pass
+
+
+class PaymentInline(admin.TabularInline):  # type: ignore[type-arg]
+    model = Payment
+    extra = 0
+
+
+class PurchaseAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status",)
+    inlines = (PaymentInline, TimeoutInline)
+
+
+class PaymentAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status",)
+
+
+class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("name",)
+
+
+class QuietFilter(admin.SimpleListFilter):
+    title, parameter_name = "quiet", "quiet"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
+        return [("yes", "yes")]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset.filter(reason="") if self.value() else queryset
+
+
+class FilteredTimeoutAdmin(TimeoutAdmin):
+    list_filter: ClassVar[Any] = (*TimeoutAdmin.list_filter, QuietFilter, "cause")
+
+
+site, plain, elsewhere, only_policies, filtered = (
+    admin.AdminSite(name=name) for name in ("admin", "plain", "elsewhere", "policies", "filtered")
+)
+site.register(Timeout, TenantsTimeoutAdmin)
+site.register(PolicyControl, PolicyControlAdmin)
+site.register(PolicyChange, PolicyChangeAdmin)
+for each in (site, plain):
+    each.register(Order, OrderAdmin)
+    each.register(Customer, CustomerAdmin)
+site.register(ExpressOrder, ExpressAdmin)
+site.register([Parcel, Voucher, Plain], ParcelAdmin)
+for model, shown in ((Purchase, PurchaseAdmin), (Payment, PaymentAdmin), (Merchant, MerchantAdmin)):
+    site.register(model, shown)
+elsewhere.register(Timeout, TimeoutAdmin)
+elsewhere.register(Order, OrderAdmin)
+elsewhere.register(Parcel, OldAdmin)
+only_policies.register(PolicyControl, PolicyControlAdmin)
+filtered.register(Timeout, FilteredTimeoutAdmin)
+urlpatterns = [path(f"{each.name}/", each.urls) for each in (site, plain, elsewhere, only_policies, filtered)]

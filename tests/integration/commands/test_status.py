@@ -1,0 +1,197 @@
+"""status, policies and list: what they say of workers, timeouts, guard rails and failing attempts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import ERROR, INFO, WARNING
+from django.core.management import call_command
+from django.db import OperationalError
+from django.utils import timezone
+
+from django_delayq import Limits, Rate, operations, schedule_timeout
+from django_delayq.management.commands import delayq_status
+from django_delayq.models import Installation, Timeout
+from django_delayq.monitoring.snapshot import Snapshot, overview, snapshot
+from django_delayq.operations import pause
+from django_delayq.redis_clients import get_engine
+from tests.integration.commands.conftest import CLI, LINGER, REMIND, UNPAID, Do, Terminal, a_worker, worst
+from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.support.typed import Patch
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+without_redis = pytest.mark.usefixtures("without_redis")
+
+
+def test_a_due_timeout_whose_entry_a_worker_has_leased_is_explained(do: Do) -> None:
+    a_worker()
+    row = schedule_timeout(Order.objects.create(), "remind", seconds=0)
+    engine = get_engine("default")
+    assert engine is not None
+    engine.queue(row.queue, engine.shard_of(row.pk)).reserve({row.policy: 1}, 60_000)
+    time.sleep(0.002)  # it is due to the millisecond
+    assert "A worker has claimed or deferred it until " in do("delayq_explain", "--id", str(row.pk)).out
+
+
+@without_redis
+def test_the_status_says_how_things_stand(do: Do) -> None:
+    assert "oldest    nothing due\n" in do("delayq_status").out
+    a_worker(held=3)
+    as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
+    unknown = pending(Order.objects.create(), "linger")
+    Timeout.objects.filter(pk=unknown.pk).update(policy="testapp.order.forgotten")
+    dead(Order.objects.create())
+    lines = dict(line.split(maxsplit=1) for line in do("delayq_status").out.splitlines()[1:])
+    assert lines["workers"].startswith("1 process, 4 threads, 3 under way, version ")
+    assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
+    assert lines["oldest"].startswith("due for 1 h")
+    assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 -")
+    assert " ".join(lines["testapp.order.forgotten"].split()) == "not declared 1 0 0 0 0 0 1 - -"
+    assert lines["24"] == "hours  0 in time, 0 fired, 0 fired late, 1 dead"
+    pause(REMIND, by=BY, reason="outage")
+    out = do("delayq_status").out
+    assert f"paused    {REMIND} by admin:alice: outage; 1 due" in out
+    assert "oldest    nothing due that may fire\n" in out
+    seen = json.loads(do("delayq_status", "--json").out)
+    assert (seen["pending"]["value"], seen["redis"]["is_configured"], len(seen["workers"])) == (2, False, 1)
+
+
+def test_the_status_names_the_policy_with_the_highest_lag(do: Do) -> None:
+    now = timezone.now()
+    for name, minutes in (("linger", 1), ("remind", 5)):
+        due_at = now - timedelta(minutes=minutes)
+        as_if(pending(Order.objects.create(), name), "fired", "due", due_at=due_at, run_at=due_at, settled_at=now)
+    assert f"lag       p50 5 min, p99 5 min (the highest; p99 is that of {REMIND})\n" in do("delayq_status").out
+
+
+@without_redis
+def test_failing_timeouts_are_counted_and_listed_with_their_last_error(do: Do) -> None:
+    error = {"at": timezone.now().isoformat(), "what": "failed", "error": "SMTPError", "message": "421"}
+    failing = [pending(Order.objects.create(), minutes=30) for _ in range(2)]
+    Timeout.objects.update(attempts=2, history=[error])
+    pending(Order.objects.create(), "linger"), dead(Order.objects.create())
+    assert snapshot().failing == (2, False)
+    assert "failing   2\n" in do("delayq_status").out
+    assert json.loads(do("delayq_status", "--json").out)["failing"] == {"value": 2, "is_capped": False}
+    for command in ("delayq_policies", "delayq_status"):
+        lines = do(command).out.splitlines()
+        (head,), (line,) = ([each for each in lines if each.startswith(name)] for name in ("policy ", f"{REMIND} "))
+        assert line[head.index("failing") :].split()[0] == "2"
+    head, *lines = do("delayq_list").out.splitlines()
+    assert [line[head.index("last error") :].strip() for line in lines] == ["SMTPError: 421"] * 2 + [""]
+    assert all("pending, failing" in line for line in lines[:2])
+    assert do("delayq_list", "--all").out.count("failing") == 2
+    told = json.loads(do("delayq_list", "--failing", "--json").out)
+    assert {each["id"] for each in told} == {row.pk for row in failing}
+    assert {(each["failing"], each["last_error"]) for each in told} == {(True, "SMTPError: 421")}
+    assert "No timeouts." in do("delayq_list", "--failing", "--policy", LINGER).out
+
+
+def test_the_reports_show_delays_stops_and_guards_in_force(do: Do, declare: Any) -> None:
+    rate = Rate(20, per=timedelta(seconds=1), by="status")
+    limits = Limits(run=timedelta(seconds=30), rate=rate, snoozes=2, total=timedelta(1))
+    declare(Order, name="watched", shadow=True, limits=limits)
+    Order.objects.create(status="unpaid", created_at=timezone.now())
+    do("delayq_late", REMIND, "6h"), do("delayq_brake", REMIND, "off")
+    do("delayq_replan", UNPAID, "--after", "45m", "--mode", "keep")
+    operations.pause(UNPAID, by="brake", reason="501 fired in 10 minutes")
+    status, policies = (do(command).out.splitlines() for command in ("delayq_status", "delayq_policies"))
+    assert f"paused    {UNPAID} by brake: 501 fired in 10 minutes; 0 due" in status
+    for lines in (status, policies):
+        listed = {line.split()[0]: line for line in lines}
+        assert listed[REMIND].endswith("late skip after 6 h*, brake off*")
+        limited = "shadow 100 %, run 30 s, rate 20 in 1 s by status, snoozes 2, total 1 d"
+        assert listed["testapp.order.watched"].endswith(limited)
+    (line,) = [line for line in policies if line.startswith(UNPAID)]
+    assert line.split()[1:6] == ["45", "min*", "paused", "1", "0"]
+    found = {each["label"]: each for each in json.loads(do("delayq_policies", "--json").out)}
+    assert found[REMIND]["state"]["late"] == {"after": 21600, "then": "skip"}
+    assert found[REMIND]["state"]["guards"]["by"] == {"late": CLI, "brake": CLI}
+    unpaid = found[UNPAID]["state"]
+    assert (found["testapp.order.watched"]["state"]["shadow"], unpaid["is_braked"]) == (100, True)
+    assert (found[UNPAID]["pending"], len(found[UNPAID]["hours"])) == ({"value": 1, "is_capped": False}, 24)
+    assert unpaid["after"] == unpaid["delay"] == 45 * 60 and unpaid["by"] == "brake"
+    assert '"rate": {' in do("delayq_status", "--json").out
+
+
+@without_redis
+def test_the_name_of_the_installation_is_shown(do: Do, settings: Any) -> None:
+    levels = [worst("installation")[0]]
+    for name in ("staging", "staging", None, "production"):
+        settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": name}
+        levels.append(worst("installation")[0])
+        if len(levels) == 2:
+            Installation.objects.create(pk=1, name="production", since_at=timezone.now())
+            told = "belongs   to the installation 'production', but DELAYQ['INSTALLATION'] is 'staging'"
+            assert told in do("delayq_status").out
+    assert levels == [INFO, INFO, ERROR, WARNING, INFO]
+    assert "belongs   to the installation 'production'\n" in do("delayq_status").out
+
+
+@pytest.fixture
+def pauses(monkeypatch: Patch) -> Callable[[int], list[float]]:
+    """`pauses(3)`: the pauses of `--watch`, which an operator ends in that one."""
+    slept: list[float] = []
+
+    def at_most(count: int) -> list[float]:
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == count:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
+        return slept
+
+    return at_most
+
+
+@without_redis
+def test_the_watched_status_is_drawn_in_one_place_until_it_is_interrupted(
+    do: Do, pauses: Callable[[int], list[float]], monkeypatch: Patch
+) -> None:
+    slept = pauses(3)
+    assert do("delayq_status", "--watch").out.count("by the clock of database") == 3
+    assert slept == [2.0] * 3
+    slept.clear()
+    monkeypatch.setenv("LINES", "24")
+    out, _ = on_terminal("delayq_status", "--watch")
+    lines = out.partition("\x1b[J")[0].count("\n")
+    assert (out.count("by the clock of database"), out.count(f"\x1b[{lines}F")) == (3, 2)
+
+
+def on_terminal(*arguments: str) -> tuple[str, str]:
+    call_command(*arguments, stdout=(out := Terminal()), stderr=(err := Terminal()))
+    return out.getvalue(), err.getvalue()
+
+
+@without_redis
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_watched_status_outlives_its_database(
+    pauses: Callable[[int], list[float]], monkeypatch: Patch, options: list[str]
+) -> None:
+    slept = pauses(3)
+
+    def answer() -> Snapshot:
+        if len(slept) == 1:
+            raise OperationalError("server closed the connection\nunexpectedly")
+        return overview()
+
+    monkeypatch.setattr(delayq_status, "overview", answer)
+    monkeypatch.setenv("LINES", "24")
+    out, err = on_terminal("delayq_status", "--watch", *options)
+    away = "The database does not answer, trying again every 2 s, until Ctrl-C: server closed the connection"
+    away += " unexpectedly"
+    if options:
+        assert (out.count('"database": "default"'), err) == (2, f"{away}\n")
+    else:
+        frames = out.split("\x1b[?7l")[1:]
+        assert [away in frame for frame in frames] == [False, True, False]
+        assert all("by the clock of database" in frame for frame in frames), "the last figures remain"
