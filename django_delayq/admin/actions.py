@@ -64,9 +64,8 @@ def timeout_actions(*, on_objects: bool = False) -> list[Any]:
 
 def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
     """Return the names of the actions that the visitor has permission for, and for which `site` has pages."""
-    if not address(site, "timeout_operate", "cancel"):
-        return set()
-    return {f"{name}_timeouts" for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)}
+    offered = TIMEOUT_OPERATIONS if address(site, "timeout_operate", "cancel") else {}
+    return {f"{name}_timeouts" for name, each in offered.items() if each.is_permitted(request.user)}
 
 
 def _action(operation: Operation, *, on_objects: bool) -> Any:
@@ -117,27 +116,32 @@ def banners(
     """
     if labels is not None and not labels:
         return clock_banners()
-    operation, shown, using = POLICY_OPERATIONS["resume"], list[dict[str, Any]](), database_of(Timeout)
+    operation, using = POLICY_OPERATIONS["resume"], database_of(Timeout)
     if seen is None:
         states, workers = policy_states(using), workers_alive(using)
-        found = list(obstacles_among(states, workers, labels, queues))
     else:
         states, workers = [each.state for each in seen.policies if each.state], [*seen.workers]
-        # Of a policy that is stopped, its own row shows that; that a brake has stopped it belongs to the top, too.
-        found = [each for each in seen.obstacles if not each.policy or each.code == "braked"]
-    stops = {state.label: state for state in states}
+    found = obstacles_among(states, workers, labels, queues)
+    asked = [state for state in states if labels is None or not set(labels).isdisjoint(state.policy.labels)]
+    running = [state.policy for state in asked if not state.is_stopped]
+    without = [worker for worker in workers if not worker.uses_redis and get_settings().redis and running]
+    words = _("Workers that do not reach Redis, and read due timeouts from the database once a second: {n} of {count}.")
+    redis = [{"text": words.format(n=len(without), count=len(workers))}] if without else []
+    shown = [*clock_banners(), *redis, *_backlog(request, site, running, using)]
+    stops = {state.label: state for state in asked if state.is_stopped}
+    stopped = [label for label, state in stops.items() if not state.is_braked]
+    if len(stopped) > (seen is None):  # as one; on the first page each has a row that shows more
+        found = (each for each in found if each.policy not in stopped)
+        words = _("Policies that are stopped: {n} of {count}.").format(n=len(stopped), count=len(asked))
+        listed = operation.is_permitted(request.user) and address(site, "policycontrol_changelist")
+        shown.append({"text": words, "address": listed, "label": operation.label})
     for obstacle in found:
         state = stops.get(obstacle.policy)
         may_resume_it = state is not None and operation.is_permitted(request.user) and operation.fits(state)
         resume = address(site, "policycontrol_operate", obstacle.policy, "resume") if may_resume_it else ""
         text = str(obstacle) if state is None else render.stop(state)
         shown.append({"obstacle": obstacle, "text": text, "address": resume, "label": operation.label})
-    running = (state.policy for state in states if not state.is_stopped)
-    policies = [policy for policy in running if labels is None or not set(labels).isdisjoint(policy.labels)]
-    without = [worker for worker in workers if not worker.uses_redis and get_settings().redis and policies]
-    words = _("Workers that do not reach Redis, and read due timeouts from the database once a second: {n} of {count}.")
-    redis = [{"text": words.format(n=len(without), count=len(workers))}] if without else []
-    return [*clock_banners(), *redis, *_backlog(request, site, policies, using), *shown]
+    return shown
 
 
 def _backlog(request: HttpRequest, site: AdminSite, policies: list[Any], using: str) -> list[dict[str, Any]]:
@@ -206,10 +210,9 @@ class OperationView(FormView):  # type: ignore[type-arg]
         try:
             if not self.operation.has_preview or "confirmed" in self.request.POST:
                 return self.act(form)
-            if "again" in self.request.POST:
-                return self.render_to_response(self.get_context_data(form=form))
-            found = self.previews(**form.arguments)
-            return self.render_to_response(self.get_context_data(form=form, previews=found, is_preview=True))
+            found = None if "again" in self.request.POST else self.previews(**form.arguments)
+            context = self.get_context_data(form=form, previews=found, is_preview=found is not None)
+            return self.render_to_response(context)
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
@@ -233,8 +236,7 @@ class OperationView(FormView):  # type: ignore[type-arg]
 
     def call(self, target: Any, form: forms.OperationForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
-        reason = form.cleaned_data["reason"]
-        return self.operation.call(target, by=self.actor, reason=reason, **{**form.arguments, **more})
+        return self.operation.call(target, by=self.actor, reason=form.cleaned_data["reason"], **form.arguments, **more)
 
     @property
     def actor(self) -> str:

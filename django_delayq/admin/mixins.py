@@ -239,8 +239,6 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
     def banners(self) -> list[dict[str, Any]]:
         """Return why the rows that are not settled do not fire."""
         waiting = [row for row in self.get_queryset() if not row.is_settled]
-        if not waiting:
-            return []
         labels, queues = {row.policy for row in waiting}, {row.queue for row in waiting}
         return banners(self.request, self.site, labels, queues)
 

@@ -97,11 +97,14 @@ def deadline(row: Timeout) -> SafeString:
 
 
 def used(row: Timeout) -> str:
-    """Render how much of its time a row has used, and has left, unless the countdown beside it shows that."""
+    """Render how much of its time a row has used, and has left, unless the countdown beside it shows that.
+
+    Nothing for one that is overdue: its lateness beside it is enough.
+    """
     progress = vars(row)["delayq_progress"] if "delayq_progress" in vars(row) else row.progress()
     if progress is None or progress.is_open_time or not progress.running:
         return str(progress or "")
-    return _("{percent} used").format(percent=percent(100 * progress.share))
+    return "" if progress.share > 1 else _("{percent} used").format(percent=percent(100 * progress.share))
 
 
 def next_attempt(row: Timeout) -> SafeString | str:

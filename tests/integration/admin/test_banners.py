@@ -86,6 +86,12 @@ def test_a_stopped_policy_is_named_with_its_reason_and_a_link_that_resumes_it(
     (banner,) = banners(admin_client, f"{reverse(LIST)}?policy={REMIND}")
     assert banner.startswith(REMIND)
     assert banners(admin_client, f"{reverse(LIST)}?policy=testapp.order.linger") == []
+    (banner,) = banners(admin_client, pages(row)["policies"])
+    assert banner.startswith("Policies that are stopped: 1 of ") and "Resume" in banner
+    operations.pause("testapp.order.linger", by="admin:ann")
+    for name in ("list", "policies"):
+        (banner,) = banners(admin_client, pages(row)[name])
+        assert banner.startswith("Policies that are stopped: 2 of "), name
 
 
 def test_each_page_states_how_many_are_due_for_more_than_a_minute(
