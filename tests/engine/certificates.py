@@ -32,20 +32,17 @@ class Authority(Certificate):
         _openssl("req", "-x509", *_new_key(made), "-subj", f"/CN={name}", "-days", "2", *may_sign)
         return made
 
-    def sign(self, name: str, address: str = "127.0.0.1") -> Certificate:
-        """Issue a certificate for a server at this address, or for a client with this name."""
-        folder = self.key.parent
-        made = Certificate(folder / f"{name}.key", folder / f"{name}.crt")
-        request = folder / f"{name}.csr"
-        _openssl("req", *_new_key(Certificate(made.key, request)), "-subj", f"/CN={name}")
-        extensions = folder / f"{name}.ext"
-        identifiers = "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
-        extensions.write_text(f"subjectAltName=IP:{address}\n{identifiers}")
-        words = ["-CA", str(self.certificate), "-CAkey", str(self.key), "-CAcreateserial", "-days", "2"]
-        _openssl(
-            "x509", "-req", "-in", str(request), *words, "-extfile", str(extensions), "-out", str(made.certificate)
+    def sign(self, name: str) -> Certificate:
+        """Issue a certificate for a server at 127.0.0.1, or for a client with this name."""
+        key, certificate, request, extensions = (
+            self.key.parent / f"{name}.{kind}" for kind in ("key", "crt", "csr", "ext")
         )
-        return made
+        _openssl("req", *_new_key(Certificate(key, request)), "-subj", f"/CN={name}")
+        identifiers = "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+        extensions.write_text(f"subjectAltName=IP:127.0.0.1\n{identifiers}")
+        words = ["-CA", str(self.certificate), "-CAkey", str(self.key), "-CAcreateserial", "-days", "2"]
+        _openssl("x509", "-req", "-in", str(request), *words, "-extfile", str(extensions), "-out", str(certificate))
+        return Certificate(key, certificate)
 
 
 def _new_key(made: Certificate) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import pytest
 import redis
@@ -13,16 +15,19 @@ from tests.engine.deployments import Deployment, deployed, deployments
 from tests.engine.redis_process import NoRedisServer, RedisProcess
 from tests.engine.virtual import VirtualQueue
 
+T = TypeVar("T")
 
-def _started() -> RedisProcess:
+
+@contextmanager
+def _or_skipped(make: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
+    """Run what `make` returns; skip the test without a server program, and fail it with `CI=true`."""
     try:
-        server = RedisProcess()
+        with make() as made:
+            yield made
     except NoRedisServer as missing:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(missing))
-    server.start()
-    return server
 
 
 @pytest.fixture
@@ -33,17 +38,15 @@ def own_prefix() -> None:
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[RedisProcess]:
     """Yield a server for all tests that do not stop or reconfigure it."""
-    server = _started()
-    yield server
-    server.close()
+    with _or_skipped(RedisProcess) as server:
+        yield server
 
 
 @pytest.fixture
 def own_server() -> Iterator[RedisProcess]:
     """Yield a server for a test that kills, stalls or reconfigures it."""
-    server = _started()
-    yield server
-    server.close()
+    with _or_skipped(RedisProcess) as server:
+        yield server
 
 
 @pytest.fixture
@@ -63,13 +66,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """One of the ways in which Redis is run, and reached."""
-    try:
-        with deployed(request.param) as found:
-            yield found
-    except NoRedisServer as missing:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(missing))
+    with _or_skipped(lambda: deployed(request.param)) as found:
+        yield found
 
 
 @pytest.fixture
@@ -82,6 +80,6 @@ def anywhere(deployment: Deployment) -> Iterator[Client]:
 
 
 @pytest.fixture
-def virtual(anywhere: Client) -> VirtualQueue:
+def virtual(client: redis.Redis) -> VirtualQueue:
     """Return a queue with a virtual clock."""
-    return VirtualQueue(anywhere)
+    return VirtualQueue(client)

@@ -3,7 +3,7 @@
 | name | what |
 | --- | --- |
 | single | one server, by its unix socket |
-| byte by byte, late | the same through a proxy: whatever the network does to a stream, commands arrive whole |
+| byte by byte | the same through a proxy: however the network cuts a stream, commands and replies arrive whole |
 | sentinels | 1 master, 2 replicas, 3 sentinels, by `redis+sentinel://` |
 | cluster | 3 masters, 3 replicas, by `redis+cluster://` |
 | Redis 6.2.14, Valkey 9.1.2 ... | one server of each further version that this machine has |
@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import redis
 
 from django_delayq.engine.scripts import Client
-from tests.engine.fault_proxy import FaultProxy, Pace
+from tests.engine.fault_proxy import FaultProxy
 from tests.engine.redis_process import RedisProcess, binaries, name_of
 from tests.engine.topologies import clustered, watched
 
-ALWAYS = ("single", "byte by byte", "late", "sentinels", "cluster")
-PACES = {"byte by byte": Pace.BYTES, "late": Pace.SLOW}
+ALWAYS = ("single", "byte by byte", "sentinels", "cluster")
 SECONDS = 20.0
 
 
@@ -57,8 +56,8 @@ def deployed(name: str) -> Iterator[Deployment]:
     else:
         binary = next((binary for binary in binaries() if name_of(binary) == name), None)
         with RedisProcess(binary) as server:
-            if name in PACES:
-                with FaultProxy(server.socket, PACES[name]) as proxy:
+            if name == "byte by byte":
+                with FaultProxy(server.socket, byte_by_byte=True) as proxy:
                     yield Deployment(name, lambda: redis.Redis(port=proxy.port, socket_timeout=SECONDS))
             else:
                 yield Deployment(name, server.client)

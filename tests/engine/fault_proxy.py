@@ -15,17 +15,14 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
 CHUNK = 65_536
-SLOW_SECONDS = 0.001
-SMALL = 2048
-"""Of a longer piece only this much at either end goes byte by byte: a thousand ids would take seconds."""
+SMALL = 512
+"""Of a longer piece only this much goes byte by byte: a thousand ids would take seconds."""
 
 
 class Fault(Enum):
@@ -49,14 +46,6 @@ class Fault(Enum):
         return self in {Fault.STALL_BEFORE, Fault.STALL_AFTER}
 
 
-class Pace(Enum):
-    """How what passes is passed on."""
-
-    WHOLE = "as it comes"
-    BYTES = "byte by byte"
-    SLOW = "late"
-
-
 @dataclass
 class _Waiting:
     """A fault that no request has met yet."""
@@ -72,8 +61,8 @@ class FaultProxy:
     `met` counts the faults that requests have met so far. Threads may inject, mute and heal at any time.
     """
 
-    def __init__(self, target: str | tuple[str, int], pace: Pace = Pace.WHOLE) -> None:
-        self.pace = pace
+    def __init__(self, target: str | tuple[str, int], *, byte_by_byte: bool = False) -> None:
+        self.byte_by_byte = byte_by_byte
         self.met: Counter[Fault] = Counter()
         self.connections = self.forgotten = 0
         self.muted = threading.Event()
@@ -96,10 +85,6 @@ class FaultProxy:
             thread.join()
         self._listener.close()
         self.ended.close()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def lost(self) -> int:
@@ -234,13 +219,9 @@ class _Connection:
         return self._is_dumb
 
     def _pass(self, data: bytes, to: socket.socket) -> None:
-        if self._proxy.pace is Pace.SLOW:
-            time.sleep(SLOW_SECONDS)
-        if self._proxy.pace is not Pace.BYTES:
-            to.sendall(data)
-            return
-        for piece in _pieces(data):
-            to.sendall(piece)
+        ends = [*range(1, min(SMALL, len(data))), len(data)] if self._proxy.byte_by_byte else [len(data)]
+        for begin, end in pairwise([0, *ends]):
+            to.sendall(data[begin:end])
 
 
 def reset(connection: socket.socket) -> None:
@@ -248,13 +229,6 @@ def reset(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    head, tail = range(min(SMALL, len(data))), range(max(SMALL, len(data) - SMALL), len(data))
-    borders = [*head, *range(SMALL, len(data) - SMALL, 997), *tail, len(data)]  # 997 is prime
-    for first, end in pairwise(borders):
-        yield data[first:end]
 
 
 def _connected(target: str | tuple[str, int]) -> socket.socket:

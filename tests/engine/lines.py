@@ -37,12 +37,8 @@ class OneLine:
         self.queue = queue
         self.line = line
         self.name, self.keys, self.entries = queue.name, queue.keys, queue.keys.line(line)
-        self.acknowledge, self.release, self.extend, self.probe = (
-            queue.acknowledge,
-            queue.release,
-            queue.extend,
-            queue.probe,
-        )
+        self.acknowledge, self.release = queue.acknowledge, queue.release
+        self.extend, self.probe = queue.extend, queue.probe
 
     def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
         return self.queue.ensure(self.line, entries)

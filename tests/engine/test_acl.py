@@ -73,15 +73,24 @@ def nodes() -> Iterator[Clustered]:
         yield found
 
 
-def test_the_docs_name_what_the_tests_try() -> None:
+@pytest.fixture
+def url(shared_server: RedisProcess, client: redis.Redis) -> Iterator[str]:
+    yield f"redis://shop:secret@127.0.0.1:{shared_server.port}/0"
+    client.acl_deluser("shop")
+
+
+def test_everything_works_as_the_documented_user_and_nothing_is_refused(
+    shared_server: RedisProcess, client: redis.Redis, url: str
+) -> None:
     assert len(RULES) == 20
     assert all(rule.replace("|", "\\|") in PAGE for rule in [*ON_A_CLUSTER, *ON_A_SENTINEL])
-
-
-def test_everything_works_as_the_documented_user_and_nothing_is_refused(client: redis.Redis, url: str) -> None:
     admit(client, RULES)
     use_everything(url, client)
     assert refused(client) == set()
+    admit(client, [*RULES, "+select"])
+    with shared_server.client(db=1) as owner:
+        use_everything(url[:-1] + "1", owner)
+    assert refused(client) == set(), "another database takes one rule more"
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -92,27 +101,12 @@ def test_no_rule_is_there_in_vain(client: redis.Redis, url: str, rule: str) -> N
     assert refused(client), "the library never needed it"
 
 
-@pytest.fixture
-def url(shared_server: RedisProcess, client: redis.Redis) -> Iterator[str]:
-    yield f"redis://shop:secret@127.0.0.1:{shared_server.port}/0"
-    client.acl_deluser("shop")
-
-
-def test_another_database_takes_one_rule_more(shared_server: RedisProcess, client: redis.Redis, url: str) -> None:
-    admit(client, [*RULES, "+select"])
-    with shared_server.client(db=1) as owner:
-        use_everything(url[:-1] + "1", owner)
-    assert refused(client) == set()
-
-
 def test_what_is_told_of_memory_takes_one_rule_more(client: redis.Redis, url: str) -> None:
-    admit(client, RULES)
     engine = Engine(make_client(url, WORKER))
-    assert evicting_policy(engine.client) is None
-    assert refused(client) == {"info"}
-    admit(client, [*RULES, "+info"])
-    assert evicting_policy(engine.client) is None
-    assert refused(client) == set()
+    for more, lacking in ([], {"info"}), (["+info"], set()):
+        admit(client, [*RULES, *more])
+        assert evicting_policy(engine.client) is None
+        assert refused(client) == lacking
     engine.close()
 
 

@@ -1,21 +1,21 @@
-"""A cluster of three nodes: all keys of one command in one slot, shards on every node, messages from any node."""
+"""A cluster of three nodes: all keys of one command in one slot, shards on every node, slots and nodes that move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import key_slot
 from redis.retry import Retry
 
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.lines import LINE, one_line
-from tests.engine.redis_process import NoRedisServer, RedisProcess, binaries, default_binary
-from tests.engine.test_engine import walk_the_basic_path
-from tests.engine.topologies import clustered
+from tests.engine.test_engine import FAR_MS, walk_the_basic_path
+from tests.engine.topologies import Clustered, clustered
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,73 +23,99 @@ pytestmark = pytest.mark.slow
 SHARDS = 8
 
 
-@pytest.fixture(scope="module", params=binaries())
-def nodes(request: pytest.FixtureRequest) -> Iterator[list[RedisProcess]]:
-    with clustered(request.param, replicas=False) as found:
-        yield found.masters
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Clustered]:
+    with clustered(replicas=False) as found:
+        yield found
 
 
-def cluster_client(nodes: list[RedisProcess], **options: object) -> RedisCluster:
-    startup = [ClusterNode("127.0.0.1", node.port) for node in nodes]
-    return RedisCluster(startup_nodes=startup, socket_timeout=5, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("decode", [False, True])
-def test_the_basic_path_runs_on_a_cluster(nodes: list[RedisProcess], decode: bool) -> None:
-    client = cluster_client(nodes, decode_responses=decode)
+@pytest.fixture
+def cluster(nodes: Clustered) -> Iterator[RedisCluster]:
+    """A client that the project has made."""
+    startup = [ClusterNode("127.0.0.1", node.port) for node in nodes.masters]
+    client = RedisCluster(startup_nodes=startup, socket_timeout=5, decode_responses=True, retry=Retry(NoBackoff(), 1))
     client.flushall(target_nodes=RedisCluster.PRIMARIES)
-    client.script_flush()
-    walk_the_basic_path(Engine(client, shards=SHARDS))
+    yield client
     client.close()
 
 
-def test_a_round_trip_gets_past_forgotten_scripts_and_foreign_keys_on_every_node(nodes: list[RedisProcess]) -> None:
-    client = cluster_client(nodes)
-    client.flushall(target_nodes=RedisCluster.PRIMARIES)
-    engine = Engine(client, shards=SHARDS)
-    engine.apply([Change("q", LINE, id, 0) for id in range(1, 101)])
-    client.script_flush()
+def changes(due_ms: int) -> list[Change]:
+    return [Change("q", LINE, id, due_ms) for id in range(1, 101)]
+
+
+def total(engine: Engine) -> int:
+    return sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS))
+
+
+def test_a_round_trip_gets_past_forgotten_scripts_and_foreign_keys_on_every_node(cluster: RedisCluster) -> None:
+    engine = Engine(cluster, shards=SHARDS)
+    walk_the_basic_path(engine)
+    engine.apply(changes(0))
+    cluster.script_flush()
     for shard in range(SHARDS):
-        client.delete(one_line(engine, "q", shard).entries)
-        client.set(one_line(engine, "q", shard).entries, "mine")
-    engine.apply([Change("q", LINE, id, 5) for id in range(1, 101)])
-    assert sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS)) == 100
-    engine.close()
+        cluster.delete(one_line(engine, "q", shard).entries)
+        cluster.set(one_line(engine, "q", shard).entries, "mine")
+    engine.apply(changes(5))
+    assert total(engine) == 100
 
 
-def test_a_lost_node_makes_its_shards_unavailable_and_is_found_again() -> None:
-    try:
-        default_binary()
-    except NoRedisServer as missing:
-        pytest.skip(str(missing))
-    with clustered(replicas=False) as found:
-        nodes = found.masters
-        client = cluster_client(nodes, retry=Retry(NoBackoff(), 1))
-        engine = Engine(client, shards=SHARDS)
-        engine.apply([Change("q", LINE, id, 0) for id in range(1, 101)])
-        nodes[1].kill()
-        with pytest.raises(EngineUnavailable):
-            engine.apply([Change("q", LINE, id, 1) for id in range(1, 101)])
-        assert [answers(engine, shard) for shard in range(SHARDS)].count(False) in (2, 3)
-        nodes[1].start()
-        wait_until(lambda: is_applied(engine, [Change("q", LINE, id, 1) for id in range(1, 101)]))
-        assert sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS)) == 100
-        engine.close()
+def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(
+    nodes: Clustered, cluster: RedisCluster
+) -> None:
+    queue = one_line(Engine(cluster, shards=SHARDS), "moving")
+    queue.ensure([(1, 1), (2, 2)])
+    lease = queue.reserve(1, 60_000).lease
+    assert lease is not None
+    migration = nodes.migrating(key_slot(queue.entries.encode()))
+
+    def use(id: int) -> None:
+        assert queue.ensure([(id, FAR_MS)]) == queue.reschedule([(id, FAR_MS + 1)]) == queue.remove([id]) == 1
+        assert queue.stats().total == 2
+
+    migration.begin()
+    use(10)
+    assert migration.move_keys() == 3
+    use(11)
+    assert queue.release(lease, [(1, 7)]) == 1
+    migration.finish()
+    use(12)
+    assert queue.peek() == [(2, 2), (1, 7)]
 
 
-def answers(engine: Engine, shard: int) -> bool:
-    """Whether the shard's node is available."""
-    try:
-        one_line(engine, "q", shard).stats()
-    except EngineUnavailable:
-        return False
-    return True
+def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gives_nothing_out(
+    nodes: Clustered, cluster: RedisCluster
+) -> None:
+    """A probe fails too; otherwise a worker would alternate between success and failure."""
+    queue = one_line(Engine(cluster, shards=SHARDS), "lopsided")
+    queue.ensure([(1, 1)])
+    queue.probe()
+    migration = nodes.migrating(key_slot(queue.entries.encode()))
+    migration.begin()
+    takings: list[Callable[[], object]] = [lambda: queue.reserve(5, 60_000), queue.probe]
+    for take in takings:
+        with pytest.raises(EngineUnavailable, match="a slot of the cluster is being moved"):
+            take()
+    assert queue.ensure([(1, 0)]) == 1
+    assert migration.move_keys() == 2
+    migration.finish()
+    queue.probe()
+    assert [entry.id for entry in queue.reserve(5, 60_000).entries] == [1]
 
 
-def is_applied(engine: Engine, changes: list[Change]) -> bool:
-    """Whether the engine is available again."""
-    try:
-        engine.apply(changes)
-    except EngineUnavailable:
-        return False
-    return True
+def test_a_lost_node_makes_its_shards_unavailable_and_is_found_again(nodes: Clustered, cluster: RedisCluster) -> None:
+    engine = Engine(cluster, shards=SHARDS)
+    engine.apply(changes(0))
+    nodes.masters[1].kill()
+
+    def answers(act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except EngineUnavailable:
+            return False
+        return True
+
+    assert not answers(lambda: engine.apply(changes(1)))
+    assert [answers(one_line(engine, "q", shard).stats) for shard in range(SHARDS)].count(False) in (2, 3)
+    nodes.masters[1].start()
+    wait_until(lambda: answers(lambda: engine.apply(changes(1))))
+    assert total(engine) == 100

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
 
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change, QueueKeys
-from django_delayq.exceptions import EngineUnavailable
-from tests.engine.lines import LINE, Entry, one_line
-from tests.engine.redis_process import RedisProcess, binaries
-from tools.servers import free_port
+from django_delayq.engine.records import SLICES, Change, QueueKeys, counter_key
+from django_delayq.engine.scripts import Client
+from django_delayq.exceptions import EngineError
+from django_delayq.redis_clients.clients import WORKER, make_client
+from tests.engine.lines import LINE, one_line
+from tests.engine.redis_process import RedisProcess
 
 FAR_MS = 2**41
+HOUR_MS = 3_600_000
 
 
 def walk_the_basic_path(engine: Engine) -> None:
-    """Add 300 entries to two queues, move and remove some, and drain the rest."""
+    """Add 150 entries to two queues, move and remove some, and drain the rest."""
     engine.ping()
     wakeup = engine.wakeup(["a", "b c"])
     wakeup.start()
     assert wakeup.wait(20)
-    engine.apply([Change(name, LINE, id, FAR_MS, earlier_only=True) for name in ("a", "b c") for id in range(1, 301)])
+    engine.apply([Change(name, LINE, id, FAR_MS, earlier_only=True) for name in ("a", "b c") for id in range(1, 151)])
     assert wakeup.wait(20)
-    engine.apply([Change("a", LINE, id, None) for id in range(1, 101)])
-    engine.apply([Change("a", LINE, id, 0) for id in range(101, 301)])
-    engine.apply([Change("b c", LINE, id, 0, earlier_only=True) for id in range(1, 301)])
+    engine.apply([Change("a", LINE, id, None) for id in range(1, 51)])
+    engine.apply([Change("a", LINE, id, 0) for id in range(51, 151)])
+    engine.apply([Change("b c", LINE, id, 0, earlier_only=True) for id in range(1, 151)])
     drained: dict[str, set[int]] = {"a": set(), "b c": set()}
     for name, ids in drained.items():
         for shard in range(engine.shards):
@@ -47,21 +47,33 @@ def walk_the_basic_path(engine: Engine) -> None:
                 ids |= {*rest, reserved.entries[0].id}
                 assert queue.acknowledge(reserved.lease) == 1
             assert queue.stats().total == len(queue.peek()) == 0
-    assert drained == {"a": set(range(101, 301)), "b c": set(range(1, 301))}
+    assert drained == {"a": set(range(51, 151)), "b c": set(range(1, 151))}
     wakeup.close()
 
 
-@pytest.mark.parametrize("binary", binaries())
-@pytest.mark.parametrize("shards", [1, 8])
-@pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}], ids=["bytes", "text", "resp3"])
-def test_the_basic_path_on_every_server_with_every_client(binary: str, shards: int, options: dict[str, Any]) -> None:
-    with RedisProcess(binary) as server, server.client(**options) as client:
-        engine = Engine(client, shards=shards)
-        walk_the_basic_path(engine)
-        engine.close()
+@pytest.mark.parametrize(
+    ("protocol", "parser", "decode"),
+    [(2, "hiredis", False), (2, "python", True), (3, "hiredis", True), (3, "python", False)],
+)
+def test_the_basic_path_runs_on_both_protocols_with_both_parsers_as_bytes_and_as_text(
+    shared_server: RedisProcess, client: redis.Redis, protocol: int, parser: str, decode: bool
+) -> None:
+    if parser == "hiredis":
+        pytest.importorskip("hiredis")
+    made: Any = make_client(f"redis://127.0.0.1:{shared_server.port}/0?protocol={protocol}", WORKER)
+    wanted = _HiredisParser if parser == "hiredis" else {2: _RESP2Parser, 3: _RESP3Parser}[protocol]
+    made.connection_pool.connection_kwargs |= {"parser_class": wanted, "decode_responses": decode}
+    engine = Engine(made, shards=2)
+    walk_the_basic_path(engine)
+    connection = made.connection_pool.get_connection()
+    assert (type(connection._parser), int(connection.protocol)) == (wanted, protocol)
+    made.connection_pool.release(connection)
+    engine.close()
 
 
-def test_all_changes_make_one_round_trip(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_changes_make_one_round_trip_and_none_make_none(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(client, shards=4)
     changes = [Change(name, LINE, id, id, id % 2 == 0) for name in "abc" for id in range(1, 400)]
     engine.apply(changes)
@@ -74,54 +86,33 @@ def test_all_changes_make_one_round_trip(client: redis.Redis, monkeypatch: pytes
 
     monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", counting)
     engine.apply(changes)
+    engine.apply([])
     assert len(sent) == 1
-
-
-def test_changes_of_one_id_are_made_in_their_order(client: redis.Redis) -> None:
-    engine = Engine(client)
-    queue = one_line(engine, "q")
-    engine.apply(
-        [
-            Change("q", LINE, 1, 50),
-            Change("q", LINE, 1, 40, earlier_only=True),
-            Change("q", LINE, 1, 45, earlier_only=True),
-        ]
-    )
-    assert queue.peek() == [(1, 40)]
-    engine.apply(
-        [
-            Change("q", LINE, 1, None),
-            Change("q", LINE, 1, 60, earlier_only=True),
-            Change("q", LINE, 2, 5),
-            Change("q", LINE, 2, None),
-        ]
-    )
-    assert queue.peek() == [(1, 60)]
-
-
-def test_no_changes_send_nothing() -> None:
-    Engine(redis.Redis(port=free_port())).apply([])
-
-
-def test_a_lease_breaks_when_the_due_time_is_set_and_not_when_it_is_only_ensured(client: redis.Redis) -> None:
-    engine = Engine(client)
-    queue = one_line(engine, "q")
-    engine.apply([Change("q", LINE, 1, 0), Change("q", LINE, 2, 0)])
-    lease = queue.reserve(2, 60_000).lease
-    assert lease is not None
-    engine.apply([Change("q", LINE, 1, 0, earlier_only=True), Change("q", LINE, 2, 0)])
-    assert queue.reserve(5, 60_000).entries == (Entry(2, 1),)
-    assert queue.acknowledge(lease) == 1
 
 
 def test_a_queue_is_the_same_object_each_time(client: redis.Redis) -> None:
     engine = Engine(client, shards=2)
     assert engine.queue("q", 1) is engine.queue("q", 1)
     assert engine.queue("q", 1).keys == QueueKeys.of("delayq", "q", 1, 2)
-    with pytest.raises(ValueError, match="shard"):
-        engine.queue("q", 2)
     with pytest.raises(ValueError, match="1 shard or more"):
         Engine(client, shards=0)
+
+
+def test_only_the_present_slice_and_the_complete_ones_before_it_count(client: redis.Redis) -> None:
+    engine, key = Engine(client, prefix="p"), counter_key("p", "c")
+    present = client.time()[0] * 1000 // HOUR_MS
+    ages = {SLICES: 1000, SLICES - 1: 7, 1: 5, 0: 3, -1: 1000}
+    client.set(key, " ".join(f"{present - age}:{count}" for age, count in ages.items()))
+    assert engine.count("c", 2, HOUR_MS) == 7 + 5 + 3 + 2
+    assert client.get(key) == f"{present - SLICES + 1}:7 {present - 1}:5 {present}:5".encode()
+    assert 0 < client.pttl(key) <= SLICES * HOUR_MS
+    client.set(key, b"\xff no counter")
+    assert engine.count("c", 2, HOUR_MS) == 2, "foreign data counts as nothing"
+    client.delete(key)
+    client.zadd(key, {"member": 1})
+    with pytest.raises(EngineError):
+        engine.count("c", 2, HOUR_MS)
+    assert client.zcard(key) == 1
 
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
@@ -140,18 +131,27 @@ def test_closing_ends_wakeups_and_connections_and_may_be_repeated(own_server: Re
         engine.close()
 
 
-@pytest.mark.parametrize("act", ["ping", "apply", "stats"])
-def test_nobody_listening_is_unavailable(act: str) -> None:
-    with redis.Redis(port=free_port(), retry=Retry(NoBackoff(), 0)) as client:
-        engine = Engine(client)
-        call = {"ping": engine.ping, "apply": lambda: engine.apply([Change("q", LINE, 1, 1)] * 3)}
-        with pytest.raises(EngineUnavailable) as caught:
-            call.get(act, one_line(engine, "q").stats)()
-        assert isinstance(caught.value.__cause__, redis.ConnectionError)
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 8])
+def test_the_basic_path_runs_everywhere(anywhere: Client, shards: int) -> None:
+    engine = Engine(anywhere, shards=shards)
+    walk_the_basic_path(engine)
+    assert [engine.count("shop.order.cancel_unpaid:0", amount, HOUR_MS) for amount in (1, 2, 50)] == [1, 3, 53]
+    assert engine.count("another", 1, HOUR_MS) == 1
+    engine.close()
 
 
-def test_a_server_that_accepts_and_says_nothing_is_unavailable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = redis.Redis(port=silent.getsockname()[1], socket_timeout=0.1, retry=Retry(NoBackoff(), 0))
-        with pytest.raises(EngineUnavailable):
-            Engine(client).ping()
+@pytest.mark.slow
+def test_lines_that_nobody_owns_are_removed_everywhere(anywhere: Client) -> None:
+    engine = Engine(anywhere, shards=8)
+    client: Any = anywhere
+    for queue in engine.queues(["a"]):
+        queue.ensure("own {line}", [(1, 5)])
+        for name in (b"of.none", b"{brace", b"\xff", b"a" * 5000):
+            client.zadd(queue.keys.heads, {name: -1})
+            client.zadd(queue.keys.named("").encode() + name, {"1": 1})
+        assert [queue.remove_foreign(["own {line}"]) for _ in range(2)] == [4, 0]
+        assert client.zrange(queue.keys.heads, 0, -1) == [b"own%20%7Bline%7D"]
+        assert not any(client.exists(queue.keys.named(name)) for name in ("of.none", "{brace"))
+        assert queue.peek() == [(1, 5)]
+    engine.close()

@@ -1,10 +1,11 @@
-"""Each command meets each fault on its way: a clean error, nothing done by halves, and it may be sent again.
+"""Each command meets faults on its way: a clean error, nothing done by halves, and it may be sent again.
 
 What should have happened is what happens to a second queue on the same clock, which nothing disturbs.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +41,8 @@ COMMANDS: dict[str, Callable[[Any, Lease], Any]] = {
     "peek": lambda queue, _: queue.peek(),
 }
 COSTS_A_LEASE = {"reserve", "extend"}
+CASES = [(name, Fault.RESET_AFTER) for name in COMMANDS]
+CASES += [(name, fault) for name in ("ensure", "reserve") for fault in Fault if fault is not Fault.RESET_AFTER]
 
 
 def begun(virtual: VirtualQueue) -> Lease:
@@ -60,22 +63,15 @@ def proxy(shared_server: RedisProcess, client: redis.Redis) -> Iterator[FaultPro
         yield proxy
 
 
-def through(proxy: FaultProxy, seconds: float) -> redis.Redis:
-    """Yield a connected client behind the proxy that does not retry."""
+def through(proxy: FaultProxy, fault: Fault | None = None) -> redis.Redis:
+    """Return a connected client behind the proxy that does not retry, and waits no longer than the fault needs."""
+    seconds = HASTY if fault is not None and fault.is_silent else PATIENT
     client = redis.Redis(port=proxy.port, socket_timeout=seconds, retry=Retry(NoBackoff(), 0))
-    wait_until(lambda: _answers(client))
+    wait_until(client.ping)  # a loaded machine may need several
     return client
 
 
-def _answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.TimeoutError:  # a loaded machine
-        return False
-
-
-@pytest.mark.parametrize("fault", Fault)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "fault"), CASES, ids=str)
 def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
     proxy: FaultProxy, client: redis.Redis, name: str, fault: Fault
 ) -> None:
@@ -83,7 +79,7 @@ def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
     calm, shaken = VirtualQueue(client, queue="calm"), VirtualQueue(client, queue="shaken")
     leases = begun(calm), begun(shaken)
     assert (before := shaken.snapshot()) == calm.snapshot()
-    with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky, through(proxy, PATIENT) as lucky:
+    with through(proxy, fault) as unlucky, through(proxy) as lucky:
         proxy.inject(fault, only=b"EVAL")
         with pytest.raises(EngineUnavailable, match="not available") as error:
             command(shaken.through(unlucky), leases[1])
@@ -102,23 +98,19 @@ def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
         assert expected == (once if name in {"stats", "peek"} else 0)
 
 
-@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER], ids=str)
 def test_a_command_whose_text_is_lost_on_the_way_to_a_server_that_forgot_it_may_be_sent_again(
-    proxy: FaultProxy, client: redis.Redis, name: str, fault: Fault
+    proxy: FaultProxy, client: redis.Redis, fault: Fault
 ) -> None:
-    command = COMMANDS[name]
-    calm, shaken = VirtualQueue(client, queue="calm"), VirtualQueue(client, queue="shaken")
-    leases = begun(calm), begun(shaken)
+    virtual = VirtualQueue(client)
     client.script_flush()
-    with through(proxy, PATIENT) as unlucky:
+    with through(proxy) as unlucky:
         proxy.inject(fault, only=b"\r\nEVAL\r\n")
+        queue = virtual.through(unlucky)
         with pytest.raises(EngineUnavailable):
-            command(shaken.through(unlucky), leases[1])
-        if fault.runs:
-            command(calm.queue, leases[0])
-        assert command(shaken.through(unlucky), leases[1]) == command(calm.queue, leases[0])
-    assert shaken.snapshot() == calm.snapshot()
+            queue.ensure([(1, NOW)])
+        assert virtual.waiting() == ({1: NOW} if fault.runs else {})
+        assert queue.ensure([(1, NOW)]) == (not fault.runs)
 
 
 @pytest.mark.parametrize("condition", ["swallow", "refuse"])
@@ -127,7 +119,7 @@ def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go
 ) -> None:
     calm, shaken = VirtualQueue(client, queue="calm"), VirtualQueue(client, queue="shaken")
     leases = begun(calm), begun(shaken)
-    with through(proxy, HASTY) as unlucky, through(proxy, PATIENT) as lucky:
+    with through(proxy, Fault.STALL_BEFORE) as unlucky, through(proxy) as lucky:
         before = shaken.snapshot()
         getattr(proxy, condition)()
         if condition == "refuse":
@@ -142,31 +134,26 @@ def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go
     assert shaken.snapshot() == calm.snapshot()
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER, Fault.STALL_AFTER], ids=str)
 def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
     proxy: FaultProxy, client: redis.Redis, fault: Fault
 ) -> None:
     changes = [Change(name, LINE, id, id) for name in "abcd" for id in range(1, 6)]
     changes += [Change("b", LINE, 1, None), Change("c", LINE, 2, 99), Change("d", LINE, 3, 1, earlier_only=True)]
-    Engine(client).apply([Change("b", LINE, 9, 9), Change("c", LINE, 2, 3)])
-    with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
+    engine = Engine(client)
+    engine.apply([Change("b", LINE, 9, 9), Change("c", LINE, 2, 3)])
+    with through(proxy, fault) as unlucky:
         proxy.inject(fault, only=b"EVAL")
         with pytest.raises(EngineUnavailable):
             Engine(unlucky).apply(changes)
         wait_until(lambda: proxy.met == {fault: 1})
-    engine = Engine(client)
     engine.apply(changes)
-    found = {name: dict(one_line(engine, name).peek()) for name in "abcd"}
     plain = {id: id for id in range(1, 6)}
-    assert found == {
-        "a": plain,
-        "b": {id: id for id in (2, 3, 4, 5, 9)},
-        "c": plain | {2: 99},
-        "d": plain | {3: 1},
-    }
+    expected = {"a": plain, "b": {id: id for id in (2, 3, 4, 5, 9)}, "c": plain | {2: 99}, "d": plain | {3: 1}}
+    assert {name: dict(one_line(engine, name).peek()) for name in "abcd"} == expected
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", [Fault.RESET_BEFORE, Fault.RESET_AFTER], ids=str)
 @pytest.mark.parametrize(
     ("request_hit", "after"),
     [("ensure", 0), ("set_aside", 0), ("ensure", 1)],
@@ -177,7 +164,7 @@ def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
 ) -> None:
     queue = one_line(Engine(client))
     client.set(queue.entries, "mine")
-    with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
+    with through(proxy) as unlucky:
         proxy.inject(fault, only=digest_of(read_texts()[request_hit]).encode(), after=after)
         with pytest.raises(EngineUnavailable):
             one_line(Engine(unlucky)).ensure([(1, 5)])
@@ -191,7 +178,7 @@ def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, clie
     virtual = VirtualQueue(client)
     virtual.queue.ensure([(1, NOW)])
     for deliveries, fault in enumerate([Fault.RESET_AFTER, Fault.HALF_ANSWERED], start=1):
-        with through(proxy, PATIENT) as unlucky:
+        with through(proxy) as unlucky:
             proxy.inject(fault, only=b"EVAL")
             with pytest.raises(EngineUnavailable):
                 virtual.through(unlucky).reserve(5, 1000)
@@ -201,3 +188,27 @@ def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, clie
         virtual.advance(1)
         assert virtual.scores()[1] % 16 == deliveries
     assert virtual.queue.reserve(5, 1000).entries == (Entry(1, 3),)
+
+
+def test_a_fault_counts_although_its_client_waits_no_longer(own_server: RedisProcess) -> None:
+    """A test that waits for the fault also succeeds on a slow machine."""
+    with own_server.client() as client, FaultProxy(own_server.socket) as proxy:
+        hasty = redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0), socket_timeout=0.3)
+        wait_until(hasty.ping)
+        proxy.inject(Fault.STALL_AFTER)
+        own_server.pause()
+        with pytest.raises(redis.TimeoutError):
+            hasty.incr("count")
+        hasty.close()
+        own_server.resume()
+        wait_until(lambda: proxy.met == {Fault.STALL_AFTER: 1})
+        assert client.get("count") == b"1"
+
+
+def test_a_reset_is_no_polite_end(shared_server: RedisProcess) -> None:
+    with FaultProxy(shared_server.socket) as proxy:
+        proxy.inject(Fault.RESET_BEFORE)
+        with socket.create_connection(("127.0.0.1", proxy.port)) as raw:
+            raw.sendall(b"PING\r\n")
+            with pytest.raises(ConnectionResetError):
+                raw.recv(1)

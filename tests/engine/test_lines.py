@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
 from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.engine.records import Change
-from django_delayq.exceptions import EngineUnavailable
 from tests.engine.lines import LINE
 from tests.engine.virtual import VirtualQueue
 
@@ -46,8 +47,8 @@ def test_the_heads_of_named_lines_are_found_behind_any_number_of_others(virtual:
 def test_many_lines_are_asked_together_by_several_commands_of_a_hundred_lines(virtual: VirtualQueue) -> None:
     queue, now = virtual.queue.queue, virtual.now
     lines = [f"line {number}" for number in range(250)]
-    for number, line in enumerate(lines):
-        queue.ensure(line, [(number + 1, now)])
+    for id, line in enumerate(lines, start=1):
+        queue.ensure(line, [(id, now)])
     reserved = queue.reserve(dict.fromkeys(lines, 5), 500)
     assert [(entry.id, entry.line) for entry in reserved.entries] == list(enumerate(lines, start=1))
     assert reserved.heads == dict.fromkeys(lines, now + 500)
@@ -58,32 +59,29 @@ def test_many_lines_are_asked_together_by_several_commands_of_a_hundred_lines(vi
 
 
 def test_one_command_changes_a_thousand_members_of_all_its_lines_at_most(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    lines = ["a", "b", "c"]
+    queue, lines = virtual.queue.queue, ["a", "b", "c"]
     for line in lines:
         queue.ensure(line, [(id, 0) for id in range(1, 601)])
         virtual.client.zadd(queue.keys.line(line), {f"x{number}": 2**53 for number in range(50)})
     reserved = queue.reserve(dict.fromkeys(lines, 1000), 1000)
     assert len(reserved.entries) + reserved.discarded == 1000
     assert [entry.line for entry in reserved.entries] == ["a"] * 600 + ["b"] * 350
-    assert set(reserved.heads) == {"b", "c", "a"}
+    assert set(reserved.heads) == {*lines}
 
 
 def test_of_more_than_a_thousand_lines_the_earliest_heads_are_told(virtual: VirtualQueue) -> None:
     heads = {f"line{number}": number for number in range(1500)}
     virtual.client.zadd(virtual.queue.keys.heads, heads)
-    found = virtual.queue.queue.reserve({}, 1).heads
-    assert found == dict(list(heads.items())[:1000])
+    assert virtual.queue.queue.reserve({}, 1).heads == dict(list(heads.items())[:1000])
 
 
 def test_forged_heads_are_corrected_and_foreign_ones_removed(virtual: VirtualQueue) -> None:
     queue = virtual.queue.queue
     queue.ensure(LINE, [(1, virtual.now)])
-    foreign = [b"\xff", "x y", "a" * 3001, "ü", "", "{}"]
     for score in ["-inf", "-1", "0.5", "1e300", "inf"]:
-        virtual.client.zadd(virtual.queue.keys.heads, dict.fromkeys([LINE, "gone", *foreign[:4]], score))
-        heads = queue.reserve({}, 1).heads
-        assert heads in ({LINE: 0, "gone": 0}, {})
+        forged = [LINE, "gone", b"\xff", "x y", "a" * 3001, "ü"]
+        virtual.client.zadd(virtual.queue.keys.heads, dict.fromkeys(forged, score))
+        assert queue.reserve({}, 1).heads in ({LINE: 0, "gone": 0}, {})
         queue.correct_heads()
         assert heads_of(virtual) == {LINE: virtual.now}
 
@@ -94,49 +92,42 @@ def test_a_line_ends_by_itself_a_day_or_two_after_its_last_entry_was_due(virtual
         for due, least in [(0, 0), (virtual.now, 0), (virtual.now + 10 * DAY_MS, 10 * DAY_MS)]:
             add(LINE, [(1, due), (2, 0)])
             for key in (keys.heads, virtual.entries):
-                left = virtual.client.pttl(key)
-                assert least + DAY_MS - 60_000 < left <= least + 2 * DAY_MS
+                assert least + DAY_MS - 60_000 < virtual.client.pttl(key) <= least + 2 * DAY_MS
         virtual.client.delete(keys.heads, virtual.entries)
-
-
-def test_a_line_in_use_is_renewed_once_a_day_only(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
     queue.ensure(LINE, [(1, virtual.now)])
-    virtual.client.pexpire(virtual.entries, DAY_MS + 60_000)
-    queue.ensure(LINE, [(2, virtual.now)])
-    assert virtual.client.pttl(virtual.entries) <= DAY_MS + 60_000
-    virtual.client.pexpire(virtual.entries, DAY_MS - 1)
-    queue.ensure(LINE, [(3, virtual.now)])
-    assert virtual.client.pttl(virtual.entries) > 2 * DAY_MS - 60_000
+    for left, is_renewed in [(DAY_MS + 60_000, False), (DAY_MS - 1, True)]:
+        virtual.client.pexpire(virtual.entries, left)
+        queue.ensure(LINE, [(2 + is_renewed, virtual.now)])
+        assert (virtual.client.pttl(virtual.entries) > left) == is_renewed, "once a day only"
 
 
-def test_foreign_heads_stop_no_push_half_way(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for number, add in enumerate((queue.ensure, queue.reschedule, queue.remove)):
-        virtual.client.delete(virtual.queue.keys.heads, virtual.entries)
-        if number == 2:
-            virtual.queue.ensure([(1, 0)])
-            virtual.client.delete(virtual.queue.keys.heads)
-        virtual.client.set(virtual.queue.keys.heads, "mine")
-        entries = [1] if number == 2 else [(1, virtual.now)]
-        assert add(LINE, entries) == 1  # type: ignore[operator]
-        assert heads_of(virtual) == ({} if number == 2 else {LINE: virtual.now})
-        assert virtual.wakes()
-
-
-def test_foreign_heads_stop_no_acknowledgement_half_way(virtual: VirtualQueue) -> None:
-    virtual.queue.ensure([(1, 0), (2, 0)])
-    lease = lease_on(virtual.queue.queue, LINE)
-    virtual.client.delete(virtual.queue.keys.heads)
-    virtual.client.set(virtual.queue.keys.heads, "mine")
-    assert virtual.queue.acknowledge(lease, [1]) == 1
-    assert list(heads_of(virtual)) == [LINE]
+def test_foreign_heads_stop_no_command_half_way(virtual: VirtualQueue) -> None:
+    queue, keys, client = virtual.queue.queue, virtual.queue.keys, virtual.client
+    acts: list[tuple[Any, list[Any], bool]] = [
+        (queue.ensure, [(1, virtual.now)], False), (queue.reschedule, [(1, virtual.now)], False),
+        (queue.remove, [1], True), (queue.acknowledge, [1], True),
+    ]  # fmt: skip
+    for act, items, is_there in acts:
+        client.delete(keys.heads, virtual.entries)
+        first: Any = LINE
+        if is_there:
+            queue.ensure(LINE, [(1, 0), (2, 0)])
+        if act == queue.acknowledge:
+            first = lease_on(queue, LINE)
+        virtual.wakes()
+        client.delete(keys.heads)
+        client.set(keys.heads, "mine")
+        assert act(first, items) == 1
+        assert list(heads_of(virtual)) == [LINE]
+        assert bool(virtual.wakes()) == (not is_there)
 
 
 def test_changes_of_several_lines_keep_the_order_of_each(client: redis.Redis) -> None:
     engine = Engine(client)
-    engine.apply([Change("q", "a", 1, 50), Change("q", "b", 1, 40), Change("q", "a", 1, None), Change("q", "b", 2, 5)])
     queue = engine.queue("q", 0)
+    engine.apply([Change("q", "a", 1, 50), Change("q", "a", 1, 30, True), Change("q", "a", 1, 45, True)])
+    assert queue.peek() == [(1, 30)]
+    engine.apply([Change("q", "a", 1, 50), Change("q", "b", 1, 40), Change("q", "a", 1, None), Change("q", "b", 2, 5)])
     assert (queue.peek(9, "a"), queue.peek(9, "b"), queue.peek()) == ([], [(2, 5), (1, 40)], [(2, 5), (1, 40)])
     assert (queue.stats_of("a").total, queue.stats_of("b").total, queue.stats().total) == (0, 2, 2)
 
@@ -147,20 +138,3 @@ def test_what_is_first_of_all_lines_is_shown_first(virtual: VirtualQueue) -> Non
         queue.ensure(f"line {number}", [(id, 1000 * id + number) for id in range(1, 4)])
     assert queue.peek(7) == [*((1, 1000 + number) for number in range(6)), (2, 2000)]
     assert queue.peek(2, "line 3") == [(1, 1003), (2, 2003)]
-
-
-def test_at_full_memory_several_lines_are_drained_and_nothing_is_added(client: redis.Redis) -> None:
-    queue = Engine(client).queue("default", 0)
-    for line, first in {"a": 1, "b": 11, "c": 21}.items():
-        queue.ensure(line, [(id, 0) for id in range(first, first + 10)])
-    client.config_set("maxmemory", 1)
-    try:
-        with pytest.raises(EngineUnavailable, match="memory"):
-            queue.ensure("d", [(1, 0)])
-        lease = lease_on(queue, "a", "b")
-        assert queue.release(lease, [(1, 5)]) == 1
-        queue.correct_heads()
-        assert (queue.acknowledge(lease), queue.remove("c", range(21, 31))) == (19, 10)
-        assert set(queue.reserve({}, 1).heads) == {"a"}
-    finally:
-        client.config_set("maxmemory", 0)

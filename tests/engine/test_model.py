@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 PROFILES = {
-    "ci": settings(max_examples=300, stateful_step_count=40, **COMMON),
+    "ci": settings(max_examples=200, stateful_step_count=40, **COMMON),
     "nightly": settings(max_examples=20_000, stateful_step_count=60, **COMMON),
 }
 

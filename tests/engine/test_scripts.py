@@ -1,4 +1,4 @@
-"""The Lua files: what their heads declare is what they use, and the loader finds every piece."""
+"""The Lua files: their heads declare what they use, the loader finds every piece, and other replies are errors."""
 
 from __future__ import annotations
 
@@ -8,59 +8,46 @@ from importlib.resources import files
 import pytest
 import redis
 
-from django_delayq.engine.records import QueueKeys
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change, QueueKeys
 from django_delayq.engine.scripts import Call, Caller, digest_of, read_texts
+from django_delayq.exceptions import EngineError, EngineUnavailable
+from tests.engine.lines import LINE, lease_of, one_line
+from tests.engine.virtual import VirtualQueue
 
 FOLDER = files("django_delayq.engine") / "lua"
 TEXTS = read_texts()
-COMMANDS = sorted(TEXTS)
 QUEUE = QueueKeys.of("delayq", "default", 0, 1)
 KEYS = (QUEUE.heads, QUEUE.line("a"))
+SEVERAL = {"KEYS": r"#KEYS|\(KEYS[,)]|KEYS\[i", "ARGV": r"#ARGV|unpack\(ARGV|ARGV\[\(?i"}
 
 
 def raw(name: str) -> str:
     return (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
 
 
-def highest(table: str, text: str) -> int:
-    """Return the highest index of KEYS or ARGV in a source."""
-    return max((int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", text)), default=0)
-
-
 def test_every_file_is_a_command_or_a_piece_that_is_used() -> None:
-    assert {file.name for file in FOLDER.iterdir() if file.is_file()} == {f"{name}.lua" for name in COMMANDS}
+    assert {file.name for file in FOLDER.iterdir() if file.is_file()} == {f"{name}.lua" for name in TEXTS}
     calls = re.findall(r'"([a-z_]+)"', (files("django_delayq.engine") / "engine.py").read_text(encoding="utf-8"))
-    assert set(COMMANDS) - {"set_aside"} <= set(calls)
-    used = {piece for name in COMMANDS for piece in re.findall(r"^--- include (\w+)$", raw(name), re.MULTILINE)}
+    assert set(TEXTS) - {"set_aside"} <= set(calls)
+    used = {piece for name in TEXTS for piece in re.findall(r"^--- include (\w+)$", raw(name), re.MULTILINE)}
     assert {file.name for file in (FOLDER / "include").iterdir()} == {f"{piece}.lua" for piece in used}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_at_most_sixty_lines(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_a_command_is_short_declares_what_it_uses_and_includes_each_piece_once(client: redis.Redis, name: str) -> None:
     assert len(raw(name).splitlines()) <= 60
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_head_declares_what_the_command_uses(name: str) -> None:
     head = dict(re.findall(r"^-- (KEYS|ARGV|RETURN)(?: (.*))?$", raw(name), re.MULTILINE))
     assert list(head) == ["KEYS", "ARGV", "RETURN"]
     body = re.sub(r"^--.*$", "", TEXTS[name], flags=re.MULTILINE)
-    for table, several in {"KEYS": r"#KEYS|\(KEYS[,)]|KEYS\[i", "ARGV": r"#ARGV|unpack\(ARGV|ARGV\[\(?i"}.items():
-        fixed = head[table].split("[")[0].split()
+    for table, several in SEVERAL.items():
+        used = (int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", body))
+        assert max(used, default=0) == len(head[table].split("[")[0].split())
         is_passed_on = table == "KEYS" and "(KEYS, " in body  # to a piece that takes all of them
-        assert highest(table, body) == len(fixed)
         assert is_passed_on or bool(re.search(several, body)) == ("[" in head[table])
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_no_include_is_left_and_none_is_put_in_twice(name: str) -> None:
     assert "--- include" not in TEXTS[name]
     functions = re.findall(r"local function (\w+)", TEXTS[name])
     assert len(functions) == len(set(functions))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_digest_is_the_servers(client: redis.Redis, name: str) -> None:
     assert client.script_load(TEXTS[name]) == digest_of(TEXTS[name])
 
 
@@ -78,13 +65,45 @@ def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Re
 
 def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.Redis) -> None:
     client.set(KEYS[1], "mine")
+    caller = Caller(client, {**TEXTS, "stats": "this is not Lua"})
     other = (QUEUE.heads, QUEUE.line("b"))
-    replies = Caller(client).run([Call("remove", other, ("1",)), Call("remove", KEYS, ("1",))])
-    assert replies[0] == 0
-    assert isinstance(replies[1], redis.ResponseError)
+    removed, blocked, broken = caller.run(
+        [Call("remove", other, ("1",)), Call("remove", KEYS, ("1",)), Call("stats", KEYS[1:])]
+    )
+    assert removed == 0
+    assert isinstance(blocked, redis.ResponseError) and isinstance(broken, redis.ResponseError)
 
 
-def test_a_command_that_is_no_lua_is_an_error_reply(client: redis.Redis) -> None:
-    broken = Caller(client, {"stats": "this is not Lua"})
-    (reply,) = broken.run([Call("stats", KEYS[1:])])
-    assert isinstance(reply, redis.ResponseError)
+REPLIES = [
+    "5", "false", "'x'", "{}", "{1}", "{{1}, {2}}", "{1, 2, 3, 4, 5, 6}", "{'x', 'x', 'x', 'x', {'x'}, {'x'}}",
+    "{1, 0, {}, {{3, {'99999999999999999999'}, {1}}}}", "{1, 0, {}, {{3, {'1'}, {}}}}", "{1, 0, {'x'}, {{-1, {}, {}}}}",
+    "{1, 0, {'x', 'y'}, {{-1, {}, {}}}}", "{1, 0, {}, {{-1, {}, {}}, {-1, {}, {}}}}",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply_of_another_form_is_an_error_of_redis(virtual: VirtualQueue, reply: str) -> None:
+    texts = dict.fromkeys(read_texts(), f"return {reply}")
+    queue = one_line(Engine(virtual.client, caller=Caller(virtual.client, texts)))
+    for use in (lambda: queue.reserve(1, 1000), lambda: queue.extend(lease_of(2**52), 1000), queue.stats):
+        with pytest.raises(EngineError) as raised:
+            use()
+        assert not isinstance(raised.value, EngineUnavailable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reply", ["{}", "false", "'x'"])
+def test_a_count_that_is_no_number_is_an_error_of_redis(virtual: VirtualQueue, reply: str) -> None:
+    texts = dict.fromkeys(read_texts(), f"return {reply}")
+    engine = Engine(virtual.client, caller=Caller(virtual.client, texts))
+    queue, lease = one_line(engine), lease_of(2**52, ids=[1])
+    for call in (
+        lambda: queue.ensure([(1, 1)]),
+        lambda: queue.acknowledge(lease),
+        lambda: queue.release(lease, [(1, 1)]),
+        lambda: engine.count("brake", 1, 1000),
+    ):
+        with pytest.raises(EngineError):
+            call()
+    engine.apply([Change("default", LINE, 1, 5)])

@@ -3,7 +3,7 @@
     with watched() as servers:         # 1 master, 2 replicas, 3 sentinels
         servers.kill_master()          # and the sentinels make a replica the master
     with clustered() as nodes:         # 3 masters, 3 replicas
-        nodes.migrate(slot)
+        nodes.migrating(slot).begin()
 
 Each changes in the ways in which the real thing does, by an accident or by an operator's command.
 """
@@ -30,8 +30,8 @@ CHANGE_SECONDS = 60.0
 
 def role_of(server: RedisProcess) -> str:
     """`master`, `slave`, or `gone`."""
-    with server.client(socket_timeout=5) as client, contextlib.suppress(redis.RedisError):
-        return str(client.info("replication")["role"])
+    with contextlib.suppress(redis.RedisError):
+        return str(_replication(server)["role"])
     return "gone"
 
 
@@ -62,8 +62,7 @@ class Watched:
     def fail_over(self) -> RedisProcess:
         """Move the service with an operator's command; return the new master when all sentinels agree on it."""
         former = self.master
-        with self.sentinels[0].client(tcp=True) as client:
-            wait_until(lambda: _is_accepted(client, "SENTINEL", "FAILOVER", SERVICE), seconds=CHANGE_SECONDS)
+        wait_until(lambda: _is_accepted(self.sentinels[0], "SENTINEL", "FAILOVER", SERVICE), seconds=CHANGE_SECONDS)
         return self._successor_of(former)
 
     def _successor_of(self, former: RedisProcess) -> RedisProcess:
@@ -78,8 +77,7 @@ class Watched:
         return self.master
 
     def _named_by(self, sentinel: RedisProcess) -> int:
-        with sentinel.client(tcp=True) as client:
-            return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+        return int(_say(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
 
 class SentinelProcess(RedisProcess):
@@ -109,11 +107,9 @@ def watched(binary: str | None = None, replicas: int = 2, sentinels: int = 3) ->
             servers.append(stack.enter_context(RedisProcess(binary, extra=follows)))
         wait_until(lambda: all(_is_in_step(server) for server in servers[1:]))
         watchers = [stack.enter_context(SentinelProcess(master, sentinels // 2 + 1)) for _ in range(sentinels)]
-        clients = [stack.enter_context(watcher.client(tcp=True)) for watcher in watchers]
-        for client in clients:
-            with contextlib.suppress(redis.ResponseError):  # from 7.0 on: they check more often
-                client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", 500, "PUBLISH-PERIOD", 200)
-        wait_until(lambda: all(_knows_all(client, replicas, sentinels) for client in clients), seconds=CHANGE_SECONDS)
+        for watcher in watchers:  # from 7.0 on: they check more often
+            _is_accepted(watcher, "SENTINEL", "DEBUG", "INFO-PERIOD", 500, "PUBLISH-PERIOD", 200)
+        wait_until(lambda: all(_knows_all(each, replicas, sentinels) for each in watchers), seconds=CHANGE_SECONDS)
         yield Watched(servers, watchers)
 
 
@@ -197,10 +193,6 @@ class Migration:
         for node in [self.target, self.source, *self.masters]:
             _say(node, "CLUSTER", "SETSLOT", self.slot, "NODE", _id(self.target))
 
-    def back(self) -> Migration:
-        """Return the migration of the same slot in the other direction."""
-        return Migration(self.slot, self.target, self.source, self.masters)
-
 
 @contextlib.contextmanager
 def clustered(
@@ -233,8 +225,15 @@ def clustered(
 
 
 def _say(server: RedisProcess, *words: Any) -> Any:
-    with server.client() as client:
+    with server.client(socket_timeout=5) as client:
         return client.execute_command(*words)
+
+
+def _is_accepted(server: RedisProcess, *words: Any) -> bool:
+    try:
+        return bool(_say(server, *words))
+    except redis.ResponseError:
+        return False
 
 
 def _id(server: RedisProcess) -> str:
@@ -242,44 +241,31 @@ def _id(server: RedisProcess) -> str:
 
 
 def _state(server: RedisProcess) -> dict[str, str]:
-    with server.client() as client:
-        return {str(name): str(value) for name, value in client.cluster("INFO").items()}
+    return {str(name): str(value) for name, value in _say(server, "CLUSTER INFO").items()}
 
 
 def _takes_for_master(node: RedisProcess, id: str) -> bool:
-    with node.client() as client:
-        known: Any = client.execute_command("CLUSTER NODES")
-    return any(other["node_id"] == id and "master" in other["flags"] for other in known.values())
+    known = _say(node, "CLUSTER NODES").values()
+    return any(other["node_id"] == id and "master" in other["flags"] for other in known)
 
 
 def _owns(master: RedisProcess, slot: int) -> bool:
-    return any(first <= slot <= last and ports[1] == master.port for first, last, ports, *_ in _slots(master))
+    found = _say(master, "CLUSTER SLOTS")
+    return any(first <= slot <= last and ports[1] == master.port for first, last, ports, *_ in found)
 
 
-def _slots(server: RedisProcess) -> list[Any]:
-    with server.client() as client:
-        return list(client.execute_command("CLUSTER SLOTS"))
-
-
-def _is_accepted(to: RedisProcess | redis.Redis, *words: Any) -> bool:
-    try:
-        return bool(_say(to, *words) if isinstance(to, RedisProcess) else to.execute_command(*words))
-    except redis.ResponseError:
-        return False
+def _replication(server: RedisProcess) -> dict[str, Any]:
+    return dict(_say(server, "INFO", "replication"))
 
 
 def _is_in_step(server: RedisProcess) -> bool:
-    with server.client() as client:
-        return bool(client.info("replication").get("master_link_status") == "up")
+    return bool(_replication(server).get("master_link_status") == "up")
 
 
 def _follows(server: RedisProcess, master: RedisProcess) -> bool:
-    with server.client() as client:
-        state = client.info("replication")
-    return (state.get("master_port"), state.get("master_link_status")) == (master.port, "up")
+    return _is_in_step(server) and _replication(server).get("master_port") == master.port
 
 
-def _knows_all(sentinel: redis.Redis, replicas: int, sentinels: int) -> bool:
-    states: Any = sentinel.sentinel_masters()
-    state = states[SERVICE]
+def _knows_all(sentinel: RedisProcess, replicas: int, sentinels: int) -> bool:
+    state = _say(sentinel, "SENTINEL MASTERS")[SERVICE]
     return bool(state["num-slaves"] == replicas and state["num-other-sentinels"] == sentinels - 1)

@@ -276,7 +276,7 @@ class PolicyViewSet(OperatorView, ViewSet):
 
     def get_serializer(self, *args: Any, **options: Any) -> Any:
         """Return the serializer of the request of the action, whose fields the browsable API shows as a form."""
-        return inputs.BODIES[self.action](*args, **options)
+        return inputs.BODIES[self.action_map["post"]](*args, **options)  # also for OPTIONS, whose action is "metadata"
 
     def target(self) -> tuple[TimeoutPolicy[Any], str]:
         policy = registry.get(self.kwargs["label"])

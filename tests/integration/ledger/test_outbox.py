@@ -85,7 +85,7 @@ def test_a_transaction_makes_one_call_after_its_commit_and_without_one_each_push
     assert sorted(calls.sent) == [[1, 2, 3, 2, 4], [5]]
     assert in_redis() == {1, 3, 4, 5}, "changes of one id keep their order"
     push_ids(6, 7)
-    transaction.set_autocommit(False)  # the caller manages the transaction himself
+    transaction.set_autocommit(False)  # as in a transaction that the caller manages
     try:
         push_ids(8)
         transaction.commit()
@@ -102,7 +102,7 @@ def test_a_transaction_that_rolls_back_pushes_nothing(calls: Calls) -> None:
         push_ids(2)
     with contextlib.suppress(Exception), transaction.atomic():
         push_ids(3)
-        connection.close()  # so nobody commits it
+        connection.close()  # so it is never committed
         raise ValueError
     push_ids(4)
     assert calls.sent == [[2], [4]]

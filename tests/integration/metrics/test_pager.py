@@ -58,18 +58,13 @@ class Burning:
         return {getattr(record, "event", "") for record in self.caplog.records}
 
     def a_brake_has_stopped_a_policy(self) -> None:
-        policy = self.declare(Order, name="braked", brake=Brake(1, per=timedelta(minutes=10)))
-        due_orders(policy, 5)
+        due_orders(self.declare(Order, name="braked", brake=Brake(1, per=timedelta(minutes=10))), 5)
         run_worker(lambda: "policy_paused" in self.events(), "the brake stops it")
         a_worker()
 
     def a_policy_is_stopped_without_an_end_and_its_timeouts_wait(self) -> None:
-        due_orders("remind")
-        Timeout.objects.update(
-            due_at=timezone.now() - HOURS, run_at=timezone.now() - HOURS, created_at=timezone.now() - HOURS
-        )
+        self.timeouts_are_overdue()
         operations.pause("testapp.order.remind", by="admin:eve")
-        a_worker()
 
     def redis_is_away(self) -> None:
         self.settings.DELAYQ = {**self.settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
@@ -79,16 +74,14 @@ class Burning:
         a_worker()
 
     def handlers_fail(self) -> None:
-        policy = self.declare(Order, _refuse, name="failing", retry=dq.Retry([0, 0, 3600]))
-        due_orders(policy)
+        due_orders(self.declare(Order, _refuse, name="failing", retry=dq.Retry([0, 0, 3600])))
         run_worker(lambda: Timeout.objects.get().attempts == 3, "three attempts have failed")
         a_worker()
 
     def timeouts_are_overdue(self) -> None:
         due_orders("remind")
-        Timeout.objects.update(
-            due_at=timezone.now() - HOURS, run_at=timezone.now() - HOURS, created_at=timezone.now() - HOURS
-        )
+        then = timezone.now() - HOURS
+        Timeout.objects.update(due_at=then, run_at=then, created_at=then)
         a_worker()
 
     def timeouts_are_dead(self) -> None:

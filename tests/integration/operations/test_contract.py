@@ -274,7 +274,7 @@ def stored() -> Any:
 
 
 def written() -> Any:
-    """Return what tells that something was changed, which each edge asks for often."""
+    """Return what differs after a change, in two queries, because each edge asks for it often."""
     return list(Timeout.objects.values_list("due_at", "history")), PolicyChange.objects.count()
 
 

@@ -52,7 +52,7 @@ def test_a_paused_policy_is_released_and_the_others_are_not_and_the_story_says_b
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
     assert report.again == {paused.pk: report.now + timedelta(seconds=controls.CACHE_SECONDS)}
-    assert set(run(before[0], "default").again) == {paused.pk}, "also what waited for a thread"
+    assert set(run(before[0], "default").again) == {paused.pk}, "also one that had been planned"
     paused.refresh_from_db()
     assert (paused.state, paused.attempts) == ("pending", 0)
     outlook = explain_timeout(paused).outlook
@@ -113,7 +113,7 @@ def test_pausing_again_keeps_the_end_and_the_reason_unless_given() -> None:
     assert state_of().stopped_at == began
     with clock.set_to(timezone.now() + HOUR):
         pause(REMIND, by=BY, until=timezone.now() + 2 * HOUR)
-    with clock.set_to(timezone.now() + 3 * HOUR):  # that one is over, and the next one begins anew
+    with clock.set_to(timezone.now() + 3 * HOUR):  # that one is over, and the next one does not continue it
         assert pause(REMIND, by="rest:bob") is not None
         assert (state_of().until, state_of().reason, state_of().by) == (None, "", "rest:bob")
     change_delay(UNPAID, HOUR, by="rest:bob", reason="holidays")

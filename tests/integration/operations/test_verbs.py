@@ -1,4 +1,4 @@
-"""Cancel, fire now, postpone, change the deadline, retry: which rows change, which do not and why, and what is told."""
+"""Cancel, fire now, postpone, change the deadline, retry: which rows change, which do not, and who hears of it."""
 
 from __future__ import annotations
 

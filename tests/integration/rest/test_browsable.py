@@ -54,7 +54,7 @@ def test_the_form_of_an_action_has_fields_and_data_that_it_accepts(
         *(POLICY_VERBS.get(verb) or ["dry_run"] * (verb in VERBS)),
     }
     assert 'name="policy"' not in shown and "<script>alert" not in shown
-    assert verb not in VERBS or operator.options(address).status_code == 200
+    assert operator.options(address).status_code == 200
     answer = operator.post(address, raw_data(shown), format="json")
     assert answer.status_code == (409 if verb == "shadow" else 200), answer.data
 

@@ -12,14 +12,16 @@ import redis
 from pytest_django import Settings
 
 from django_delayq.engine.engine import Engine
+from django_delayq.firing.state import firing_state
 from django_delayq.redis_clients import forget_engine
 from tests.engine.redis_process import RedisProcess
 from tests.support.workers import RunningWorker, StartWorker, worker_engine
 
 
 @pytest.fixture(autouse=True)
-def ends_of_outages_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """They are at INFO, see `events`."""
+def as_in_a_new_process(caplog: pytest.LogCaptureFixture) -> None:
+    """No test inherits what another one has learned or logged. Ends of outages are logged at INFO, see `events`."""
+    firing_state.forget()
     caplog.set_level(logging.INFO, "django_delayq.worker")
 
 

@@ -8,18 +8,22 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.utils import timezone
 from pytest_django import Settings
 
-from django_delayq import schedule_timeout
+import django_delayq as dq
+from django_delayq.engine.engine import DUE_UNIT
+from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.operations import advance_clock
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, queue_in_redis, states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-OFTEN = timedelta(milliseconds=100)
+OFTEN, MINUTE, DAY = timedelta(milliseconds=100), timedelta(minutes=1), timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
@@ -27,50 +31,35 @@ def often(settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": OFTEN, "SYNC_INTERVAL": OFTEN}
 
 
-def entries() -> dict[int, int]:
-    """Return what Redis has, by id: when it is due, or when its lease expires."""
-    return dict(queue_in_redis().peek())
-
-
 @pytest.mark.usefixtures("source")
-def test_a_worker_arms_what_saves_did_not_see(start_worker: StartWorker) -> None:
-    start_worker()
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
-    wait_until(lambda: states() == {"pending": 1})
-
-
-@pytest.mark.usefixtures("source")
-@pytest.mark.parametrize(("days", "left"), [(2, 1), (4, 0)])
-def test_a_worker_deletes_what_was_settled_before_the_retention(
-    start_worker: StartWorker, settings: Settings, days: int, left: int
+def test_a_worker_arms_what_saves_did_not_see_deletes_what_is_old_and_settles_what_another_one_died_with(
+    start_worker: StartWorker, settings: Settings
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": timedelta(days=3), "CATCH_UP": timedelta(days=1)}
-    [row], [oldest] = due_orders("remind"), due_orders("remind")
-    for each, ago in ((row, days), (oldest, 30)):
-        then = timezone.now() - timedelta(days=ago)
-        Timeout.objects.filter(pk=each.pk).update(
+    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": 3 * DAY, "CATCH_UP": DAY}
+    young, old = due_orders("remind", 2)
+    for row, days in ((young, 2), (old, 4)):
+        then = timezone.now() - days * DAY
+        Timeout.objects.filter(pk=row.pk).update(
             state="fired", cause="due", slot_taken=None, settled_at=then, due_at=then, first_due_at=then
         )
+    [died] = due_orders("send_outside", hours=1)
+    expired: dict[str, Any] = {"state": "firing", "slot_taken": None, "run_at": timezone.now() - MINUTE}
+    Timeout.objects.filter(pk=died.pk).update(attempts=1, **expired)
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
     start_worker()
-    wait_until(lambda: not Timeout.objects.filter(pk=oldest.pk).exists())
-    assert Timeout.objects.filter(pk=row.pk).count() == left
-
-
-@pytest.mark.usefixtures("source")
-def test_a_worker_settles_what_another_one_died_with(start_worker: StartWorker) -> None:
-    [row] = due_orders("send_outside", hours=1)
-    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=timezone.now() - timedelta(minutes=1))
-    start_worker()
-    wait_until(all_are("fired"))
-    row.refresh_from_db()
-    assert row.attempts == 1, "a death does not count as an attempt"
+    settled = {(young.policy, "fired"), (died.policy, "fired"), ("testapp.order.cancel_unpaid", "pending")}
+    wait_until(lambda: set(Timeout.objects.values_list("policy", "state")) == settled)
+    wait_until(lambda: not Timeout.objects.filter(pk=old.pk).exists())
+    died.refresh_from_db()
+    assert died.attempts == 1, "a death does not count as an attempt"
+    assert Timeout.objects.filter(pk=young.pk).exists()
 
 
 def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: StartWorker, with_redis: Any) -> None:
     """Otherwise nothing beyond the horizon would fire, in any worker, until the row is repaired."""
     [broken] = due_orders("send_outside", hours=1)
     due_orders("remind", 3, hours=2)
-    expired = {"state": "firing", "slot_taken": None, "run_at": timezone.now() - timedelta(minutes=1)}
+    expired: dict[str, Any] = {"state": "firing", "slot_taken": None, "run_at": timezone.now() - MINUTE}
     Timeout.objects.filter(pk=broken.pk).update(**expired, history=0)
     start_worker()
     Timeout.objects.exclude(pk=broken.pk).update(run_at=timezone.now())
@@ -79,10 +68,8 @@ def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: Star
 
 def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "SYNC_INTERVAL": timedelta(minutes=10)}
-    begun = timezone.now() - timedelta(minutes=31)
-    Order.objects.bulk_create([Order(status="unpaid", created_at=begun)])
-    worker = start_worker(burst=True)
-    worker.join()
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(minutes=31))])
+    start_worker(burst=True).join()
     assert states() == {"fired": 1}
 
 
@@ -107,17 +94,20 @@ def handler() -> Iterator[Handler]:
 def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
     start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any, handler: Handler
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=9)}
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=6)}
     policy = declare(Order, handler, name="endless")
     start_worker()
     # On SQLite the first heartbeat, which the same thread writes, would wait for the transaction of the handler.
     wait_until(WorkerSeen.objects.exists)
     [row] = due_orders(policy)
     assert handler.begun.wait(30)
-    first = entries()[row.pk]
-    left = first / 1000 - timezone.now().timestamp()
-    assert left < 9.5
-    wait_until(lambda: entries()[row.pk] > first or timezone.now().timestamp() * 1000 > first)
+
+    def ends_at() -> int:
+        return dict(queue_in_redis().peek())[row.pk]
+
+    first = ends_at()
+    assert first / 1000 - timezone.now().timestamp() < 6.5
+    wait_until(lambda: ends_at() > first or timezone.now().timestamp() * 1000 > first)
     assert timezone.now().timestamp() * 1000 < first, "it expired; the worker has leased it a second time"
     handler.end.set()
     wait_until(all_are("fired"))
@@ -135,15 +125,60 @@ def test_a_claim_lasts_as_long_as_the_setting(
     assert row.claimed_until - timezone.now() < timedelta(seconds=3.5)
 
 
-def test_an_idle_worker_is_woken_by_what_is_scheduled(
-    start_worker: StartWorker, with_redis: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the message it would check again after ten minutes, as the sweep would."""
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(minutes=10)}
-    monkeypatch.setattr("django_delayq.worker.sources.redis.POLL_SECONDS", 600.0)
-    monkeypatch.setattr("django_delayq.worker.loop.POLL_SECONDS", 600.0)
+@pytest.mark.usefixtures("source")
+def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "PRODUCTION": "production"}
     start_worker()
+    order = Order.objects.create()
+    for number, name in enumerate(("remind", "linger")):
+        dq.schedule_timeout(order, name, days=number + 1)
+    done = advance_clock(timedelta(days=3), actor="script:test")
+    assert done.is_complete
+    rows = {row.policy.rpartition(".")[2]: row for row in Timeout.objects.all()}
+    assert {row.state for row in rows.values()} == {"fired"}
+    first, second = rows["remind"].settled_at, rows["linger"].settled_at
+    assert first is not None and second is not None and first < second
+
+
+FAR = timedelta(hours=20)
+LEASED = 2**52
+
+
+@pytest.fixture
+def short_lease(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=5), "SWEEP_INTERVAL": timedelta(minutes=10)}
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_a_forged_lease_in_redis_is_honored_for_twice_the_lease_at_most(
+    start_worker: StartWorker, with_redis: redis.Redis
+) -> None:
+    [row] = due_orders("remind")
+    seconds, _ = with_redis.time()
+    far_ms = (seconds + int(FAR.total_seconds())) * 1000
+    with_redis.zadd(queue_in_redis().keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
+    start_worker()
+    wait_until(all_are("fired"), "its lease ended")
+
+
+@pytest.mark.usefixtures("without_redis", "short_lease")
+def test_so_is_a_claim_in_the_ledger_and_a_row_that_is_firing(start_worker: StartWorker) -> None:
+    [claimed], [firing] = due_orders("remind"), due_orders("send_outside")
+    far = timezone.now() + FAR
+    Timeout.objects.filter(pk=claimed.pk).update(claims=1, claimed_until=far)
+    Timeout.objects.filter(pk=firing.pk).update(state="firing", slot_taken=None, attempts=1, run_at=far)
+    worker = start_worker().worker
+    wait_until(lambda: hasattr(worker, "_background"), "it has begun")
+    worker._background.follow()
+    wait_until(all_are("fired"), "its claim ended, and its process counts as dead")
+    firing.refresh_from_db()
+    assert firing.attempts == 1
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_claim_of_a_worker_with_another_lease_is_honored(settings: Settings) -> None:
     due_orders("remind")
-    wait_until(all_are("fired"))
-    schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
-    wait_until(all_are("fired"))
+    for lease, claimed_for in [(timedelta(seconds=5), timedelta(seconds=100)), (timedelta(hours=1),) * 2]:
+        settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease}
+        Timeout.objects.update(claims=1, claimed_until=timezone.now() + claimed_for)
+        assert not claim_each("default", None, {"testapp.order.remind": 10}, timedelta(seconds=5)).claims

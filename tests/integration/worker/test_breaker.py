@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,15 +12,7 @@ from django_delayq.backoff import Backoff
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from django_delayq.redis_clients import breaker as module
 from django_delayq.redis_clients.breaker import FRESH_SECONDS, Breaker
-from tests.support.waiting import wait_until
-
-
-class Seconds:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.waiting import Steady, wait_until
 
 
 class Server:
@@ -29,8 +20,7 @@ class Server:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self.asked = 0
-        self.answered = 0
+        self.asked = self.answered = 0
         self.threads: set[str] = set()
         self.speaks = threading.Event()
         self.speaks.set()
@@ -47,11 +37,6 @@ class Server:
 
 
 @pytest.fixture
-def seconds() -> Seconds:
-    return Seconds()
-
-
-@pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
     yield made
@@ -59,15 +44,16 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def breaker(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Breaker:
+def breaker(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> Breaker:
     monkeypatch.setattr(module, "LIMIT_SECONDS", 30)
-    return Breaker(clock=seconds)
+    return Breaker(clock=steady)
 
 
 @pytest.fixture
-def quick(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Breaker:
+def quick(breaker: Breaker, monkeypatch: pytest.MonkeyPatch) -> Breaker:
+    """One that waits for no answer for long."""
     monkeypatch.setattr(module, "LIMIT_SECONDS", 0.05)
-    return Breaker(clock=seconds)
+    return breaker
 
 
 def refused(breaker: Breaker, work: Callable[[], Any]) -> bool:
@@ -85,15 +71,34 @@ def fail(breaker: Breaker, server: Server) -> None:
     assert breaker.is_open
 
 
-def probe(breaker: Breaker, server: Server) -> None:
-    """The next call begins a probe, which has ended."""
-    before = server.answered
+def probe(breaker: Breaker, server: Server, error: BaseException | None = None) -> None:
+    """The next call begins a probe, which has ended; the server is sound again, unless it has an error."""
+    before, server.error = server.answered, error
     assert refused(breaker, server)
-    wait_until(lambda: server.answered == before + 1)
-    wait_until(lambda: not breaker._is_probing)
+    wait_until(lambda: server.answered == before + 1 and not breaker._is_probing)
 
 
-def test_an_answer_and_an_error_are_handed_on(breaker: Breaker, server: Server) -> None:
+def together(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "it waits for the server"
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [vars(record)["event"] for record in caplog.records]
+
+
+def test_after_a_failure_nothing_passes_until_the_pause_is_over(
+    breaker: Breaker, server: Server, steady: Steady
+) -> None:
+    assert breaker.call(server) == "answer"
+    fail(breaker, server)
+    steady.seconds += Backoff.first - 0.01
+    assert all(refused(breaker, server) for _ in range(100))
+    assert server.asked == 2
+    steady.seconds += 0.01
+    probe(breaker, server)
+    assert not breaker.is_open
     assert breaker.call(server) == "answer"
     server.error = EngineError("NOPERM")
     with pytest.raises(EngineError, match="NOPERM"):
@@ -101,75 +106,55 @@ def test_an_answer_and_an_error_are_handed_on(breaker: Breaker, server: Server) 
     assert breaker.is_open, "a refusal opens it too"
 
 
-def test_after_a_failure_nothing_passes_until_the_pause_is_over(
-    breaker: Breaker, server: Server, seconds: Seconds
-) -> None:
-    fail(breaker, server)
-    seconds.now += Backoff.first - 0.01
-    for _ in range(100):
-        assert refused(breaker, server)
-    assert server.asked == 1
-    server.error = None
-    seconds.now += 0.01
-    probe(breaker, server)
-    assert not breaker.is_open
-    assert breaker.call(server) == "answer"
-
-
-def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(
-    breaker: Breaker, server: Server, seconds: Seconds
-) -> None:
+def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(breaker: Breaker, server: Server, steady: Steady) -> None:
     fail(breaker, server)
     server.error = None
     server.speaks.clear()
-    seconds.now += 60
+    steady.seconds += 60
     start = threading.Barrier(8)
 
     def ask() -> None:
         start.wait(60)
-        for _ in range(20):
-            assert refused(breaker, server)
+        assert all(refused(breaker, server) for _ in range(20))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "it waits for the server"
+    together(threads)
     wait_until(lambda: server.asked == 2)
     server.speaks.set()
     wait_until(lambda: not breaker.is_open)
     assert server.asked == 2, "160 calls, one probe"
 
 
-def test_a_server_that_says_nothing_is_waited_for_once(quick: Breaker, server: Server) -> None:
-    server.speaks.clear()
-    with pytest.raises(EngineUnavailable, match=r"no answer for 0\.05 seconds"):
-        quick.call(server)
-    for _ in range(100):
-        assert refused(quick, server)
-    assert server.asked == 1
-    assert server.answered == 0
-
-
-def test_an_answer_that_comes_when_nobody_waits_for_it_any_more_closes_it(quick: Breaker, server: Server) -> None:
+@pytest.mark.parametrize("error", [None, EngineUnavailable("away")], ids=["answer", "error"])
+def test_a_server_that_says_nothing_is_waited_for_once_and_a_late_answer_closes_it(
+    quick: Breaker, server: Server, steady: Steady, error: BaseException | None
+) -> None:
     """A remote server: opening a connection takes longer than the timeout, but an open one works."""
     server.speaks.clear()
-    assert refused(quick, server)
-    assert quick.is_open
+    server.error = error
+    with pytest.raises(EngineUnavailable, match=r"no answer for 0\.05 seconds"):
+        quick.call(server)
+    assert all(refused(quick, server) for _ in range(100))
+    assert (server.asked, server.answered, quick.is_open) == (1, 0, True)
     server.speaks.set()
-    wait_until(lambda: not quick.is_open)
+    wait_until(lambda: server.answered == 1)
+    if error is None:
+        wait_until(lambda: not quick.is_open)
+    assert quick.is_open == bool(error)
+    assert error is None or quick._backoff.retry_at == steady.seconds + Backoff.first, "a late error changes nothing"
     assert server.asked == 1
 
 
 def test_an_answer_that_comes_just_before_it_counts_as_missing_leaves_it_closed(
-    quick: Breaker, server: Server, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+    quick: Breaker, server: Server, steady: Steady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Missing(EngineUnavailable):
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
             server.speaks.set()
-            wait_until(lambda: quick._closed_at == seconds.now)
+            wait_until(lambda: quick._closed_at == steady.seconds)
 
     monkeypatch.setattr(module, "EngineUnavailable", Missing)
     server.speaks.clear()
@@ -177,36 +162,29 @@ def test_an_answer_that_comes_just_before_it_counts_as_missing_leaves_it_closed(
     assert not quick.is_open
 
 
-def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(
-    seconds: Seconds, quick: Breaker, server: Server
+def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it_and_is_told_of_once(
+    breaker: Breaker, server: Server, steady: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.speaks.clear()
-    server.error = EngineUnavailable("away")
-    assert refused(quick, server)
-    server.speaks.set()
-    wait_until(lambda: server.answered == 1)
-    assert quick.is_open
-    assert quick._backoff.retry_at == seconds.now + Backoff.first
-
-
-def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
-    breaker: Breaker, server: Server, seconds: Seconds
-) -> None:
+    caplog.set_level("INFO", "django_delayq.redis")
     pauses = []
     for _ in range(4):
         fail(breaker, server)
-        pauses.append(breaker._backoff.retry_at - seconds.now)
-        server.error = None
-        seconds.now = breaker._backoff.retry_at
+        pauses.append(breaker._backoff.retry_at - steady.seconds)
+        steady.seconds = breaker._backoff.retry_at
         probe(breaker, server)
-        seconds.now += 1
+        breaker.call(server)
+        steady.seconds += 1
     assert pauses == [0.5, 1, 2, 4]
-    seconds.now += Backoff.longest
+    assert events(caplog) == ["redis_away"], "once, however often it is interrupted"
+    steady.seconds += Backoff.longest
+    breaker.call(server)
+    breaker.call(server)
     fail(breaker, server)
-    assert breaker._backoff.retry_at - seconds.now == Backoff.first
+    assert breaker._backoff.retry_at - steady.seconds == Backoff.first
+    assert events(caplog) == ["redis_away", "redis_back", "redis_away"]
 
 
-def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: Seconds) -> None:
+def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, steady: Steady) -> None:
     """Neither a failure, which would lengthen the pause, nor a success, which began before the failure."""
     began, go = threading.Barrier(5), threading.Event()
 
@@ -224,54 +202,37 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: 
     for thread in threads:
         thread.start()
     began.wait(60)
-    failing = Server()
-    fail(breaker, failing)
+    fail(breaker, Server())
     go.set()
-    for thread in threads:
-        thread.join()
+    together(threads)
     assert breaker.is_open
-    assert breaker._backoff.retry_at == seconds.now + Backoff.first
+    assert breaker._backoff.retry_at == steady.seconds + Backoff.first
 
 
 def test_an_error_that_nobody_thought_of_opens_it_and_ends_no_probing(
-    breaker: Breaker, server: Server, seconds: Seconds, caplog: pytest.LogCaptureFixture
+    breaker: Breaker, server: Server, steady: Steady, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def interrupted(work: object) -> None:
+        raise KeyboardInterrupt
+
     server.error = UnicodeError("label empty or too long")
     with pytest.raises(UnicodeError):
         breaker.call(server)
     assert breaker.is_open
-    seconds.now += 60
-    server.error = SystemExit(1)
-    probe(breaker, server)
-    server.error = None
-    seconds.now += 60
+    steady.seconds += 60
+    probe(breaker, server, SystemExit(1))
+    steady.seconds += 60
+    with monkeypatch.context() as patched:  # as a signal handler may, such as that of a time limit of Celery
+        patched.setattr(module, "call_in_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            breaker.call(server)
     probe(breaker, server)
     assert not breaker.is_open
-    assert [vars(record)["event"] for record in caplog.records] == ["redis_away"]
-
-
-def test_an_outage_is_logged_once_at_each_end_however_often_it_is_interrupted(
-    breaker: Breaker, server: Server, seconds: Seconds, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "django_delayq"):
-        for _ in range(5):
-            fail(breaker, server)
-            seconds.now = breaker._backoff.retry_at
-            probe(breaker, server)
-            server.error = None
-            seconds.now = breaker._backoff.retry_at
-            probe(breaker, server)
-            breaker.call(server)
-        assert [vars(record)["event"] for record in caplog.records] == ["redis_away"]
-        seconds.now += Backoff.longest
-        breaker.call(server)
-        breaker.call(server)
-        fail(breaker, server)
-    assert [vars(record)["event"] for record in caplog.records] == ["redis_away", "redis_back", "redis_away"]
+    assert events(caplog) == ["redis_away"]
 
 
 def test_only_calls_that_may_have_to_connect_are_made_in_another_thread(
-    breaker: Breaker, server: Server, seconds: Seconds
+    breaker: Breaker, server: Server, steady: Steady
 ) -> None:
     def made_here() -> bool:
         server.threads.clear()
@@ -286,13 +247,13 @@ def test_only_calls_that_may_have_to_connect_are_made_in_another_thread(
         assert made_here(), "which is there from then on"
 
     breaker.call(within_another)
-    seconds.now += FRESH_SECONDS
+    steady.seconds += FRESH_SECONDS
     assert not made_here(), "a connection that was idle for long may be gone"
     assert made_here()
 
 
 def test_where_no_thread_can_be_had_the_caller_does_it_himself(
-    breaker: Breaker, server: Server, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+    breaker: Breaker, server: Server, steady: Steady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -300,26 +261,7 @@ def test_where_no_thread_can_be_had_the_caller_does_it_himself(
     monkeypatch.setattr(threading.Thread, "start", none_left)
     assert breaker.call(server) == "answer"
     fail(breaker, Server())
-    seconds.now += 60
+    steady.seconds += 60
     assert refused(breaker, server)
     assert not breaker.is_open
     assert server.threads == {threading.current_thread().name}
-
-
-def test_after_a_probe_that_could_not_begin_another_one_does(
-    breaker: Breaker, server: Server, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A signal handler may raise at any time, as that of a time limit of Celery, and the process continues."""
-
-    def interrupted(work: object) -> None:
-        raise KeyboardInterrupt
-
-    fail(breaker, server)
-    seconds.now += 60
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "call_in_thread", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            breaker.call(server)
-    server.error = None
-    probe(breaker, server)
-    assert not breaker.is_open

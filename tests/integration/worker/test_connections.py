@@ -1,4 +1,4 @@
-"""From the setting to a client that reaches the right server, and gives up in time."""
+"""From `DELAYQ["REDIS"]`, a URL or another setting, to a client that reaches its server, and gives up in time."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ import pytest
 import redis
 import redis.asyncio
 from pytest_django import Settings
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import Sentinel
 
 from django_delayq.conf import ConfigError
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
-from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
+from django_delayq.redis_clients import clients, forget_engine, get_engine, get_worker_engine
 from django_delayq.redis_clients.breaker import GuardedCaller
+from django_delayq.redis_clients.clients import Timeouts, make_client
 from tests.engine.redis_process import RedisProcess
 from tests.engine.topologies import SERVICE, SentinelProcess, clustered
 from tests.support.waiting import wait_until
 from tests.support.workers import worker_engine
 
-NEVER = 4_000_000_000_000
+CHANGES = [Change("default", "line", 1, 4_000_000_000_000)]
 MADE: list[redis.Redis] = []
+Configure = Callable[..., None]
 
 
 @pytest.fixture
-def configure(settings: Settings) -> Iterator[Callable[..., None]]:
+def configure(settings: Settings) -> Iterator[Configure]:
     """Sets `DELAYQ["REDIS"]`, and the cache "shared" to the given one."""
 
     def configure(source: Any, cache: dict[str, Any] | None = None) -> None:
@@ -43,23 +46,22 @@ def configure(settings: Settings) -> Iterator[Callable[..., None]]:
     forget_engine()
 
 
-@pytest.fixture
-def black_hole() -> Iterator[socket.socket]:
-    """A server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
+def producers() -> Engine:
+    engine = get_engine("default")
+    assert engine is not None
+    return engine
 
 
-def holds(engine: Engine | None, client: redis.Redis) -> bool:
+def is_on(engine: Engine | None, client: redis.Redis) -> bool:
     """Whether what the engine writes is found on this server."""
     assert engine is not None
-    engine.queue("default", 0).ensure("line", [(7, NEVER)])
+    engine.apply(CHANGES)
     entries = client.zcard(engine.queue("default", 0).keys.line("line"))
     engine.close()
     return entries == 1
 
 
-def make_client() -> redis.Redis:
+def own_client() -> redis.Redis:
     client: redis.Redis = redis.Redis.from_url(os.environ["DELAYQ_TEST_REDIS_URL"], decode_responses=True)
     MADE.append(client)
     return client
@@ -72,114 +74,95 @@ def make_asyncio_client() -> Any:
 NO_CALLABLE = 7
 
 
-@pytest.mark.parametrize("get", [get_engine, get_worker_engine])
-def test_a_url_leads_to_its_server(
-    configure: Callable[..., None], redis_url: str, redis_client: redis.Redis, get: Callable[[str], Engine | None]
+def test_a_url_leads_producers_to_one_engine_and_each_worker_to_one_of_its_own(
+    configure: Configure, redis_url: str, redis_client: redis.Redis
 ) -> None:
     configure(redis_url)
-    assert holds(get("default"), redis_client)
+    first = producers()
+    assert producers() is first
+    assert get_worker_engine("default") is not get_worker_engine("default")
+    assert is_on(first, redis_client) and is_on(get_worker_engine("default"), redis_client)
+    configure(f"{redis_url}?client_name=x")
+    assert producers() is not first, "settings have changed"
 
 
-@pytest.mark.parametrize(
-    "cache",
-    [
-        {"BACKEND": "django_redis.cache.RedisCache"},
-        {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "OPTIONS": {
-                "CLIENT_CLASS": "django_redis.client.HerdClient",
-                "CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool",
-                "CONNECTION_POOL_KWARGS": {"max_connections": 1, "timeout": 20, "decode_responses": True},
-            },
+DJANGO, DJANGO_REDIS = "django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache"
+CACHES: dict[str, dict[str, Any]] = {
+    "django-redis": {"BACKEND": DJANGO_REDIS},
+    "django-redis with options": {
+        "BACKEND": DJANGO_REDIS,
+        "OPTIONS": {
+            "CLIENT_CLASS": "django_redis.client.HerdClient",
+            "CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool",
+            "CONNECTION_POOL_KWARGS": {"max_connections": 1, "timeout": 20, "decode_responses": True},
         },
-        {"BACKEND": "django.core.cache.backends.redis.RedisCache"},
-        {"BACKEND": "django.core.cache.backends.redis.RedisCache", "OPTIONS": {"db": "0", "socket_timeout": 30}},
-    ],
-    ids=["django-redis", "django-redis with options", "django", "django with options"],
-)
+    },
+    "django": {"BACKEND": DJANGO},
+    "django with options": {"BACKEND": DJANGO, "OPTIONS": {"db": "0", "socket_timeout": 30}},
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
 def test_a_cache_alias_leads_to_the_caches_server(
-    configure: Callable[..., None], redis_url: str, redis_client: redis.Redis, cache: dict[str, Any]
+    configure: Configure, redis_url: str, redis_client: redis.Redis, name: str
 ) -> None:
-    configure("shared", {**cache, "LOCATION": redis_url})
-    engine = get_engine("default")
-    assert engine is not None
-    assert isinstance(engine.client, redis.Redis)
-    assert engine.client.connection_pool.connection_kwargs["socket_timeout"] == 0.25
-    assert holds(engine, redis_client)
+    configure("shared", {**CACHES[name], "LOCATION": redis_url})
+    client: Any = producers().client
+    assert client.connection_pool.connection_kwargs["socket_timeout"] == 0.25
+    assert is_on(producers(), redis_client)
 
 
-def test_of_a_cache_with_replicas_the_writable_server_is_taken(configure: Callable[..., None], redis_url: str) -> None:
-    configure("shared", {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": [redis_url, "redis://replica/0"]})
+def test_of_a_cache_with_replicas_the_writable_server_is_taken_and_one_that_is_spread_is_refused(
+    configure: Configure, redis_url: str
+) -> None:
+    configure("shared", {"BACKEND": DJANGO_REDIS, "LOCATION": [redis_url, "redis://replica/0"]})
     for _ in range(20):
         with worker_engine() as engine:
             engine.ping()
-
-
-def test_a_cache_spread_over_several_servers_is_refused(configure: Callable[..., None], redis_url: str) -> None:
     sharded = {"CLIENT_CLASS": "django_redis.client.ShardClient"}
-    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": [redis_url, redis_url], "OPTIONS": sharded}
-    configure("shared", cache)
+    configure("shared", {"BACKEND": DJANGO_REDIS, "LOCATION": [redis_url, redis_url], "OPTIONS": sharded})
     with pytest.raises(ConfigError, match="does not keep everything on one Redis server"):
         get_engine("default")
 
 
-@pytest.mark.parametrize("source", [f"{__name__}.make_client", make_client], ids=["dotted path", "callable"])
+@pytest.mark.parametrize("source", [f"{__name__}.own_client", own_client], ids=["dotted path", "callable"])
 def test_a_callable_gives_the_client_and_keeps_its_own_connections(
-    configure: Callable[..., None], redis_client: redis.Redis, source: Any
+    configure: Configure, redis_client: redis.Redis, source: Any
 ) -> None:
     configure(source)
-    engine = get_engine("default")
-    assert holds(engine, redis_client)
+    engine = producers()
+    assert is_on(engine, redis_client)
     made = MADE[-1].connection_pool
-    assert engine is not None
     assert isinstance(engine.client, redis.Redis)
     assert engine.client.connection_pool is not made
     assert made.connection_kwargs["decode_responses"] is True
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("name", "words"),
     [
-        (f"{__name__}.make_asyncio_client", "must return a redis.Redis"),
-        (f"{__name__}.make_nothing", "cannot be imported"),
-        (f"{__name__}.NO_CALLABLE", "not callable"),
+        ("make_asyncio_client", "must return a redis.Redis"),
+        ("make_nothing", "cannot be imported"),
+        ("NO_CALLABLE", "not callable"),
     ],
 )
-def test_a_callable_that_gives_no_client_is_refused(configure: Callable[..., None], source: str, words: str) -> None:
-    configure(source)
-    with pytest.raises(ConfigError, match=words):
-        holds(get_worker_engine("default"), redis.Redis())
-
-
-def test_producers_of_a_process_share_one_engine_until_settings_change(
-    configure: Callable[..., None], redis_url: str
-) -> None:
-    configure(redis_url)
-    first = get_engine("default")
-    assert get_engine("default") is first
-    configure(f"{redis_url}?client_name=x")
-    assert get_engine("default") is not first
-
-
-def test_every_worker_has_an_engine_of_its_own(configure: Callable[..., None], redis_url: str) -> None:
-    configure(redis_url)
-    assert get_worker_engine("default") is not get_worker_engine("default")
+def test_a_callable_that_gives_no_client_is_refused(configure: Configure, name: str, words: str) -> None:
+    configure(f"{__name__}.{name}")
+    with pytest.raises(ConfigError, match=words), worker_engine() as engine:
+        engine.ping()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_closed_engine_leaves_no_connection_open(configure: Callable[..., None], redis_url: str) -> None:
+def test_a_closed_engine_leaves_no_connection_open_and_a_forked_child_makes_one_of_its_own(
+    configure: Configure, redis_url: str
+) -> None:
     configure(redis_url)
     with redis.Redis.from_url(redis_url) as observer:
-        with worker_engine() as engine:
-            number = engine.client.client_id()
+        with worker_engine() as made:
+            number = made.client.client_id()
             assert observer.client_list(client_id=[str(number)])
         wait_until(lambda: not observer.client_list(client_id=[str(number)]), "the server has noticed")
-
-
-def test_a_forked_child_makes_an_engine_of_its_own(configure: Callable[..., None], redis_url: str) -> None:
-    configure(redis_url)
-    engine = get_engine("default")
-    assert engine is not None
+    engine = producers()
     engine.ping()
     child = os.fork()
     if child == 0:
@@ -189,63 +172,141 @@ def test_a_forked_child_makes_an_engine_of_its_own(configure: Callable[..., None
     engine.ping()
 
 
-def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(
-    configure: Callable[..., None], black_hole: socket.socket
-) -> None:
-    configure(f"redis://127.0.0.1:{black_hole.getsockname()[1]}/0?socket_timeout=60")
-    engine = get_engine("default")
-    assert engine is not None
+def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(configure: Configure) -> None:
     accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as black_hole:
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                accepted.append(black_hole.accept()[0])
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted.append(black_hole.accept()[0])
 
-    counting = threading.Thread(target=accept, daemon=True)
-    counting.start()
-    for _ in range(10):
-        with pytest.raises(EngineUnavailable):
-            engine.apply([Change("default", "line", 1, NEVER)])
-    assert isinstance(engine.caller, GuardedCaller)
-    assert engine.caller.breaker.is_open
-    black_hole.shutdown(socket.SHUT_RDWR)
-    counting.join()
+        counting = threading.Thread(target=accept, daemon=True)
+        counting.start()
+        configure(f"redis://127.0.0.1:{black_hole.getsockname()[1]}/0?socket_timeout=60")
+        engine = producers()
+        for _ in range(10):
+            with pytest.raises(EngineUnavailable):
+                engine.apply(CHANGES)
+        assert isinstance(engine.caller, GuardedCaller)
+        assert engine.caller.breaker.is_open
+        black_hole.shutdown(socket.SHUT_RDWR)
+        counting.join()
     for connection in accepted:
         connection.close()
     assert len(accepted) == 1
 
 
 @pytest.mark.parametrize("way", ["url", "callable"])
-def test_sentinels_lead_to_the_present_master(configure: Callable[..., None], way: str) -> None:
+def test_sentinels_lead_to_the_present_master(configure: Configure, way: str) -> None:
     with RedisProcess() as server, SentinelProcess(server, 1) as sentinel, server.client(db=1) as client:
         made = lambda: Sentinel([("127.0.0.1", sentinel.port)]).master_for(SERVICE, db=1)  # noqa: E731
         configure(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/1" if way == "url" else made)
         for get in (get_engine, get_worker_engine):
-            assert holds(get("default"), client)
+            assert is_on(get("default"), client)
             assert client.flushdb()
 
 
-def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_again(
-    configure: Callable[..., None],
-) -> None:
+def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_again(configure: Configure) -> None:
+    def is_applied(engine: Engine) -> bool:
+        with contextlib.suppress(EngineUnavailable):
+            engine.apply(CHANGES)
+            return True
+        return False
+
     with clustered(replicas=False) as found:
         configure(found.url)
         for node in found.masters:
             node.pause()
-        producer = get_engine("default")
-        assert producer is not None
         with worker_engine() as engine:
-            with pytest.raises(EngineUnavailable):
-                producer.apply([Change("default", "line", 1, NEVER)])
+            assert not is_applied(producers())
             for node in found.masters:
                 node.resume()
             wait_until(lambda: is_applied(engine), "its nodes have found each other again")
             assert engine.queue("default", 0).stats().total == 1
 
 
-def is_applied(engine: Engine) -> bool:
-    with contextlib.suppress(EngineUnavailable):
-        engine.apply([Change("default", "line", 1, NEVER)])
-        return True
-    return False
+TIMEOUTS = Timeouts(9.0)
+
+
+def options_of(client: Any) -> dict[str, Any]:
+    """Return the options of a client's connections, without those that every client gets."""
+    options, own = client.connection_pool.connection_kwargs, TIMEOUTS.options({})
+    given = options.keys() - {"retry"} - {name for name in options if name.startswith(clients._INTERNALS)}
+    return {name: options[name] for name in given if own.get(name) != options[name]}
+
+
+SERVERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "redis://host": (Connection, {"host": "host"}),
+    "redis://host:1/3": (Connection, {"host": "host", "port": 1, "db": 3}),
+    "rediss://me:p%40ss@host/": (SSLConnection, {"host": "host", "username": "me", "password": "p@ss"}),
+    "redis://host?socket_timeout=1.5": (Connection, {"host": "host", "socket_timeout": 1.5}),
+    "redis://host?max_connections=20&retry_on_timeout=true": (Connection, {"host": "host", "retry_on_timeout": True}),
+    "unix:///run/redis.sock?db=2": (UnixDomainSocketConnection, {"path": "/run/redis.sock", "db": 2}),
+}
+
+
+@pytest.mark.parametrize("url", SERVERS)
+def test_a_url_of_one_server_is_read_as_redis_py_reads_it(url: str) -> None:
+    client = make_client(url, TIMEOUTS)
+    assert isinstance(client, redis.Redis)
+    assert (client.connection_pool.connection_class, options_of(client)) == SERVERS[url]
+
+
+def test_sentinels_know_a_service_and_may_have_a_login_of_their_own() -> None:
+    url = "redis+sentinel://me:p%2Fw@a:1,b,[::1]:3/shop/5?sentinel_password=s&socket_timeout=2"
+    client: Any = make_client(url, TIMEOUTS)
+    assert client.connection_pool.service_name == "shop"
+    assert options_of(client).items() >= {"username": "me", "password": "p/w", "db": 5, "socket_timeout": 2.0}.items()
+    sentinels = client.connection_pool.sentinel_manager.sentinels
+    asked = [sentinel.connection_pool.connection_kwargs for sentinel in sentinels]
+    assert [(each["host"], each["port"]) for each in asked] == [("a", 1), ("b", 26379), ("::1", 3)]
+    for each in asked:
+        assert (each["username"], each["password"], each["socket_timeout"]) == (None, "s", 2.0 / 3)
+
+
+def test_sentinels_behind_tls_are_asked_behind_tls_too() -> None:
+    client: Any = make_client("rediss+sentinel://a/shop?ssl_cert_reqs=none", TIMEOUTS)
+    [sentinel] = client.connection_pool.sentinel_manager.sentinels
+    assert issubclass(client.connection_pool.connection_class, SSLConnection)
+    assert sentinel.connection_pool.connection_class is SSLConnection
+    for pool in (client.connection_pool, sentinel.connection_pool):
+        assert pool.connection_kwargs["ssl_cert_reqs"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("url", "nodes", "options"),
+    [
+        ("redis+cluster://a:7000,b:7001", [("a", 7000), ("b", 7001)], {}),
+        ("rediss+cluster://:pw@a", [("a", 6379)], {"password": "pw", "ssl": True}),
+    ],
+)
+def test_a_cluster_is_known_by_some_of_its_nodes(
+    monkeypatch: pytest.MonkeyPatch, url: str, nodes: list[tuple[str, int]], options: dict[str, object]
+) -> None:
+    made: list[tuple[object, ...]] = []
+    monkeypatch.setattr(clients, "_cluster_client", lambda *given: made.append(given))
+    client: Any = make_client(url, TIMEOUTS)
+    assert made == [], "only its first use calls the cluster"
+    client._setup()
+    assert made == [(nodes, options, TIMEOUTS)]
+
+
+WRONG = [
+    "http://secret@host", "redis://user:secret/x@host:6379/0", "redis://:secret@host/first",
+    "redis+sentinel://secret@a,b", "redis+sentinel://me:secret@a/service/first",
+    "redis+sentinel://me:secret@a:x/service", "redis+cluster://me:secret@a/1", "redis+cluster://me:secret@", "unix://",
+    "redis+magic://me:secret@a", "redis://host?socket_timeout=secret", "redis://host?no_such_option=secret",
+    "rediss://host?ssl_cert_reqs=secret", "unix:///run/redis.sock?no_such_option=secret",
+    "rediss+sentinel://a/shop?no_such_option=secret",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", WRONG)
+def test_a_wrong_url_is_refused_without_showing_what_may_be_a_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="Known are: redis://") as refusal:
+        make_client(url, TIMEOUTS)
+    shown: BaseException | None = refusal.value
+    while shown is not None:
+        assert "secret" not in str(shown)
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)

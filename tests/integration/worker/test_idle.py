@@ -16,7 +16,7 @@ import redis
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import TimeoutPolicy, clock, operations, schedule_timeouts
+from django_delayq import clock, operations, schedule_timeouts
 from django_delayq.ledger import controls
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
@@ -26,12 +26,12 @@ from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.sweep import Sweep
-from tests.integration.worker.test_shares import Threads
+from tests.integration.worker.test_shares import REMIND, Threads
 from tests.support.workers import Declare, due_orders, queue_in_redis
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-MANY = 5_000
+Cost = tuple[Counter[str], Counter[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +42,6 @@ def each_pass_is_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def orders(count: int) -> list[Order]:
     return Order.objects.bulk_create(Order(status="new") for _ in range(count))
-
-
-def overdue(policy: TimeoutPolicy[Any], count: int) -> None:
-    """So many timeouts that have been due for an hour; Redis, if there is one, knows all."""
-    schedule_timeouts(orders(count), policy, hours=1)
-    Timeout.objects.update(run_at=clock.now() - timedelta(hours=1), created_at=clock.now() - timedelta(hours=2))
 
 
 class Idle:
@@ -74,12 +68,14 @@ class Idle:
         self.background.follow()
         self.background._queues_at = inf  # it is due twice a minute, and a slow machine takes more than half of one
 
-    def pass_after_a_second(self) -> None:
+    def pass_after_a_second(self) -> list[str]:
+        """Return the policies whose works wait to be run."""
         self.worker.sources.redis.check_now()
         self.worker.sources.ledger.check_now()
         self.worker._pass(self.dispatch)
+        return list(self.executor.waiting)
 
-    def cost_of_a_minute(self) -> tuple[Counter[str], Counter[str]]:
+    def cost_of_a_minute(self) -> Cost:
         """Return which statements and commands one minute takes, and check that nothing was begun in it."""
         self.pass_after_a_second()
         self.sent.clear()
@@ -87,66 +83,49 @@ class Idle:
             for second in range(60):
                 if second % 5 == 0:
                     self.background.follow()
-                self.pass_after_a_second()
-        assert not self.executor.waiting
+                assert self.pass_after_a_second() == []
         statements = (re.sub(r"'.*?'|\d+", "", query["sql"], flags=re.DOTALL) for query in queries)
         return Counter(statement[:200] for statement in statements), self.sent.copy()
 
 
-@pytest.fixture
-def empty(source: str) -> tuple[Counter[str], Counter[str]]:
-    """What a minute costs with an empty ledger."""
-    statements, sent = Idle().cost_of_a_minute()
+@pytest.mark.parametrize("why", ["paused", "not declared"])
+def test_a_policy_that_may_not_fire_costs_as_much_as_an_empty_ledger(source: str, declare: Declare, why: str) -> None:
+    empty = statements, sent = Idle().cost_of_a_minute()
     assert statements.total() < (20 if source == "redis" else 80)
     assert (sent.total() <= 61) if source == "redis" else not sent
-    return statements, sent
-
-
-def test_a_paused_policy(empty: tuple[Counter[str], Counter[str]], declare: Declare) -> None:
-    policy = declare(Order, name="paused")
-    overdue(policy, MANY)
-    operations.pause(policy, by="script:test")
+    policy = declare(Order, name="waiting")
+    schedule_timeouts(orders(2_000), policy, hours=1)
+    Timeout.objects.update(run_at=clock.now() - timedelta(hours=1), created_at=clock.now() - timedelta(hours=2))
+    if why == "paused":
+        operations.pause(policy, by="script:test")
+    else:
+        registry.remove(policy)
     idle = Idle()
     assert idle.cost_of_a_minute() == empty
     due_orders("remind")
-    idle.pass_after_a_second()
-    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays no other policy"
+    assert idle.pass_after_a_second() == [REMIND], "it delays no other policy"
     idle.executor.run_next()
-    operations.resume(policy, by="script:test")
-    idle.pass_after_a_second()
-    assert list(idle.executor.waiting) == [policy.label]
-
-
-def test_a_policy_that_is_not_declared(empty: tuple[Counter[str], Counter[str]], declare: Declare) -> None:
-    policy = declare(Order, name="of_another_release")
-    overdue(policy, MANY)
-    registry.remove(policy)
-    idle = Idle()
-    assert idle.cost_of_a_minute() == empty
-    due_orders("remind")
-    idle.pass_after_a_second()
-    assert list(idle.executor.waiting) == ["testapp.order.remind"], "it delays no other policy"
-    registry.add(policy)
-    idle.executor.run_next()
-    idle.pass_after_a_second()
-    assert list(idle.executor.waiting) == [policy.label]
+    if why == "paused":
+        operations.resume(policy, by="script:test")
+    else:
+        registry.add(policy)
+    assert idle.pass_after_a_second() == [policy.label]
 
 
 def test_many_policies_whose_timeouts_are_due_later(source: str, declare: Declare) -> None:
-    one = declare(Order, name="one")
-    schedule_timeouts(orders(25), one, hours=1)
+    schedule_timeouts(orders(10), declare(Order, name="one"), hours=1)
     cost = Idle().cost_of_a_minute()
-    for number in range(200):
-        schedule_timeouts(orders(25), declare(Order, name=f"policy_{number}"), hours=1)
-    assert Timeout.objects.count() == 201 * 25
+    for number in range(50):
+        schedule_timeouts(orders(10), declare(Order, name=f"policy_{number}"), hours=1)
+    assert Timeout.objects.count() == 51 * 10
     assert Idle().cost_of_a_minute() == cost
 
 
 def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(
     with_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [row] = due_orders("remind")
-    operations.pause("testapp.order.remind", by="script:test")
+    due_orders("remind")
+    operations.pause(REMIND, by="script:test")
     idle = Idle()
     idle.pass_after_a_second()
     client: Any = with_redis
@@ -155,13 +134,12 @@ def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(
         assert listener.get_message(timeout=5)["type"] == "subscribe"
         with monkeypatch.context() as in_another_process:
             in_another_process.setattr(stop_cache, "forget", lambda: None)
-            operations.resume("testapp.order.remind", by="script:test")
+            operations.resume(REMIND, by="script:test")
         assert listener.get_message(timeout=5)["type"] == "message"
-    idle.pass_after_a_second()
-    assert not idle.executor.waiting, "without the message it would notice some seconds later"
+    assert not idle.pass_after_a_second(), "without the message it would notice some seconds later"
     idle.worker.sources.check_now()
     idle.worker._pass(idle.dispatch)
-    assert list(idle.executor.waiting) == [row.policy]
+    assert list(idle.executor.waiting) == [REMIND]
 
 
 @pytest.mark.parametrize("source", ["redis"], indirect=True)

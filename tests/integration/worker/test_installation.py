@@ -19,6 +19,7 @@ from pytest_django import Settings
 
 from django_delayq import redis_clients
 from django_delayq.contrib.remote import fire
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
@@ -28,7 +29,7 @@ from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, states
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 Call = Callable[[str | None], None]
 
 
@@ -42,28 +43,48 @@ def called(settings: Settings) -> Call:
     return do
 
 
+@pytest.fixture
+def copied(called: Call) -> None:
+    """The ledger is a copy of that of production, and this is staging."""
+    named("production")
+    called("staging")
+
+
 def named(name: str) -> None:
     Installation.objects.create(name=name, since_at=timezone.now())
 
 
-def test_the_first_worker_names_the_ledger(start_worker: StartWorker, source: str, called: Call) -> None:
-    called("production")
-    due_orders("remind", 3)
-    start_worker()
-    wait_until(all_are("fired"))
-    assert Installation.objects.get().name == "production"
+def is_refused() -> Any:
+    """Expect what a worker named "staging" raises beside a ledger of "production"."""
+    return pytest.raises(WrongInstallation, match=r"'production'.*'staging'.*delayq_adopt")
 
 
+def untouched() -> bool:
+    return set(Timeout.objects.values_list("state", "attempts", "claims")) == {("pending", 0, 0)}
+
+
+def test_the_first_worker_names_the_ledger_and_one_without_a_name_accepts_it_with_a_warning(
+    start_worker: StartWorker, source: str, called: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, told in (("production", []), (None, ["installation_unknown"])):
+        called(name)
+        due_orders("remind", 3)
+        running = start_worker()
+        wait_until(all_are("fired"))
+        running.stop()
+        assert Installation.objects.get().name == "production"
+        assert events(caplog) == told
+
+
+@pytest.mark.dialect
 @pytest.mark.parametrize("options", [{}, {"burst": True}, {"max_timeouts": 1}], ids=str)
 def test_a_worker_with_another_name_does_not_start(
-    start_worker: StartWorker, source: str, called: Call, options: dict[str, Any]
+    start_worker: StartWorker, source: str, copied: None, options: dict[str, Any]
 ) -> None:
-    named("production")
-    called("staging")
     due_orders("remind", 3)
-    with pytest.raises(WrongInstallation, match=r"'production'.*'staging'.*delayq_adopt"):
+    with is_refused():
         start_worker(**options).join()
-    assert set(Timeout.objects.values_list("state", "attempts", "claims")) == {("pending", 0, 0)}
+    assert untouched()
     assert not WorkerSeen.objects.exists()
 
 
@@ -76,20 +97,22 @@ def test_a_running_worker_ends_when_a_copy_replaces_its_database(
     wait_until(WorkerSeen.objects.exists, "it has passed the check of its start")
     Installation.objects.update(name="production")
     due_orders("remind", 3)
-    with pytest.raises(WrongInstallation, match=r"'production'.*'staging'.*delayq_adopt"):
+    with is_refused():
         running.join()
     assert set(Timeout.objects.values_list("state", "attempts")) == {("pending", 0)}
 
 
-def test_the_command_exits_with_3(without_redis: None, called: Call) -> None:
-    named("production")
-    called("staging")
+@pytest.mark.dialect
+def test_the_command_exits_with_3(without_redis: None, copied: None) -> None:
     with pytest.raises(CommandError, match="delayq_adopt") as raised:
         call_command("delayq_worker", "--burst", verbosity=0)
     assert raised.value.returncode == 3
 
 
-def test_of_several_first_workers_one_name_wins(without_redis: None, called: Call) -> None:
+@pytest.mark.dialect
+def test_of_several_first_workers_one_name_wins(
+    without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called("production")
     together = Barrier(4)
 
@@ -104,12 +127,7 @@ def test_of_several_first_workers_one_name_wins(without_redis: None, called: Cal
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(check, range(4))) == {"production"}
     assert Installation.objects.count() == 1
-
-
-def test_a_first_worker_that_comes_second_is_refused(
-    without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between its read and its insert, another one has inserted its own name."""
+    Installation.objects.all().delete()
     called("staging")
     real = database_now
 
@@ -117,29 +135,17 @@ def test_a_first_worker_that_comes_second_is_refused(
         named("production")
         return real(using)
 
-    monkeypatch.setattr(installation, "database_now", another_is_faster)
+    monkeypatch.setattr(installation, "database_now", another_is_faster)  # between its read and its insert
     with pytest.raises(WrongInstallation):
         installation.check("default")
     assert Installation.objects.get().name == "production"
 
 
-def test_without_a_name_every_ledger_is_accepted_with_a_warning(
-    start_worker: StartWorker, source: str, called: Call, caplog: pytest.LogCaptureFixture
-) -> None:
-    named("production")
-    due_orders("remind", 3)
-    start_worker()
-    wait_until(all_are("fired"))
-    assert events(caplog) == ["installation_unknown"]
-
-
 def test_a_database_that_is_away_at_the_start_is_waited_for(
-    start_worker: StartWorker, without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
+    start_worker: StartWorker, without_redis: None, copied: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that gave up would not start after a power failure; one that did not wait would fire."""
-    named("production")
-    called("staging")
-    real, answers = installation.ledger_name, iter([OperationalError("away"), OperationalError("away")])
+    real, answers = installation.ledger_name, iter([OperationalError("away")] * 2)
 
     def ledger_name(using: str) -> str | None:
         if (error := next(answers, None)) is not None:
@@ -150,43 +156,41 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(
     monkeypatch.setattr(installation, "ledger_name", ledger_name)
     with pytest.raises(WrongInstallation):
         start_worker().join()
+    answers = iter([OperationalError("away")] * 10**6)
+    start_worker().stop()
+    assert not WorkerSeen.objects.exists(), "a worker that is stopped before the database answers does nothing"
 
 
-def test_a_worker_that_is_stopped_before_the_database_answers_does_nothing(
-    start_worker: StartWorker, without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
+def test_a_process_of_a_task_queue_fires_nothing_of_another_installation(
+    without_redis: None, copied: None, called: Call
 ) -> None:
-    called("staging")
-
-    def away(using: str) -> None:
-        raise OperationalError("away")
-
-    monkeypatch.setattr(installation, "ledger_name", away)
-    running = start_worker()
-    running.stop()
-    assert not WorkerSeen.objects.exists() and not Installation.objects.exists()
-
-
-def test_a_process_of_a_task_queue_fires_nothing_of_another_installation(without_redis: None, called: Call) -> None:
     """A broker that both installations share may deliver messages of production in staging."""
-    named("production")
-    called("staging")
     (row,) = due_orders("remind")
     message = {"policy": row.policy, "ids": [row.pk], "suspect": False, "using": "default"}
     with pytest.raises(WrongInstallation):
         fire(message)
-    assert set(Timeout.objects.values_list("state", "attempts")) == {("pending", 0)}
+    assert untouched()
     called("production")
     fire(message)
-    assert set(Timeout.objects.values_list("state", flat=True)) == {"fired"}
+    assert states() == {"fired": 1}
 
 
 def test_deployments_are_advised_to_have_a_name(called: Call) -> None:
-    def found() -> list[str | None]:
-        return [each.id for each in run_checks(tags=["django_delayq"], include_deployment_checks=True)]
+    def is_advised() -> bool:
+        found = run_checks(tags=["django_delayq"], include_deployment_checks=True)
+        return "django_delayq.W030" in [each.id for each in found]
 
-    assert "django_delayq.W030" in found()
+    assert is_advised()
     called("production")
-    assert "django_delayq.W030" not in found()
+    assert not is_advised()
+
+
+def worker_engine() -> Engine:
+    """Return an engine with the keys of the present name and ledger."""
+    forget_engine()
+    engine = get_worker_engine("default")
+    assert engine is not None
+    return engine
 
 
 @pytest.mark.parametrize("name", [None, "production"])
@@ -198,14 +202,10 @@ def test_two_ledgers_on_one_redis_leave_each_others_entries_alone_and_both_are_p
     rows = due_orders("remind", 3, seconds=4)
     with monkeypatch.context() as patched:
         patched.setitem(redis_clients._created, "default", "another")
-        forget_engine()
-        other = get_worker_engine("default")
-    assert other is not None
+        other = worker_engine()
     other.queue("default", 0).ensure(rows[0].policy, [(row.pk, 1) for row in rows])
     assert try_claim_turn(other, "sweep", timedelta(hours=1))
-    forget_engine()
-    engine = get_worker_engine("default")
-    assert engine is not None
+    engine = worker_engine()
     engine.queue("default", 0).remove(rows[0].policy, [row.pk for row in rows])
     start_worker()
     wait_until(lambda: engine.queue("default", 0).stats().total == 3, "its sweep has added them again")
@@ -215,19 +215,18 @@ def test_two_ledgers_on_one_redis_leave_each_others_entries_alone_and_both_are_p
         each.close()
 
 
-def test_copies_of_a_database_that_have_got_names_have_keys_of_their_own(called: Call, prefix: str) -> None:
+def test_copies_that_have_got_names_and_a_database_without_migrations_have_keys_of_their_own(
+    called: Call, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = set()
     for name in (None, "production", "staging"):
         called(name)
         found.add(redis_clients.key_prefix("default"))
     assert len(found) == 3
     assert all(each.startswith(f"{prefix}:") for each in found), "as rules of ACLs demand"
-
-
-def test_a_database_without_migrations_has_keys_too(called: Call, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with `pytest --no-migrations`."""
+    called(None)
     monkeypatch.delitem(redis_clients._created, "default", raising=False)
-    monkeypatch.setattr(MigrationRecorder, "has_table", lambda _: False)
+    monkeypatch.setattr(MigrationRecorder, "has_table", lambda _: False)  # as with `pytest --no-migrations`
     assert redis_clients.key_prefix("default") == prefix
     monkeypatch.delitem(redis_clients._created, "default")
 

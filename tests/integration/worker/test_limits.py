@@ -34,41 +34,15 @@ def pool(value: Any) -> Iterator[None]:
         del options["pool"]
 
 
-@pytest.mark.parametrize(
-    ("size", "is_pool", "threads"),
-    [
-        (2, True, 1),
-        (3, True, 1),
-        (4, True, 2),
-        (6, True, 4),
-        (20, True, 4),
-        (4, False, 1),
-        (6, False, 3),
-        (7, False, 4),
-    ],
-)
-def test_as_many_handler_threads_run_as_there_are_connections_for(size: int, is_pool: bool, threads: int) -> None:
-    limit = Limit(size, "it", is_pool)
-    assert limit.threads(4) == threads
-    assert (limit.shortage(4) is None) == (threads == 4)
-
-
-@pytest.mark.parametrize(("size", "is_pool"), [(1, True), (3, False)])
-def test_a_limit_without_room_for_one_handler_is_refused(size: int, is_pool: bool) -> None:
-    with pytest.raises(ConfigError, match=f"allows {size} connections?. A worker needs at least {size + 1}"):
-        Limit(size, "it", is_pool).threads(4)
-
-
-@pytest.mark.dialect
-@on_postgresql
-@pytest.mark.parametrize(
-    ("value", "size"),
-    [(True, 4), ({}, None), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 9}, 9), ({"max_size": 5}, 5)],
-)
-def test_the_size_of_a_pool_is_read_from_the_settings(value: Any, size: int | None) -> None:
-    with pool(value):
-        limit = pool_limit("default")
-    assert (limit and limit.size) == size
+def test_as_many_handler_threads_run_as_there_are_connections_for() -> None:
+    for is_pool, fitting in {True: {2: 1, 3: 1, 4: 2, 6: 4, 20: 4}, False: {4: 1, 6: 3, 7: 4}}.items():
+        for size, threads in fitting.items():
+            limit = Limit(size, "it", is_pool)
+            assert limit.threads(4) == threads
+            assert (limit.shortage(4) is None) == (threads == 4)
+    for size, is_pool in [(1, True), (3, False)]:
+        with pytest.raises(ConfigError, match=f"allows {size} connections?. A worker needs at least {size + 1}"):
+            Limit(size, "it", is_pool).threads(4)
 
 
 @pytest.mark.dialect
@@ -76,13 +50,18 @@ def test_the_size_of_a_pool_is_read_from_the_settings(value: Any, size: int | No
 def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for value, size in [
+        (True, 4), ({}, None), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 9}, 9), ({"max_size": 5}, 5)
+    ]:  # fmt: skip
+        with pool(value):
+            limit = pool_limit("default")
+        assert (limit and limit.size) == size
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     assert [each.level for each in doctor.connection_limit("default")] == [checks.INFO]
     with pool(True):
         assert Worker().concurrency == 2
         found = [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
         assert [each.level for each in doctor.connection_limit("default")] == [checks.WARNING]
-    assert found
     assert "allows 4 connections, but a worker with 4 handler threads needs 6." in found[0].msg
     assert "allows 4 connections, but a worker with 4 handler threads needs 6." in caplog.text
     assert not [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
@@ -106,16 +85,14 @@ def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
 
 @pytest.mark.dialect
 @on_postgresql
-@pytest.mark.parametrize(("limit", "count"), [(100, 4), (56, 4), (55, 3), (28, 2), (20, 1), (5, 1)])
-def test_by_default_processes_open_half_of_the_allowed_connections_at_most(
-    limit: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_processes_open_half_of_the_allowed_connections_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     with connection.cursor() as cursor:  # undone with the test's transaction
-        cursor.execute(f"CREATE ROLE limited_too LOGIN CONNECTION LIMIT {limit}")
-        cursor.execute("SET LOCAL SESSION AUTHORIZATION limited_too")
-        assert default_count(Worker(concurrency=4)) == count
-        cursor.execute("RESET SESSION AUTHORIZATION")
+        for limit, count in [(100, 4), (56, 4), (55, 3), (28, 2), (20, 1), (5, 1)]:
+            cursor.execute(f"CREATE ROLE limited_{limit} LOGIN CONNECTION LIMIT {limit}")
+            cursor.execute(f"SET LOCAL SESSION AUTHORIZATION limited_{limit}")
+            assert default_count(Worker(concurrency=4)) == count
+            cursor.execute("RESET SESSION AUTHORIZATION")
 
 
 def test_the_processes_of_one_supervisor_share_the_connections_that_the_server_allows(

@@ -47,25 +47,14 @@ def locked() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("locked")
-def test_the_doctor_reports_it() -> None:
+def test_doctor_and_status_report_it_and_a_transaction_of_the_caller_keeps_its_own_limits() -> None:
+    """A page of the project may show a snapshot, and then wait for locks of its own."""
     found = [each.id for each in doctor.examine(quick=True) if each.level >= ERROR]
     assert {*found} - {"workers"} == {"ledger.locked"}
-
-
-@pytest.mark.usefixtures("locked")
-def test_the_status_reports_it() -> None:
     with pytest.raises(CommandError, match="locked a table"):
         call_command("delayq_status")
-
-
-@pytest.mark.usefixtures("locked")
-def test_a_transaction_of_the_caller_keeps_its_own_limits() -> None:
-    """A page of the project may show a snapshot, and then wait for locks of its own."""
     with pytest.raises(LedgerLocked):
         snapshot()
     with transaction.atomic(), connection.cursor() as cursor:
-        is_mysql = connection.vendor == "mysql"
-        show = "SELECT @@lock_wait_timeout" if is_mysql else "SHOW lock_timeout"
-        cursor.execute(show)
-        before = cursor.fetchone()
-        assert before not in [(2,), ("2s",)]
+        cursor.execute("SELECT @@lock_wait_timeout" if connection.vendor == "mysql" else "SHOW lock_timeout")
+        assert cursor.fetchone() not in [(2,), ("2s",)]

@@ -1,78 +1,43 @@
-"""A handler that takes long is in the log: after a second, with what it waits for, and again when a lease is over."""
+"""A handler that takes long is in the log: after a second, with what it waits for, and again when a lease is over.
+
+One that hangs beyond its time limit is given up: the worker continues with new connections, and counts its threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.core.management import call_command
+from django.db import DatabaseError, connection, transaction
 from pytest_django import Settings
 
+import django_delayq as dq
 from django_delayq.firing.state import firing_state
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.monitoring.doctor import examine
+from django_delayq.worker import background
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections
+from tests.support.workers import StartWorker, all_are, due_orders, events, needs_more_connections
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("with_redis")]
 LEASE = timedelta(milliseconds=400)
+Told = Callable[[str], list[Any]]
 
 
-@pytest.fixture(autouse=True)
-def as_in_a_new_process() -> None:
-    """No test inherits that a policy was in the log within the last minute."""
-    firing_state.forget()
-
-
-@pytest.mark.usefixtures("with_redis")
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["inside", "outside", "batch"])
-def test_a_handler_that_outlives_its_lease_is_told_of_and_fired_once(
-    start_worker: StartWorker,
-    declare: Callable[..., Any],
-    settings: Settings,
-    caplog: pytest.LogCaptureFixture,
-    options: dict[str, Any],
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
-    go_on, calls = threading.Event(), []
-
-    def hang(target: Any, told: Any) -> None:
-        calls.append(told)
-        assert go_on.wait(30)
-
-    policy = declare(Order, hang, name="hangs", **options)
-    [row] = due_orders(policy)
-    start_worker(concurrency=2)
-    try:
-        wait_until(lambda: len(warnings(caplog)) >= 2)
-        wait_until(lambda: warnings(caplog)[-1].seconds >= 2 * LEASE.total_seconds())
-    finally:
-        go_on.set()
-    wait_until(all_are("fired"))
-    assert len(calls) == 1
-    assert Timeout.objects.get().attempts == 1
-    for record in warnings(caplog):
-        assert (record.policy, record.timeout_id, record.timeout_ids) == (policy.label, row.pk, (row.pk,))
-        assert f"timeout {row.pk}" in record.getMessage()
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[Any]:
-    return [
-        record
-        for record in caplog.records
-        if getattr(record, "event", "") == "handler_runs_long" and record.levelno == logging.WARNING
-    ]
-
-
-def slow(caplog: pytest.LogCaptureFixture) -> list[Any]:
-    return [record for record in caplog.records if getattr(record, "event", "") == "handler_slow"]
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """`told("handler_slow")` returns the lines of the log about this event."""
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+    return lambda event: [record for record in caplog.records if getattr(record, "event", "") == event]
 
 
 @pytest.fixture
@@ -83,59 +48,69 @@ def hangs(declare: Callable[..., Any]) -> Any:
     def wait_for_the_test(*_: Any) -> None:
         assert go_on.wait(30)
 
-    def do(name: str, **options: Any) -> Any:
-        return declare(Order, wait_for_the_test, name=name, atomic=False, **options)
+    def do(name: str = "hangs", **options: Any) -> Any:
+        return declare(Order, wait_for_the_test, name=name, **{"atomic": False, **options})
 
     yield do
     go_on.set()
 
 
-@needs_more_connections
-@pytest.mark.usefixtures("source")
-def test_a_slow_handler_is_logged_after_a_second_with_its_place(
-    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["inside", "outside", "batch"])
+def test_a_handler_that_outlives_its_lease_is_told_of_and_fired_once(
+    start_worker: StartWorker, declare: Callable[..., Any], settings: Settings, told: Told, options: dict[str, Any]
 ) -> None:
-    caplog.set_level(logging.INFO, logger="django_delayq.firing")
-    policy = hangs("hangs")
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
+    go_on, calls = threading.Event(), []
+
+    def hang(target: Any, timeouts: Any) -> None:
+        calls.append(timeouts)
+        assert go_on.wait(30)
+
+    policy = declare(Order, hang, name="hangs", **options)
     [row] = due_orders(policy)
     start_worker(concurrency=2)
-    wait_until(lambda: slow(caplog))
-    [record] = slow(caplog)
-    assert (record.levelno, record.policy) == (logging.INFO, policy.label)
-    assert (record.timeout_id, record.timeout_ids) == (row.pk, (row.pk,))
-    assert 1 <= record.seconds < 10
-    assert "in the handler, at worker/test_long_runs.py:" in record.getMessage()
-    assert "in wait_for_the_test" in record.getMessage()
-    assert f"timeout {row.pk} of object {row.object_id}" in record.getMessage()
-    assert "1 of 2 threads are busy" in record.getMessage()
+    try:
+        wait_until(lambda: len(told("handler_runs_long")) >= 2)
+        wait_until(lambda: told("handler_runs_long")[-1].seconds >= 2 * LEASE.total_seconds())
+    finally:
+        go_on.set()
+    wait_until(all_are("fired"))
+    assert len(calls) == Timeout.objects.get().attempts == 1
+    for record in told("handler_runs_long"):
+        assert record.levelno == logging.WARNING
+        assert (record.policy, record.timeout_id, record.timeout_ids) == (policy.label, row.pk, (row.pk,))
+        assert f"timeout {row.pk}" in record.getMessage()
 
 
 @needs_more_connections
-@pytest.mark.usefixtures("with_redis")
 @pytest.mark.parametrize(
     "case",
-    [((2, 1), 5, logging.INFO), ((1, 1), 2, logging.WARNING)],
-    ids=["several of one policy", "all threads are busy"],
+    [([1], 2, logging.INFO), ([2, 1], 5, logging.INFO), ([1, 1], 2, logging.WARNING)],
+    ids=["one", "several of one policy", "all threads are busy"],
 )
-def test_each_policy_with_slow_handlers_is_one_line_and_a_warning_when_all_threads_are_busy(
-    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture, case: tuple[tuple[int, int], int, int]
+def test_each_policy_with_slow_handlers_is_one_line_after_a_second_with_its_place(
+    start_worker: StartWorker, hangs: Any, told: Told, case: tuple[list[int], int, int]
 ) -> None:
     counts, threads, level = case
-    caplog.set_level(logging.INFO, logger="django_delayq.firing")
-    policies = [hangs("first"), hangs("second")]
-    for policy, count in zip(policies, counts, strict=True):
-        due_orders(policy, count)
+    policies = [hangs(f"number_{number}") for number in range(len(counts))]
+    rows = [due_orders(policy, count)[0] for policy, count in zip(policies, counts, strict=True)]
     start_worker(concurrency=threads)
-    wait_until(lambda: len(slow(caplog)) == 2)
-    assert {(each.levelno, each.policy) for each in slow(caplog)} == {(level, policy.label) for policy in policies}
+    wait_until(lambda: len(told("handler_slow")) == len(counts))
+    found = told("handler_slow")
+    assert {(each.levelno, each.policy) for each in found} == {(level, policy.label) for policy in policies}
+    if len(counts) == 1:
+        [record], [row] = found, rows
+        assert (record.timeout_id, record.timeout_ids) == (row.pk, (row.pk,))
+        assert 1 <= record.seconds < 10
+        said = record.getMessage()
+        assert "in the handler, at worker/test_long_runs.py:" in said and "in wait_for_the_test" in said
+        assert f"timeout {row.pk} of object {row.object_id}" in said
+        assert "1 of 2 threads are busy" in said
 
 
-@pytest.mark.usefixtures("with_redis")
 def test_a_coroutine_that_waits_is_logged_with_its_place(
-    start_worker: StartWorker, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    start_worker: StartWorker, declare: Callable[..., Any], told: Told
 ) -> None:
-    caplog.set_level(logging.INFO, logger="django_delayq.firing")
-
     ends: list[Callable[[], object]] = []
 
     async def deep_inside() -> None:
@@ -149,52 +124,111 @@ def test_a_coroutine_that_waits_is_logged_with_its_place(
     due_orders(declare(Order, waits, name="waits", atomic=False))
     start_worker(concurrency=2)
     try:
-        wait_until(lambda: slow(caplog))
+        wait_until(lambda: told("handler_slow"))
     finally:
         for end in ends:
             end()
-    assert "in waits > worker/test_long_runs.py" in slow(caplog)[0].getMessage()
-    assert "in deep_inside" in slow(caplog)[0].getMessage()
+    said = told("handler_slow")[0].getMessage()
+    assert "in waits > worker/test_long_runs.py" in said and "in deep_inside" in said
 
 
 @pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
-@pytest.mark.usefixtures("with_redis")
 def test_a_statement_that_takes_long_is_named_without_its_values(
-    start_worker: StartWorker, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    start_worker: StartWorker, declare: Callable[..., Any], told: Told
 ) -> None:
-    caplog.set_level(logging.INFO, logger="django_delayq.firing")
-
     def asks(order: Order, timeout: Timeout) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(4)" if connection.vendor == "postgresql" else "SELECT sleep(4)")
 
     due_orders(declare(Order, asks, name="asks"))
     start_worker(concurrency=2)
-    wait_until(lambda: slow(caplog))
-    assert "waits for the database, in a statement SELECT, at" in slow(caplog)[0].getMessage()
-    assert "sleep" not in slow(caplog)[0].getMessage()
+    wait_until(lambda: told("handler_slow"))
+    said = told("handler_slow")[0].getMessage()
+    assert "waits for the database, in a statement SELECT, at" in said and "sleep" not in said
 
 
-@pytest.mark.usefixtures("with_redis")
-def test_the_thread_that_watches_handlers_rests_while_none_runs(
-    start_worker: StartWorker, declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+OPTIONS: dict[str, Any] = {"limits": dq.Limits(run=timedelta(milliseconds=200)), "retry": dq.Retry([0])}
+MODES: dict[str, Any] = {"atomic": {}, "outside": {"atomic": False}, "batch": {"batch": 5}}
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., None]]:
+    """A handler that returns only when the test ends: it waits in C."""
+    end = threading.Event()
+
+    def handler(*_: object) -> None:
+        Order.objects.update(note="never seen")
+        end.wait()
+
+    yield handler
+    end.set()
+    wait_until(lambda: firing_state.stuck_threads == 0, "the abandoned threads have ended")
+
+
+def is_free() -> bool:
+    """Return whether no transaction holds the orders."""
+    try:
+        with transaction.atomic():
+            nowait = connection.features.has_select_for_update_nowait
+            return bool(Order.objects.select_for_update(nowait=nowait).count() or True)
+    except DatabaseError:
+        return False
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_handlers_hang_than_there_are_connections_and_others_fire(
+    start_worker: StartWorker, declare: Callable[..., Any], hang: Callable[..., None], mode: str
 ) -> None:
-    looks: list[float] = []
-    monkeypatch.setattr("django_delayq.firing.executors.SLOW_SECONDS", 0.02)
-    monkeypatch.setattr("django_delayq.firing.executors.log_long_runs", lambda *_: looks.append(time.monotonic()))
-    go_on = threading.Event()
-    policy = declare(Order, lambda order, timeout: go_on.wait(30), name="waits")
-    start_worker()
-    time.sleep(0.1)
-    assert not looks
-    for _ in range(2):  # it rests again, and wakes again
-        go_on.clear()
-        due_orders(policy)
-        before = len(looks)
-        try:
-            wait_until(lambda before=before: len(looks) > before + 5)  # type: ignore[misc]
-        finally:
-            go_on.set()
-        wait_until(all_are("fired"))
-        wait_until(lambda: looks[-1] < time.monotonic() - 0.3)
+    """With a pool of two, a connection that an abandoned handler kept would stop the worker."""
+    options = OPTIONS | MODES[mode] | {"retry": dq.Retry([0, 0])}
+    [row] = due_orders(declare(Order, hang, name="hangs", **options))
+    start_worker(concurrency=2)
+    wait_until(all_are("dead"), "it is dead")
+    row.refresh_from_db()
+    assert (row.attempts, [each["error"] for each in row.errors]) == (3, ["TimeLimitExceeded"] * 3)
+    assert is_free()
+    [quick] = due_orders("remind")
+    wait_until(Timeout.objects.filter(pk=quick.pk, state="fired").exists, "another one fires")
+
+
+@pytest.mark.dialect
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_statement_that_runs_on_the_server_is_ended_there(
+    start_worker: StartWorker, declare: Callable[..., Any], mode: str
+) -> None:
+    """Otherwise the server would notice only at its end that its client is gone, and keep the locks."""
+
+    def handler(*_: object) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            Order.objects.update(note="never seen")
+            cursor.execute("SELECT pg_sleep(60)" if connection.vendor == "postgresql" else "SELECT sleep(60)")
+
+    due_orders(declare(Order, handler, name="sleeps", **OPTIONS, **MODES[mode]))
+    start_worker(concurrency=2)
+    wait_until(all_are("dead"), "it is dead")
+    wait_until(is_free, "its locks are released", seconds=30)
+    wait_until(lambda: firing_state.stuck_threads == 0, "its threads have ended")
+
+
+def test_stuck_threads_are_counted_and_too_many_end_the_worker(
+    start_worker: StartWorker,
+    declare: Callable[..., Any],
+    hang: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "HEARTBEAT_INTERVAL", timedelta(seconds=0.1))
+    policy = declare(Order, hang, name="hangs", atomic=False, **OPTIONS)
+    due_orders(policy)
+    running = start_worker(concurrency=1)
+    wait_until(lambda: WorkerSeen.objects.filter(stuck_threads=2).exists(), "both are counted")
+    [finding] = [each for each in examine(quick=True) if each.id == "workers.stuck_threads"]
+    assert (finding.level, "2 threads" in finding.msg) == (logging.WARNING, True)
+    call_command("delayq_status", stdout=(shown := StringIO()))
+    assert "2 stuck threads" in shown.getvalue()
+    due_orders(policy)
+    running.join()
+    assert running.worker.is_stuck
+    assert events(caplog)[-1] == "too_many_stuck"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
+from pytest_django import Settings
 
 from django_delayq import Limits, Rate, clock
 from django_delayq.firing import Report, Work, run, settle_expired
@@ -23,9 +24,8 @@ from django_delayq.worker import Worker, loop
 from django_delayq.worker import dispatch as dispatch_module
 from django_delayq.worker.background import leases_job
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
-from tests.integration.worker.test_rates import RATE, Begins, claim, made_sources, overdue
+from tests.integration.worker.test_rates import RATE, Begins, claim, four_threads, made_sources, overdue
 from tests.support.waiting import wait_until
 from tests.support.workers import Declare, StartWorker, due_orders, states
 from tests.testapp.models import Order
@@ -91,15 +91,12 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
     monkeypatch.setattr("django_delayq.firing.executors.run_each", run_late)
     caplog.set_level(logging.INFO)
     begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 40)
+    overdue(declare(Order, begins, name="rated", limits=Limits(rate=RATE)), 40)
     worker = start_worker(concurrency=1)
     assert has_begun.wait(30)
     worker.worker.stop()
-    wait_until(
-        lambda: "worker_stopping" in [vars(each).get("event") for each in caplog.records],
-        "the others have been released",
-    )
+    stopping = lambda: "worker_stopping" in [vars(each).get("event") for each in caplog.records]  # noqa: E731
+    wait_until(stopping, "the others have been released")
     may_go_on.set()
     worker.join()
     assert not begins.ids
@@ -107,34 +104,51 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
 
 
 class Silent:
-    """An executor that runs nothing, and whose `withdraw` fails."""
+    """An executor that runs nothing, and whose `withdraw` fails, or returns all but the first `running`."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: int | None = None) -> None:
         self.works: list[tuple[Work, Callable[..., None]]] = []
+        self.withdrawals = 0
+        self._running = running
 
     def submit(self, work: Work, done: Callable[..., None]) -> None:
         self.works.append((work, done))
 
     def withdraw(self) -> list[Work]:
-        raise OSError("the broker is down")
+        self.withdrawals += 1
+        if self._running is None:
+            raise OSError("the broker is down")
+        waiting, self.works = [work for work, _ in self.works[self._running :]], self.works[: self._running]
+        return waiting
 
 
 def dispatch_to(executor: Any) -> Dispatch:
     return Dispatch(Worker(concurrency=1), executor)
 
 
-def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(declare: Declare, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=1)}
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    [id] = overdue(policy, 1)
-    executor = Silent()
-    dispatch = dispatch_to(executor)
+def give_up(dispatch: Dispatch) -> None:
+    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
+
+
+def test_a_work_that_was_given_up_is_left_alone_or_withdrawn_by_a_worker_that_stops(
+    declare: Declare, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=500)}
+    [id] = overdue(declare(Order, name="rated", limits=Limits(rate=RATE)), 1)
+    dispatch = dispatch_to(executor := Silent())
     dispatch.add(Batch({id: 1}, slots={id: Slot(time.monotonic(), time.monotonic() + 60)}))
     [(work, done)] = executor.works
     done(work, Report(missed=True))
-    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
+    give_up(dispatch)
     dispatch.submit_due()
-    assert dispatch.seconds_left == float("inf")
+    assert dispatch.seconds_left == float("inf"), "while it waited for a slot"
+    [row] = due_orders("remind", 1)
+    dispatch = dispatch_to(executor := Silent(running=0))
+    dispatch.add(Batch({row.pk: 1}))
+    give_up(dispatch)
+    assert executor.works
+    assert dispatch.release() == 0
+    assert not executor.works, "otherwise the executor would still run it, and the worker would wait for that"
 
 
 def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(declare: Declare) -> None:
@@ -146,46 +160,19 @@ def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(dec
     assert dispatch.in_flight == 0
 
 
-def test_a_worker_that_stops_withdraws_works_that_it_has_given_up(settings: Any) -> None:
-    """Otherwise the executor would still run them, and the worker would wait for that."""
-
-    class Slow(Silent):
-        def withdraw(self) -> list[Work]:
-            withdrawn, self.works = [work for work, _ in self.works], []
-            return withdrawn
-
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=100)}
-    [row] = due_orders("remind", 1)
-    dispatch = dispatch_to(executor := Slow())
-    dispatch.add(Batch({row.pk: 1}))
-    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
-    assert executor.works
-    assert dispatch.release() == 0
-    assert not executor.works
-
-
 def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, withdrawals = int(time.monotonic()), list[float]()  # whole seconds: sums of others are rounded
-
-    class Busy(Silent):
-        """Runs the first work indefinitely; the others wait."""
-
-        def withdraw(self) -> list[Work]:
-            withdrawals.append(now)
-            waiting, self.works = [work for work, _ in self.works[1:]], self.works[:1]
-            return waiting
-
+    now = int(time.monotonic())  # whole seconds: sums of others are rounded
     rows = due_orders("remind", 4)
-    dispatch = dispatch_to(executor := Busy())
+    dispatch = dispatch_to(executor := Silent(running=1))
     monkeypatch.setattr(dispatch_module, "time", SimpleNamespace(monotonic=lambda: now))
     dispatch.add(Batch({rows[0].pk: 1}))
     now += 8
     dispatch.add(Batch({row.pk: 1 for row in rows[1:]}))
     now += 2
     assert [dispatch.release(after_seconds=10) for _ in range(100)] == [0] * 100
-    assert len(withdrawals) == 1
+    assert executor.withdrawals == 1
     assert len(executor.works) > 1, "those that wait, again"
     now += 8
     assert dispatch.release(after_seconds=10) == 3, "they have waited for ten seconds"
@@ -194,8 +181,7 @@ def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
 
 def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch_module, "MAX_LOST", 2)
-    executor = Silent()
-    dispatch = dispatch_to(executor)
+    dispatch = dispatch_to(executor := Silent())
     for row in due_orders("remind", 3):
         dispatch.add(Batch({row.pk: 1}))
         work, done = executor.works[-1]
@@ -218,7 +204,7 @@ def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(de
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
-        sources.take(Lines("default", 4, 0.5), 100)
+        sources.take(four_threads(), 100)
     assert set(Timeout.objects.filter(pk__in=ids).values_list("claims", flat=True)) == {1}
     sources.flush()
     assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
@@ -227,16 +213,14 @@ def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(de
 
 def test_an_attempt_that_died_expires_although_its_timeout_waits_for_a_thread(declare: Declare) -> None:
     """Extending the leases would otherwise keep it, and delay the next attempt by a lease each time."""
-    dispatches: list[Dispatch] = []
     extended: list[list[int]] = []
-    policy = declare(Order, lambda *_: extended.append(dispatches[0].firing_non_atomic()), name="outside", atomic=False)
+    dispatch = dispatch_to(executor := Silent())
+    policy = declare(Order, lambda *_: extended.append(dispatch.firing_non_atomic()), name="outside", atomic=False)
     [row] = due_orders(policy, 1)
     ended = timezone.now() - timedelta(seconds=1)
     Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=ended)
-    executor = Silent()
-    dispatches.append(dispatch_to(executor))
-    dispatches[0].add(Batch({row.pk: 2}))
-    leases_job(dispatches[0]._sources, dispatches[0].firing_non_atomic, "default").run()
+    dispatch.add(Batch({row.pk: 2}))
+    leases_job(dispatch._sources, dispatch.firing_non_atomic, "default").run()
     assert list(settle_expired("default").again) == [row.pk]
     [(work, _)] = executor.works
     assert run(work, "default").fired == (row.pk,)

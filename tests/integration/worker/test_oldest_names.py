@@ -21,7 +21,6 @@ from django_delayq.worker import Worker
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
-HOUR = timedelta(hours=1)
 Deploy = Callable[..., Any]
 
 
@@ -33,8 +32,8 @@ def deploy(declare: Callable[..., Any]) -> Deploy:
     def do(name: str, aliases: Sequence[str] = (), *, beside: bool = False) -> Any:
         while declared and not beside:
             registry.remove(declared.pop())
-        options: Any = {"since": "created_at", "after": HOUR, "when": Q(status="new"), "aliases": aliases}
-        declared.append(declare(Order, name=name, **options))
+        options: Any = {"since": "created_at", "after": timedelta(hours=1), "when": Q(status="new")}
+        declared.append(declare(Order, name=name, aliases=aliases, **options))
         return declared[-1]
 
     return do
@@ -44,17 +43,22 @@ def work() -> None:
     Worker(burst=True).run()
 
 
-def rows() -> list[Any]:
-    return [vars(row) | {"_state": None} for row in Timeout.objects.order_by("id")]
+def row() -> Any:
+    return vars(Timeout.objects.get()) | {"_state": None}
 
 
+def new_order() -> Order:
+    return Order.objects.create(status="new", created_at=timezone.now())
+
+
+@pytest.fixture
 def renamed(deploy: Deploy) -> Order:
     """Return an order whose timeout was scheduled after the policy "dun" was renamed to "chase"."""
     deploy("dun")
     work()
     deploy("chase", ["dun"])
     work()
-    return Order.objects.create(status="new", created_at=timezone.now())
+    return new_order()
 
 
 @pytest.mark.parametrize(
@@ -66,11 +70,12 @@ def renamed(deploy: Deploy) -> Order:
         ("dun", ["chase"]),
         ("collect", ["sales.order.dun", "chase"]),
     ],
-    ids=lambda each: "-".join([each] if isinstance(each, str) else each),
+    ids=str,
 )
-def test_a_worker_that_would_not_find_the_timeouts_is_refused(deploy: Deploy, name: str, aliases: list[str]) -> None:
-    renamed(deploy)
-    before = rows()
+def test_a_worker_that_would_not_find_the_timeouts_is_refused(
+    renamed: Order, deploy: Deploy, name: str, aliases: list[str]
+) -> None:
+    before = row()
     policy = deploy(name, aliases)
     oldest = f"oldest name is '{policy.oldest_label}', but was 'testapp.order.dun'"
     with pytest.raises(CommandError, match=rf"{oldest}.*\. Put 'testapp.order.dun' first in aliases=") as raised:
@@ -81,12 +86,12 @@ def test_a_worker_that_would_not_find_the_timeouts_is_refused(deploy: Deploy, na
     assert any(oldest in finding.msg for finding in examine(quick=True) if finding.id == "names")
     with pytest.raises(dq.PolicyError, match=oldest):  # of a worker whose database was replaced
         TableSync("default").run()
-    assert rows() == before
+    assert row() == before
 
 
 def test_timeouts_that_still_have_the_former_name_count(deploy: Deploy) -> None:
     deploy("dun")
-    Order.objects.create(status="new", created_at=timezone.now())
+    new_order()
     deploy("chase", ["dun"])
     work()
     deploy("chase")
@@ -94,22 +99,19 @@ def test_timeouts_that_still_have_the_former_name_count(deploy: Deploy) -> None:
         work()
 
 
-@pytest.mark.parametrize(
-    ("name", "aliases"), [("chase", ["dun"]), ("collect", ["dun", "chase"]), ("dun", ["dun", "chase"])], ids=str
-)
-def test_further_renames_with_all_names_are_accepted(deploy: Deploy, name: str, aliases: list[str]) -> None:
-    renamed(deploy)
-    deploy(name, aliases)
-    work()
-    call_command("check", databases=["default"])
-    assert Timeout.objects.get().state == "pending"
+def test_further_renames_with_all_names_are_accepted(renamed: Order, deploy: Deploy) -> None:
+    for name, aliases in [("chase", ["dun"]), ("collect", ["dun", "chase"]), ("dun", ["dun", "chase"])]:
+        deploy(name, aliases)
+        work()
+        call_command("check", databases=["default"])
+        assert Timeout.objects.get().state == "pending"
 
 
 def test_policies_that_both_have_timeouts_are_not_joined(deploy: Deploy) -> None:
     deploy("dun")
     deploy("chase", beside=True)
     work()
-    Order.objects.create(status="new", created_at=timezone.now())
+    new_order()
     deploy("collect", ["dun", "chase"])
     with pytest.raises(dq.PolicyError, match=r"'testapp.order.chase'.*If it was another policy, declare it by itself"):
         work()
@@ -118,15 +120,14 @@ def test_policies_that_both_have_timeouts_are_not_joined(deploy: Deploy) -> None
     assert Timeout.objects.get().policy == "testapp.order.dun"
 
 
-def test_an_alias_may_be_removed_when_the_ledger_has_no_timeouts_of_the_policy(deploy: Deploy) -> None:
-    order = renamed(deploy)
-    dq.cancel_timeout(order, "chase")
+def test_an_alias_may_be_removed_when_the_ledger_has_no_timeouts_of_the_policy(renamed: Order, deploy: Deploy) -> None:
+    dq.cancel_timeout(renamed, "chase")
     policy = deploy("chase")
     with pytest.raises(dq.PolicyError):
         work()
     Timeout.objects.all().delete()
     work()
     assert PolicySync.objects.get(policy=policy.label).oldest_label == policy.label
-    Order.objects.create(status="new", created_at=timezone.now())
+    new_order()
     work()
     assert Timeout.objects.count() == 1

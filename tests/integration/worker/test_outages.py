@@ -30,27 +30,18 @@ from tests.support.workers import (
     cut_all_other_connections,
     due_orders,
     events,
-    queue_in_redis,
     states,
 )
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-
-
-def test_what_redis_lost_is_there_again_after_a_sweep(start_worker: StartWorker, own_redis: RedisProcess) -> None:
-    start_worker()
-    rows = due_orders("remind", 20, seconds=1.5)
-    with own_redis.client() as client:
-        client.flushall()
-    wait_until(all_are("fired"))
-    assert Effect.objects.count() == 20
-    assert rows
+AWAY_AND_BACK = ["redis_away", "redis_back"]
 
 
 def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would use a whole core, and connect again and again, until the database is back."""
-    worker, waits = Worker(concurrency=1), list[float]()
+    worker, waits, passes = Worker(concurrency=1), list[float](), itertools.count()
+    original = worker._pass
 
     def flush(_: Sources) -> None:
         raise OperationalError("the database is away")
@@ -61,28 +52,17 @@ def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(mon
             worker.stop()
         return False
 
-    passes = itertools.count()
-    monkeypatch.setattr(Sources, "flush", flush)
-    monkeypatch.setattr(Wakeup, "wait", wait)
-    original = worker._pass
-
     def one_pass(dispatch: Any) -> float:
         if next(passes) == 50:
             worker.stop()
         return original(dispatch)
 
+    monkeypatch.setattr(Sources, "flush", flush)
+    monkeypatch.setattr(Wakeup, "wait", wait)
     monkeypatch.setattr(worker, "_pass", one_pass)
     worker.run()
     assert len(waits) >= 3, "it ran 50 passes without waiting"
     assert min(waits) > 0
-
-
-def test_what_was_never_pushed_is_found(start_worker: StartWorker, own_redis: RedisProcess) -> None:
-    rows = due_orders("remind", 20, hours=2)  # beyond the horizon
-    assert queue_in_redis().stats().total == 0
-    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at + timedelta(seconds=1))
-    start_worker()
-    wait_until(all_are("fired"))
 
 
 def test_what_was_committed_long_after_its_deadline_is_found(
@@ -90,18 +70,15 @@ def test_what_was_committed_long_after_its_deadline_is_found(
 ) -> None:
     rows = due_orders("remind", 3, hours=2)
     start_worker()
-    wait_until(lambda: own_redis.client().exists(turn_key(prefix_of(), "full-sweep")))
-    # As after a transaction that lasted five minutes: overdue by more than the quick sweep reads.
-    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at - timedelta(minutes=5))
-    with own_redis.client() as client:
-        client.delete(turn_key(prefix_of(), "full-sweep"))  # a minute passes
-    wait_until(all_are("fired"))
-
-
-def prefix_of() -> str:
     engine = get_engine("default")
     assert engine is not None
-    return engine.prefix
+    turn = turn_key(engine.prefix, "full-sweep")
+    with own_redis.client() as client:
+        wait_until(lambda: client.exists(turn))
+        # As after a transaction that lasted five minutes: overdue by more than the quick sweep reads.
+        Timeout.objects.update(run_at=rows[0].created_at - timedelta(minutes=5))
+        client.delete(turn)  # a minute passes
+    wait_until(all_are("fired"))
 
 
 @pytest.mark.parametrize("way", ["refused", "black hole"])
@@ -111,24 +88,19 @@ def test_without_redis_the_ledger_is_read_until_it_is_back(
     start_worker()
     due_orders("remind", 5)
     wait_until(all_are("fired"))
-    if way == "refused":
-        own_redis.kill()
-    else:
-        own_redis.pause()
+    is_refused = way == "refused"
+    (own_redis.kill if is_refused else own_redis.pause)()
     due_orders("remind", 5)
     due_orders("remind", 5, seconds=0.5)
     wait_until(all_are("fired"))
     assert "redis_away" in events(caplog)
-    if way == "refused":
-        own_redis.start()
-    else:
-        own_redis.resume()
-    wait_until(lambda: events(caplog) == ["redis_away", "redis_back"])
+    (own_redis.start if is_refused else own_redis.resume)()
+    wait_until(lambda: events(caplog) == AWAY_AND_BACK)
     forget_engine()  # or the producers' breaker would leave the next ones to the sweep
     due_orders("remind", 5)
     wait_until(all_are("fired"))
     assert Effect.objects.count() == 20
-    assert events(caplog) == ["redis_away", "redis_back"]
+    assert events(caplog) == AWAY_AND_BACK
 
 
 def test_a_worker_that_starts_without_redis_goes_over_to_it(
@@ -139,15 +111,14 @@ def test_a_worker_that_starts_without_redis_goes_over_to_it(
     start_worker()
     wait_until(all_are("fired"))
     own_redis.start()
-    wait_until(lambda: events(caplog) == ["redis_away", "redis_back"])
+    wait_until(lambda: events(caplog) == AWAY_AND_BACK)
 
 
 class Failing:
     """Wraps a function and raises the database's error a few times."""
 
     def __init__(self, function: Callable[..., Any], times: int) -> None:
-        self.function = function
-        self.left = times
+        self.function, self.left = function, times
 
     def __call__(self, *arguments: Any) -> Any:
         if self.left:
@@ -211,7 +182,7 @@ def test_what_is_committed_minutes_after_its_own_deadline_and_is_never_pushed_is
     wait_until(all_are("fired"))
 
 
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 @pytest.mark.parametrize("away", ["worker.servers.DatabaseHealth.check", "ledger.installation.ledger_name"])
 def test_a_burst_gives_up_while_the_database_is_away(
     away: str, monkeypatch: pytest.MonkeyPatch, settings: Settings

@@ -54,13 +54,12 @@ SELECT 'testapp.order.remind', 1, n, '', 'default',
        0, 0, {no}, {no}, {no}, {no}, {share}, {no}, {no}, '', '', ''
 FROM {series}
 """
+SECONDS = """(CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400
+WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END)"""
 MOMENTS = {
-    "postgresql": "now() + (CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400 "
-    "WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END) * interval '1 second'",
-    "mysql": "UTC_TIMESTAMP(6) + INTERVAL (CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400 "
-    "WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END) SECOND",
-    "sqlite": "strftime('%Y-%m-%d %H:%M:%S', 'now', (CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400 "
-    "WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END) || ' seconds')",
+    "postgresql": f"now() + {SECONDS} * interval '1 second'",
+    "mysql": f"UTC_TIMESTAMP(6) + INTERVAL {SECONDS} SECOND",
+    "sqlite": f"strftime('%Y-%m-%d %H:%M:%S', 'now', {SECONDS} || ' seconds')",
 }
 
 
@@ -93,9 +92,7 @@ def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]
 
 def plans_of(call: Callable[[], object], *, of_stop_changes: bool = False) -> str:
     """Return the plan of each query of the ledger that `call` makes: of the read of stops, or of all others."""
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    with CaptureQueriesContext(connection) as queries:
         call()
     looks = [query["sql"] for query in queries if "django_delayq_timeout" in query["sql"]]
     looks = [sql for sql in looks if of_stop_changes == ("policycontrol" in sql)]
@@ -140,20 +137,43 @@ def middle() -> Row:
     return Row(crowded, ids[len(ids) // 2], "default", "", crowded)
 
 
-def test_the_sweep_ahead_and_behind() -> None:
-    behind = plans_of(lambda: page_of("default", now() - timedelta(seconds=60), None, now()))
-    check(behind, "delayq_unsettled", is_short=True)
-    ahead = plans_of(lambda: page_of("default", now(), None, now() + timedelta(seconds=10)))
-    check(ahead, "delayq_unsettled", is_short=True)
+def old(*labels: str, but: tuple[str, ...] = ()) -> Callable[[], object]:
+    """Return the deletion of the first page of old rows."""
+    rows = marking.Old(clock.now() - timedelta(days=30), labels, but=but)
+    return partial(marking.delete_settled, "default", rows, None)
+
+
+CROWDED, EMPTY = "testapp.order.remind", "testapp.order.linger"
+QUERIES: dict[str, tuple[Callable[[], Callable[[], object]], str, bool]] = {
+    "the sweep behind": (
+        lambda: partial(page_of, "default", now() - timedelta(seconds=60), None, now()), "delayq_unsettled", True,
+    ),
+    "the sweep ahead": (
+        lambda: partial(page_of, "default", now(), None, now() + timedelta(seconds=10)), "delayq_unsettled", True,
+    ),
+    "the sweep of everything": (lambda: partial(page_of, "default", None, None, now()), "delayq_unsettled", False),
+    "expired rows that are firing": (lambda: partial(marking.expired, "default", 1000), "delayq_unsettled", False),
+    "what is forgotten": (lambda: partial(forgotten, "default", None, clock.now()), "delayq_unsettled", False),
+    "a page of the pruning": (old, "delayq_settled", False),
+    "of all but some policies": (lambda: old(but=(EMPTY,)), "delayq_settled", False),
+    "of a policy with a retention of its own": (lambda: old(CROWDED), "delayq_", True),
+    "of one without rows": (lambda: old(EMPTY), "delayq_", True),
+    "pending deadlines beside the delay": (
+        lambda: partial(misfits._sample, [CROWDED, EMPTY], "default"), "delayq_policy", False,
+    ),
+}  # fmt: skip
+"""What is asked, which index it uses, and whether all that it reads is little."""
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_reads_only_what_it_wants(name: str) -> None:
+    call, index, is_short = QUERIES[name]
+    check(plans_of(call()), index, is_short=is_short)
 
 
 def test_the_news_that_each_worker_reads_every_few_seconds() -> None:
     plan = plans_of(lambda: StopCache().read_stop_changes("default"), of_stop_changes=True)
     check(without_controls(plan), "delayq_unsettled", is_short=True)
-
-
-def test_the_sweep_of_everything_from_the_beginning() -> None:
-    check(plans_of(lambda: page_of("default", None, None, now())), "delayq_unsettled")
 
 
 def test_a_page_of_the_sweep_begins_where_the_last_one_ended() -> None:
@@ -177,49 +197,18 @@ def test_the_pages_of_a_sweep_are_every_row_once() -> None:
 
 def test_the_look_for_each_policy_and_its_claim() -> None:
     """Also where one policy has nothing and all that is due is the other's."""
-    crowded, empty = "testapp.order.remind", "testapp.order.linger"
-    labels = [crowded, empty, "testapp.parcel.chase"]
-    assert claiming.labels_with_claimable("default", None, labels) == {crowded: True}
+    labels = [CROWDED, EMPTY, "testapp.parcel.chase"]
+    assert claiming.labels_with_claimable("default", None, labels) == {CROWDED: True}
     look = plans_of(lambda: claiming.labels_with_claimable("default", None, labels), of_stop_changes=True)
     check(without_controls(look), "delayq_policy")
-    limits = {crowded: 100, empty: 100}
+    limits = {CROWDED: 100, EMPTY: 100}
     assert len(claiming.claim_each("default", None, limits, timedelta(0)).claims) == 100
-    check(plans_of(lambda: claiming.claim_each("default", None, {empty: 9}, timedelta(0))), "delayq_policy")
-
-
-def test_expired_rows_that_are_firing() -> None:
-    check(plans_of(lambda: marking.expired("default", 1000)), "delayq_unsettled")
-
-
-def test_the_look_for_what_is_forgotten() -> None:
-    check(plans_of(lambda: forgotten("default", None, clock.now())), "delayq_unsettled")
-
-
-def test_a_page_of_the_pruning() -> None:
-    before = clock.now() - timedelta(days=30)
-    plan = plans_of(lambda: marking.delete_settled("default", marking.Old(before), None))
-    check(plan, "delayq_settled")
-    others = marking.Old(before, but=("testapp.order.linger",))
-    check(plans_of(lambda: marking.delete_settled("default", others, None)), "delayq_settled")
-
-
-def test_a_page_of_the_pruning_of_policies_with_a_retention_of_their_own() -> None:
-    before = clock.now() - timedelta(days=30)
-    for label in ("testapp.order.linger", "testapp.order.remind"):
-        old = marking.Old(before, (label,))
-        plan = plans_of(partial(marking.delete_settled, "default", old, None))
-        check(plan, "delayq_", is_short=True)
+    check(plans_of(lambda: claiming.claim_each("default", None, {EMPTY: 9}, timedelta(0))), "delayq_policy")
 
 
 def test_the_count_of_settled_rows_for_reports() -> None:
-    now = clock.now()
-    begin, end = now - timedelta(days=91), now - timedelta(days=89)
+    begin, end = clock.now() - timedelta(days=91), clock.now() - timedelta(days=89)
     pages = rollups.read_settled(Timeout.objects.using("default"), begin, end)
     for _ in range(3):
         check(plans_of(lambda: next(pages)), "delayq_settled")
     check(plans_of(lambda: list(rollups.uncounted("default", begin, end, {}))), "delayq_settled")
-
-
-def test_the_comparison_of_pending_deadlines_with_the_delay() -> None:
-    plan = plans_of(lambda: misfits._sample(["testapp.order.remind", "testapp.order.linger"], "default"))
-    check(plan, "delayq_policy")

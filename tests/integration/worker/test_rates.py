@@ -15,11 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
 from django_delayq.engine.engine import Engine
 from django_delayq.firing import Work, plan, run, running
-from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import Slot
 from django_delayq.models import RateShare, Timeout
-from django_delayq.worker import Worker
+from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import SlotQueue
@@ -39,20 +38,10 @@ from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 RATE = Rate(20, per=timedelta(seconds=2))
-FAST = Rate(60, per=timedelta(seconds=2))
-PERIOD, MOST = 2.0, 60
-STEADY = Rate(60, per=timedelta(seconds=3))
-"""A busy machine loses fewer slots of a longer period."""
+SLOW = Rate(1, per=timedelta(hours=1))
 WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
 """A timeout with a rate is claimed from the ledger, with Redis and without."""
-SLOW = Rate(1, per=timedelta(hours=1))
 Rated = TimeoutPolicy[Any]
-
-
-@pytest.fixture(autouse=True)
-def without_experience() -> None:
-    """No test inherits that a batch of the policy has failed in another one."""
-    firing_state.forget()
 
 
 @pytest.fixture
@@ -63,17 +52,14 @@ def rated(declare: Declare) -> Rated:
 class Begins:
     """A handler that notes when it began, with which timeouts."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self) -> None:
         self.at: list[float] = []
         self.ids: list[int] = []
-        self._error = error
 
     def __call__(self, _: Any, timeouts: Any) -> None:
         listed = timeouts if isinstance(timeouts, list) else [timeouts]
         self.at += [time.monotonic()] * len(listed)
         self.ids += [timeout.pk for timeout in listed]
-        if self._error is not None:
-            raise self._error
 
     def most_within(self, seconds: float) -> int:
         """Return how many began within `seconds` without a tenth: a thread may pause between its slot and its note."""
@@ -91,22 +77,35 @@ def overdue(policy: Any, count: int) -> list[int]:
 
 
 def claim(policy: TimeoutPolicy[Any], limit: int = 50) -> claiming.Granted:
-    minute = timedelta(minutes=1)
-    granted = claiming.claim_in_slots(policy, "default", None, limit=limit, seconds=minute, preparation=0.0)
+    granted = try_to_claim(policy, limit)
     assert granted is not None
     return granted
 
 
-def made_sources() -> Sources:
-    """Both sources of a worker without Redis."""
-    return Sources(RedisHealth(None), [], None, "default", ClockSkew("default"))
+def try_to_claim(policy: TimeoutPolicy[Any], limit: int) -> claiming.Granted | None:
+    minute = timedelta(minutes=1)
+    return claiming.claim_in_slots(policy, "default", None, limit=limit, seconds=minute, preparation=0.0)
+
+
+def four_threads() -> Lines:
+    """What a worker with four threads asks for."""
+    return Lines("default", 4, 0.5)
+
+
+def made_sources(engine: Engine | None = None) -> Sources:
+    """Both sources of a worker."""
+    health, queues = RedisHealth(engine), ["default"] if engine else []
+    health.probe_at_start(queues)
+    return Sources(health, queues, None, "default", ClockSkew("default"))
 
 
 def test_slots_are_assigned_in_due_order_for_the_next_second_only(rated: Rated) -> None:
+    assert claim(rated).claimed.claims == {}, "which uses no slot"
     ids = overdue(rated, 30)
     granted = claim(rated)
     assert list(granted.claimed.claims) == ids[:10]
     begins = [granted.slots[id].begin_at for id in ids[:10]]
+    assert begins[0] <= time.monotonic()
     assert [later - first for first, later in pairwise(begins)] == [pytest.approx(2.125 / 20)] * 9
     assert 0.5 < granted.wait_seconds < 0.6
     with CaptureQueriesContext(connection) as queries:
@@ -114,22 +113,6 @@ def test_slots_are_assigned_in_due_order_for_the_next_second_only(rated: Rated) 
     assert (nothing.claimed.claims, nothing.slots) == ({}, {})
     assert "run_at" not in str(queries.captured_queries), "without any slot no row is read"
     assert Timeout.objects.filter(claimed_until__isnull=False).count() == 10
-
-
-def test_the_next_slots_follow_the_last_ones(rated: Rated) -> None:
-    ids = overdue(rated, 10)
-    granted = [*(claim(rated, 1) for _ in ids[:4]), claim(rated, 50)]
-    assert list(granted[-1].claimed.claims) == ids[4:]
-    begins = [each.slots[timeout_id].begin_at for each, timeout_id in zip(granted, ids, strict=False)]
-    gaps = sorted(later - earlier for earlier, later in pairwise(begins))  # a pause of this process changes two of them
-    assert gaps[1] == pytest.approx(2.125 / 20, abs=0.05), "an interval, read by the clock of the database"
-
-
-def test_a_slot_is_used_up_only_by_a_timeout(rated: Rated) -> None:
-    for _ in range(3):
-        assert claim(rated).claimed.claims == {}
-    [row] = due_orders(rated)
-    assert claim(rated).slots[row.pk].begin_at <= time.monotonic()
 
 
 def test_a_batch_shares_a_slot_and_counts_each_object(declare: Declare) -> None:
@@ -153,27 +136,24 @@ def test_rows_under_a_former_name_are_claimed_in_their_turn(declare: Declare) ->
 @needs_row_locks
 @needs_more_connections
 @pytest.mark.dialect
-def test_two_workers_never_claim_at_the_same_time(rated: Rated) -> None:
-    overdue(rated, 3)
-    assert len(claim(rated, 1).slots) == 1
+@pytest.mark.parametrize("by", [None, "status"])
+def test_locked_rows_hide_no_later_ones_and_two_workers_never_claim_at_once(by: str | None, declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=Rate(20, per=timedelta(seconds=2), by=by)))
+    ids = overdue(policy, 10)
+    with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=ids[:6]))):
+        assert list(claim(policy, 2).slots) == ids[6:8]
     with another_session(lambda: list(RateShare.objects.select_for_update())):
-        minute = timedelta(minutes=1)
-        assert claiming.claim_in_slots(rated, "default", None, limit=5, seconds=minute, preparation=0.0) is None
+        assert by or try_to_claim(policy, 5) is None
 
 
 def test_an_entry_without_a_slot_comes_again_in_a_second_or_when_it_is_due(rated: Rated) -> None:
-    now, soon = due_orders(rated)[0], due_orders(rated, after=timedelta(seconds=30))[0]
-    other = due_orders("remind")[0]
+    [now], [soon], [other] = due_orders(rated), due_orders(rated, after=timedelta(seconds=30)), due_orders("remind")
     works, report = plan({row.pk: 1 for row in (now, soon, other)}, "default", timedelta(minutes=1), {})
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
     assert report.again == {now.pk: report.now + timedelta(seconds=1), soon.pk: soon.run_at}
-
-
-def test_a_suspect_and_a_slot_go_together(rated: Rated) -> None:
-    [row] = due_orders(rated)
-    [work], _ = plan({row.pk: 2}, "default", slots={row.pk: Slot(1.0, 2.0)})
-    assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0)
+    [work], _ = plan({now.pk: 2}, "default", slots={now.pk: Slot(1.0, 2.0)})
+    assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0), "a suspect has a slot, too"
 
 
 @pytest.mark.parametrize("atomic", [True, False])
@@ -203,9 +183,19 @@ def test_a_work_that_has_begun_fires_all_of_its_timeouts(declare: Declare, monke
     policy = declare(Order, handler, name="rated", batch=3, limits=Limits(rate=RATE))
     rows = due_orders(policy, 3)
     ids, objects = tuple(row.pk for row in rows), tuple(row.object_id for row in rows)
-    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 3)
+    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 2)
     assert sorted(run(work, "default").fired) == sorted(ids)
     assert seen == [3, 1, 1, 1]
+
+
+def test_a_failed_attempt_uses_a_slot_as_well(declare: Declare) -> None:
+    policy = declare(Order, lambda *_: 1 / 0, name="rated", retry=Retry([0]), limits=Limits(rate=SLOW))
+    [row] = due_orders(policy)
+    granted = claim(policy)
+    [work], _ = plan(granted.claimed.claims, "default", slots=granted.slots)
+    assert list(run(work, "default").again) == [row.pk]
+    Timeout.objects.update(claimed_until=None, claims=0)
+    assert (claim(policy).slots, states()) == ({}, {"pending": 1})
 
 
 def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
@@ -227,13 +217,20 @@ def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
     assert queue.next_at == float("inf")
 
 
+@pytest.mark.usefixtures("source")
 def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
+    """Its entries in Redis stay there: they are not outdated, as their rows wait."""
     policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
-    overdue(policy, 2)
-    sources, lines = made_sources(), Lines("default", 4, 0.5)
-    assert len(sources.take(lines, 100).deliveries) == 1
+    ids, engine = overdue(policy, 2), get_worker_engine("default")
+    sources, lines = made_sources(engine), four_threads()
+    if engine is not None:
+        engine.queue("default", 0).ensure(policy.label, [(id, 0) for id in ids])
+    assert set(sources.take(lines, 100).deliveries) == {ids[0]}
     assert policy.label not in lines.declared()
     assert lines.seconds_left > 3000, "its next slot is in an hour"
+    if engine is not None:
+        lines.refuse(policy, 0.0)
+        sources.check_now()
     sources.ledger.check_now()
     assert sources.take(lines, 100).deliveries == {}
     with CaptureQueriesContext(connection) as queries:
@@ -241,67 +238,34 @@ def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
     assert not queries
 
 
-def test_until_its_next_slot_entries_of_a_policy_stay_in_redis(engine: Engine, declare: Declare) -> None:
-    """They are not outdated: their rows wait."""
-    policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
-    ids = overdue(policy, 10)
-    worker, lines = Worker(concurrency=1), Lines("default", 4, 0.5)
-    engine.queue("default", 0).ensure(policy.label, [(id, 0) for id in ids])
-    worker._connect(engine)
-    worker.redis.probe_at_start(worker.queues)
-    sources = worker.sources
-    assert set(sources.take(lines, 100).deliveries) == {ids[0]}
-    lines.refuse(policy, 0.0)
-    sources.check_now()
-    assert sources.take(lines, 100).deliveries == {}
-
-
-@needs_row_locks
-@needs_more_connections
-@pytest.mark.dialect
-@pytest.mark.parametrize("by", [None, "status"])
-def test_rows_that_others_have_locked_hide_no_later_ones(by: str | None, declare: Declare) -> None:
-    policy = declare(Order, name="rated", limits=Limits(rate=Rate(20, per=timedelta(seconds=2), by=by)))
-    ids = overdue(policy, 10)
-    with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=ids[:6]))):
-        assert list(claim(policy, 2).slots) == ids[6:8]
-
-
-def test_a_worker_that_has_enough_leaves_slots_to_others(rated: Rated) -> None:
+def test_a_worker_that_has_enough_leaves_slots_and_what_waits_for_slots_leaves_room_to_others(rated: Rated) -> None:
     overdue(rated, 20)
-    busy, full = (Lines("default", 4, 0.5) for _ in range(2))
+    busy, full, crowded = (four_threads() for _ in range(3))
     busy.in_flight[rated.label] = 1
     assert len(made_sources().take(busy, 100).deliveries) == 3
-    assert len(made_sources().take(Lines("default", 4, 0.5), 2).deliveries) == 2
+    assert len(made_sources().take(four_threads(), 2).deliveries) == 2
     full.in_flight[rated.label] = 4
     assert made_sources().take(full, 100).deliveries == {}
     assert rated.label not in full.declared(), "it is asked again a little later"
-
-
-def test_what_waits_for_slots_takes_no_room_from_others(rated: Rated) -> None:
     due_orders("remind", 4)
-    lines = Lines("default", 4, 0.5)
-    lines.in_flight[rated.label] = 30
-    assert len(made_sources().take(lines, 100).deliveries) == 4
+    crowded.in_flight[rated.label] = 30
+    assert len(made_sources().take(crowded, 100).deliveries) == 4
 
 
 def test_a_stopped_policy_uses_no_slots(rated: Rated) -> None:
     overdue(rated, 4)
     operations.pause(rated, by="script:test")
-    assert made_sources().take(Lines("default", 4, 0.5), 100).deliveries == {}
+    assert made_sources().take(four_threads(), 100).deliveries == {}
     assert not RateShare.objects.exists()
     operations.resume(rated, by="script:test")
-    assert len(made_sources().take(Lines("default", 4, 0.5), 100).deliveries) == 4
+    assert len(made_sources().take(four_threads(), 100).deliveries) == 4
 
 
 def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_the_end(
     engine: Engine, rated: Rated
 ) -> None:
-    ids = overdue(rated, 3)
-    queue = engine.queue("default", 0)
-    health = RedisHealth(engine)
-    sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
-    health.probe_at_start(["default"])
+    ids, queue = overdue(rated, 3), engine.queue("default", 0)
+    sources, lines = made_sources(engine), four_threads()
     taken = sources.take(lines, 100)
     assert (dict(taken.deliveries), set(taken.slots)) == (dict.fromkeys(ids, 1), set(ids))
     sources.resolve(ids, {})
@@ -321,7 +285,7 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     source: str, declare: Declare, start_worker: StartWorker
 ) -> None:
     begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=STEADY))
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=Rate(60, per=timedelta(seconds=3))))
     ids = overdue(policy, 90)
     start_worker(concurrency=2)
     wait_until(lambda: len(begins.ids) > 5, "some have fired")
@@ -336,90 +300,19 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
 
 
-@WITH_REDIS
-def test_a_failed_attempt_counts_as_well(source: str, declare: Declare, start_worker: StartWorker) -> None:
-    begins = Begins(ValueError("no"))
-    policy = declare(Order, begins, name="rated", retry=Retry([0, 0, 0]), limits=Limits(rate=FAST))
-    overdue(policy, 20)
-    start_worker(concurrency=4)
-    wait_until(all_are("dead"), "all are dead")
-    assert len(begins.at) >= 80, "more if a row is locked briefly when its failure is to be recorded"
-    assert begins.most_within(PERIOD) <= MOST
-
-
-@WITH_REDIS
-@pytest.mark.parametrize(
-    ("options", "most_calls"), [({"batch": 8}, 20), ({"atomic": False}, 75)], ids=["in batches", "outside"]
-)
-def test_other_ways_to_fire_keep_the_rate_too(
-    source: str, declare: Declare, start_worker: StartWorker, options: dict[str, Any], most_calls: int
-) -> None:
-    begins = Begins()
-    overdue(declare(Order, begins, name="rated", limits=Limits(rate=FAST), **options), 75)
-    start_worker(concurrency=2)
-    wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(PERIOD) <= MOST
-    assert len(set(begins.at)) <= most_calls
-
-
-@needs_more_connections
-def test_a_timeout_that_falls_due_meanwhile_is_on_time(
-    source: str, declare: Declare, start_worker: StartWorker
-) -> None:
-    begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
-    start_worker(concurrency=2)
-    [remind] = due_orders("remind")
-    wait_until(lambda: states().get("fired"), "the worker runs")
-    rows = due_orders(policy, 3, seconds=1)
-    wait_until(all_are("fired"), "all have fired")
-    assert [row.pk for row in rows] == sorted(begins.ids), "one that loses its slot gets a later one"
-    late = Timeout.objects.get(pk=rows[0].pk).lateness()
-    assert late is not None and late < 10, remind
-
-
-@WITH_REDIS
-def test_a_worker_that_stops_releases_what_it_has_claimed(
-    source: str, declare: Declare, start_worker: StartWorker
-) -> None:
-    begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=RATE))
-    overdue(policy, 40)
-    worker = start_worker(concurrency=2)
-    wait_until(lambda: begins.ids, "one has fired")
-    worker.stop()
-    pending = Timeout.objects.pending()
-    assert pending.count() > 10
-    assert set(pending.values_list("claims", "attempts")) == {(0, 0)}
-    assert claim(policy).wait_seconds <= 1.0
-
-
-def test_a_policy_that_is_resumed_goes_on_at_its_rate(source: str, declare: Declare, start_worker: StartWorker) -> None:
-    begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
-    overdue(policy, 75)
-    operations.pause(policy, by="script:test")
-    start_worker(concurrency=2)
-    due_orders("remind")
-    wait_until(lambda: states().get("fired"), "the worker runs")
-    assert begins.ids == []
-    operations.resume(policy, by="script:test")
-    wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(PERIOD) <= MOST
-
-
+@pytest.mark.parametrize("options", [{"batch": 8}, {"atomic": False}], ids=["in batches", "outside"])
 def test_the_rate_is_kept_while_redis_fails_and_returns(
-    own_redis: Any, declare: Declare, start_worker: StartWorker
+    own_redis: Any, declare: Declare, start_worker: StartWorker, options: dict[str, Any]
 ) -> None:
+    """On a busy machine fewer slots of a longer period are lost."""
     begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=STEADY))
-    overdue(policy, 110)
-    for _ in range(2):
-        start_worker(concurrency=1)
-    wait_until(lambda: len(begins.ids) > 30, "some have fired")
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=Rate(60, per=timedelta(seconds=3))), **options)
+    overdue(policy, 75)
+    start_worker(concurrency=2)
+    wait_until(lambda: len(begins.ids) > 20, "some have fired")
     own_redis.kill()
-    wait_until(lambda: len(begins.ids) > 60, "more have fired")
+    wait_until(lambda: len(begins.ids) > 40, "more have fired")
     own_redis.start()
     wait_until(all_are("fired"), "all have fired")
     assert begins.most_within(3.0) <= 60
-    assert 5 <= 109 / (begins.at[-1] - begins.at[0]) <= 20
+    assert len(set(begins.at)) <= (20 if "batch" in options else 75)

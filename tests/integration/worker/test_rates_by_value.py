@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import Value
-from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.engine.engine import Engine
 from django_delayq.firing import Report, plan
-from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.models import RateShare, Timeout
 from django_delayq.worker import Worker
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
-from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.ledger import Batch
-from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import prune
 from tests.integration.data.conftest import UNPAID, Declare, bought, only_row
-from tests.integration.firing.conftest import another_session, needs_row_locks
-from tests.integration.worker.test_rates import Begins, claim, made_sources
+from tests.integration.worker.test_rates import Begins, claim, four_threads, made_sources
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, needs_more_connections, queue_in_redis
+from tests.support.workers import StartWorker, all_are, queue_in_redis
 from tests.testapp.market import Channel, Label, Merchant, Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-RATE = dq.Rate(20, per=timedelta(seconds=2), by="channel_id")
-SLOW = dq.Rate(1, per=timedelta(hours=1), by="channel_id")
 Policy = dq.TimeoutPolicy[Any]
 
 
-@pytest.fixture(autouse=True)
-def without_experience() -> None:
-    """No test inherits what another one has learned of a policy."""
-    firing_state.forget()
+def limited(count: int = 1, by: str | None = "channel_id", **per: float) -> dq.Limits:
+    """So many within an hour, or within `per`."""
+    return dq.Limits(rate=dq.Rate(count, per=timedelta(**per or {"hours": 1}), by=by))
 
 
 @pytest.fixture
@@ -56,19 +46,18 @@ def shops() -> list[Channel]:
 
 @pytest.fixture
 def by_shop(declare: Declare) -> Policy:
-    return declare(Purchase, name="by", limits=dq.Limits(rate=RATE))
+    return declare(Purchase, name="by", limits=limited(20, seconds=2))
 
 
 @pytest.fixture
 def slow(declare: Declare) -> Policy:
-    return declare(Purchase, name="by", limits=dq.Limits(rate=SLOW))
+    return declare(Purchase, name="by", limits=limited())
 
 
 def due(policy: dq.TimeoutPolicy[Any], shop: Channel | None, count: int = 1, minutes: float = 10) -> list[int]:
     """So many due timeouts of a shop, the first `minutes` ago; their ids in due order."""
     purchases = Purchase.objects.bulk_create(Purchase(channel=shop) for _ in range(count))
-    begin = clock.now() - timedelta(minutes=minutes)
-    with clock.set_to(begin):
+    with clock.set_to(clock.now() - timedelta(minutes=minutes)):
         dq.schedule_timeouts(purchases, policy, seconds=0)
     objects = [str(purchase.pk) for purchase in purchases]
     return list(Timeout.objects.filter(object_id__in=objects).order_by("run_at", "id").values_list("pk", flat=True))
@@ -82,32 +71,28 @@ def shares() -> list[str]:
 # The value
 
 
-def test_a_round_has_the_value_as_text(by_shop: Policy, shops: list[Channel]) -> None:
-    dq.schedule_timeout(bought(channel=shops[0]), by_shop, minutes=1)
-    dq.schedule_timeouts([bought(channel=shops[1]), bought(channel=None)], by_shop, minutes=1)
-    dq.schedule_timeouts([bought(channel=shops[2])], by_shop, at=clock.now() + timedelta(hours=1))
-    assert shares() == [str(shops[0].pk), str(shops[1].pk), "", str(shops[2].pk)]
-
-
-def test_a_round_that_begins_again_has_the_value_of_then(by_shop: Policy, shops: list[Channel]) -> None:
+def test_a_round_has_the_value_of_the_moment_in_which_it_begins(by_shop: Policy, shops: list[Channel]) -> None:
+    first, second, third = (str(shop.pk) for shop in shops)
     purchase = bought(channel=shops[0])
     row = dq.schedule_timeout(purchase, by_shop, minutes=1)
     Purchase.objects.update(channel=shops[1])
     dq.reschedule_timeout(purchase, by_shop, minutes=2)
-    assert shares() == [str(shops[0].pk)], "the value when it was scheduled"
+    assert shares() == [first], "a move does not begin a round"
     dq.schedule_timeout(purchase, by_shop, minutes=1)
-    assert shares() == [str(shops[1].pk)]
+    assert shares() == [second]
     Purchase.objects.update(channel=shops[2])
     dq.schedule_timeouts([purchase], by_shop, minutes=1)
-    assert shares() == [str(shops[2].pk)]
+    assert shares() == [third]
     operations.cancel(row, by="script:test")
     Purchase.objects.update(channel=shops[0])
     operations.refire(row, by="script:test")
-    assert shares() == [str(shops[2].pk), str(shops[0].pk)]
+    assert shares() == [third, first]
+    dq.schedule_timeouts([bought(channel=shops[1]), bought(channel=None)], by_shop, minutes=1)
+    assert shares() == [third, first, second, ""]
 
 
 def test_an_automatic_round_has_the_value_of_its_armed_object(declare: Declare, shops: list[Channel]) -> None:
-    declare(Purchase, name="by", after=timedelta(minutes=30), limits=dq.Limits(rate=RATE), **UNPAID)
+    declare(Purchase, name="by", after=timedelta(minutes=30), limits=limited(), **UNPAID)
     purchase = bought(channel=shops[0], created_at=clock.now())
     assert only_row().share == str(shops[0].pk)
     purchase.channel, purchase.created_at = shops[1], clock.now()
@@ -120,76 +105,44 @@ def test_an_automatic_round_has_the_value_of_its_armed_object(declare: Declare, 
 
 @pytest.mark.parametrize("path", ["channel__merchant_id", "channel__merchant", "channel__merchant__name"])
 def test_the_value_may_lie_beyond_relations(path: str, declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="by", limits=dq.Limits(rate=dq.Rate(1, by=path)))
+    policy = declare(Purchase, name="by", limits=limited(by=path))
     dq.schedule_timeouts([bought(channel=shops[0]), bought(channel=None)], policy, minutes=1)
     merchant: Any = shops[0].merchant
     assert shares() == [merchant.name if path.endswith("name") else str(merchant.pk), ""]
 
 
-def test_long_values_are_told_apart_and_case_matters(declare: Declare) -> None:
-    policy = declare(Purchase, name="by", limits=dq.Limits(rate=dq.Rate(1, per=timedelta(hours=1), by="status")))
+def test_long_values_are_told_apart_and_case_matters(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = declare(Purchase, name="by", limits=limited(by="status"))
     dq.schedule_timeouts([bought(status=status) for status in ("a", "A", "a ", "b" * 20)], policy, seconds=0)
     assert len(claim(policy).slots) == 4
-    merchant = dq.Rate(1, per=timedelta(hours=1), by="channel__merchant__zone")
-    policy = declare(Purchase, name="long", limits=dq.Limits(rate=merchant))
-    monkeyed = [Channel.objects.create(merchant=Merchant.objects.create(zone="z" * 40 + end)) for end in "xyy"]
-    dq.schedule_timeouts([bought(channel=channel) for channel in monkeyed], policy, seconds=0)
-    assert len(claim(policy).slots) == 2
-
-
-def test_a_value_that_is_longer_than_the_column_is_a_digest(monkeypatch: pytest.MonkeyPatch, declare: Declare) -> None:
-    policy = declare(Label, name="by", limits=dq.Limits(rate=dq.Rate(1, by="name")))
+    Timeout.objects.all().delete()
+    policy = declare(Label, name="by", limits=limited(by="name"))
     monkeypatch.setattr("django_delayq.ledger.shares.MAX_SHARE", 16)
-    dq.schedule_timeouts(
-        [Label.objects.create(name=name) for name in ("n" * 16, "n" * 17, "n" * 18)], policy, minutes=1
-    )
+    names = ("n" * 16, "n" * 17, "n" * 18, "n" * 18)
+    dq.schedule_timeouts([Label.objects.create(name=name) for name in names], policy, minutes=1)
     first, *digests = shares()
-    assert first == "n" * 16
-    assert [len(digest) for digest in digests] == [16, 16]
-    assert len({first, *digests}) == 3
-
-
-def test_a_policy_without_it_reads_no_value(declare: Declare, shops: list[Channel]) -> None:
-    policies = [
-        declare(Purchase, name=name, limits=dq.Limits(rate=dq.Rate(1, by=by)))
-        for name, by in (("all", None), ("by", "channel_id"))
-    ]
-    counts = []
-    for policy in [policies[0], *policies]:  # the first one may read what the process keeps, such as a content type
-        purchases = [bought(channel=shops[0]) for _ in range(3)]
-        with CaptureQueriesContext(connection) as queries:
-            dq.schedule_timeouts(purchases, policy, minutes=1)
-        counts.append(len(queries))
-    assert counts[2] - counts[1] == 1
-    assert set(Timeout.objects.filter(policy=policies[0].label).values_list("share", flat=True)) == {""}
+    assert (first, [len(digest) for digest in digests]) == ("n" * 16, [16, 16, 16])
+    assert len({first, *digests}) == 3, "what is longer than the column is a digest"
 
 
 @pytest.mark.parametrize(
-    ("by", "words"),
+    ("options", "words"),
     [
-        ("chanel", "Did you mean 'channel'"),
-        ("labels", "It has:"),
-        ("payments__status", "It has:"),
-        ("channel__shop", "Did you mean 'channel'"),
-        ("remarks", "It has:"),
+        ({"limits": limited(by="chanel")}, "is not a column.*of Purchase.*Did you mean 'channel'"),
+        ({"limits": limited(by="channel__shop")}, "Did you mean 'channel'"),
+        ({"limits": limited(by="labels")}, "It has:"),
+        ({"limits": limited(by="payments__status")}, "It has:"),
+        ({"limits": limited(by="remarks")}, "It has:"),
+        ({"limits": limited(), "batch": 5}, "give neither batch nor together"),
+        ({"limits": limited(), "together": 5}, "give neither batch nor together"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_path_that_leads_to_no_column_is_refused(by: str, words: str, declare: Declare) -> None:
-    with pytest.raises(
-        dq.PolicyError, match="is not a column, or a path over foreign keys to one, of Purchase"
-    ) as raised:
-        declare(Purchase, name="by", limits=dq.Limits(rate=dq.Rate(1, by=by)))
-    assert words in str(raised.value)
-
-
-@pytest.mark.parametrize("option", ["batch", "together"])
-def test_works_of_several_timeouts_are_refused(option: str, declare: Declare) -> None:
-    given: dict[str, Any] = {option: 5, "limits": dq.Limits(rate=RATE)}
-    with pytest.raises(dq.PolicyError, match="give neither batch nor together"):
-        declare(Purchase, name="by", **given)
-
-
-def test_a_value_of_another_type_is_refused() -> None:
+def test_what_leads_to_no_column_or_to_works_of_several_is_refused(
+    options: dict[str, Any], words: str, declare: Declare
+) -> None:
+    with pytest.raises(dq.PolicyError, match=f"(?s){words}"):
+        declare(Purchase, name="by", **options)
     wrong: Any = ["merchant_id"]
     with pytest.raises(TypeError, match="by must be the name of a column"):
         dq.Rate(1, by=wrong)
@@ -211,7 +164,7 @@ def test_each_value_has_slots_of_its_own(by_shop: Policy, shops: list[Channel]) 
 
 
 def test_a_flood_of_one_value_leaves_the_first_claim_to_others_too(by_shop: Policy, shops: list[Channel]) -> None:
-    flood = due(by_shop, shops[0], 5_000, minutes=60)
+    flood = due(by_shop, shops[0], 2_000, minutes=60)
     [other], [third] = due(by_shop, shops[1], minutes=2), due(by_shop, shops[2], minutes=1)
     granted = claim(by_shop, 4)
     assert list(granted.claimed.claims) == [flood[0], other, third, flood[1]]
@@ -220,19 +173,8 @@ def test_a_flood_of_one_value_leaves_the_first_claim_to_others_too(by_shop: Poli
     assert granted.wait_seconds == 0, "more may be claimed when there is room"
 
 
-def test_floods_of_all_values_share_the_room(by_shop: Policy, shops: list[Channel]) -> None:
-    for number, shop in enumerate(shops):
-        due(by_shop, shop, 300, minutes=60 - number)
-    counts = Counter(slot.share for slot in claim(by_shop, 9).slots.values())
-    assert set(counts.values()) == {3}
-
-
 def test_of_one_value_the_first_deadlines_come_first(by_shop: Policy, shops: list[Channel]) -> None:
-    last, first, second = (
-        due(by_shop, shops[0], minutes=1),
-        due(by_shop, shops[0], minutes=9),
-        due(by_shop, shops[0], minutes=5),
-    )
+    last, first, second = (due(by_shop, shops[0], minutes=minutes) for minutes in (1, 9, 5))
     assert list(claim(by_shop, 1).slots) == first
     assert list(claim(by_shop).slots) == [*second, *last]
 
@@ -244,42 +186,33 @@ def test_a_value_that_has_used_its_slots_is_asked_for_when_the_next_one_is_free(
     assert len(claim(slow).slots) == 1
     soonest = due(slow, shops[1], 60)
     assert list(claim(slow).slots) == soonest[:1]
-    RateShare.objects.filter(share=str(shops[1].pk)).update(free_at=clock.now() + timedelta(seconds=1))
-    spacing = Spacing.of(SLOW)
+    of_second = RateShare.objects.filter(share=str(shops[1].pk))
+    of_second.update(free_at=clock.now() + timedelta(seconds=1))
     nothing = claim(slow, 4)
     assert nothing.slots == {}
     assert 0.3 < nothing.wait_seconds < 1.0 - TURN_SECONDS + 0.01, "found although the first page has none of it"
-    RateShare.objects.filter(share=str(shops[1].pk)).update(free_at=clock.now() + timedelta(seconds=TURN_SECONDS / 2))
+    of_second.update(free_at=clock.now() + timedelta(seconds=TURN_SECONDS / 2))
     assert list(claim(slow, 4).slots) == soonest[1:2]
-    assert claim(slow, 4).wait_seconds == pytest.approx(spacing.interval - TURN_SECONDS, abs=30)
-
-
-def test_values_that_wait_for_their_slots_hide_no_other(slow: Policy, shops: list[Channel]) -> None:
-    for number, shop in enumerate(shops[:2]):
-        due(slow, shop, 10, minutes=60 - number)
-    assert len(claim(slow, 2).slots) == 2
+    interval = Spacing.of(dq.Rate(1, per=timedelta(hours=1))).interval
+    assert claim(slow, 4).wait_seconds == pytest.approx(interval - TURN_SECONDS, abs=30)
     last = due(slow, shops[2], minutes=1)
-    assert list(claim(slow, 1).slots) == last
-
-
-def test_a_deadline_that_comes_soon_ends_the_wait(slow: Policy, shops: list[Channel]) -> None:
-    due(slow, shops[0], 3)
-    dq.schedule_timeout(bought(channel=shops[1]), slow, seconds=20)
-    assert 15 < claim(slow).wait_seconds <= 20
+    assert list(claim(slow, 1).slots) == last, "those that wait hide no other"
+    dq.schedule_timeout(bought(channel=None), slow, seconds=20)
+    assert 15 < claim(slow).wait_seconds <= 20, "a deadline that comes soon ends the wait"
 
 
 def test_a_worker_looks_for_other_values_each_second(slow: Policy, shops: list[Channel]) -> None:
     due(slow, shops[0], 3)
-    sources, lines = made_sources(), Lines("default", 4, 0.5)
-    assert len(sources.take(lines, 100).deliveries) == 1
+    lines = four_threads()
+    assert len(made_sources().take(lines, 100).deliveries) == 1
     assert slow.label not in lines.declared()
     assert 0.9 < lines.seconds_left <= 1.0, "and not its next slot in an hour"
 
 
 def test_a_poll_notices_a_policy_whose_wait_ends_before_the_next_poll(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="all", limits=dq.Limits(rate=dq.Rate(1, per=timedelta(hours=1))))
+    policy = declare(Purchase, name="all", limits=limited(by=None))
     due(policy, shops[0], 2)
-    sources, lines = made_sources(), Lines("default", 4, 0.5)
+    sources, lines = made_sources(), four_threads()
     lines.refuse(policy, 0.9)
     assert sources.take(lines, 100).deliveries == {}
     lines.refuse(policy, 0.0)
@@ -290,9 +223,7 @@ def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
     engine: Engine, with_redis: Any, prefix: str, slow: Policy, shops: list[Channel]
 ) -> None:
     first, second = due(slow, shops[0], 2)
-    health = RedisHealth(engine)
-    sources, lines = Sources(health, ["default"], None, "default", ClockSkew("default")), Lines("default", 4, 0.5)
-    health.probe_at_start(["default"])
+    sources, lines = made_sources(engine), four_threads()
     assert list(sources.take(lines, 100).slots) == [first]
     with_redis.delete(*with_redis.keys(f"{prefix}*"))  # other tests run beside it
     sources.check_now()
@@ -301,40 +232,24 @@ def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
     assert list(sources.take(lines, 100).slots) == [second]
 
 
-def test_two_workers_share_the_slots_of_each_value(slow: Policy, shops: list[Channel]) -> None:
+def test_workers_share_the_slots_of_each_value_and_free_ones_are_forgotten(slow: Policy, shops: list[Channel]) -> None:
     for shop in shops:
         due(slow, shop, 5)
     taken = [made_sources().take(Lines("default", 2, 0.5), 100) for _ in range(3)]
     assert [len(batch.deliveries) for batch in taken] == [2, 1, 0]
     assert len({slot.share for batch in taken for slot in batch.slots.values()}) == 3
-
-
-@needs_row_locks
-@needs_more_connections
-@pytest.mark.dialect
-def test_a_locked_row_blocks_neither_its_value_nor_others(slow: Policy, shops: list[Channel]) -> None:
-    locked, free = due(slow, shops[0], 2)
-    [other] = due(slow, shops[1])
-    with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk=locked))):
-        assert set(claim(slow).slots) == {free, other}
+    RateShare.objects.exclude(share=str(shops[1].pk)).update(free_at=clock.now() - timedelta(seconds=1))
+    prune("default")
+    assert [row.share for row in RateShare.objects.all()] == [str(shops[1].pk)]
 
 
 def test_rows_under_a_former_name_are_counted_with_theirs(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="now", aliases=("then",), limits=dq.Limits(rate=SLOW))
+    policy = declare(Purchase, name="now", aliases=("then",), limits=limited())
     ids = due(policy, shops[0], 100)
     [other] = due(policy, shops[1], minutes=1)
     Timeout.objects.filter(pk__in=[ids[0], other]).update(policy="testapp.purchase.then")
     assert set(claim(policy, 4).slots) == {ids[0], other}
     assert claim(policy, 4).slots == {}
-
-
-def test_slots_that_are_free_are_forgotten(slow: Policy, shops: list[Channel]) -> None:
-    for shop in shops[:2]:
-        due(slow, shop)
-    assert len(claim(slow).slots) == 2
-    RateShare.objects.filter(share=str(shops[0].pk)).update(free_at=clock.now() - timedelta(seconds=1))
-    prune("default")
-    assert [row.share for row in RateShare.objects.all()] == [str(shops[1].pk)]
 
 
 def test_a_standing_clock_frees_each_slot(slow: Policy, shops: list[Channel]) -> None:
@@ -346,8 +261,7 @@ def test_a_standing_clock_frees_each_slot(slow: Policy, shops: list[Channel]) ->
 def test_no_value_exceeds_its_rate_whatever_is_due(declare: Declare, shops: list[Channel], monkeypatch: Any) -> None:
     """Random floods and claims of random sizes; the clock advances by the wait that a claim returns, or more."""
     chance = random.Random(7)
-    rate = dq.Rate(3, per=timedelta(seconds=1), by="channel_id")
-    policy = declare(Purchase, name="by", limits=dq.Limits(rate=rate))
+    policy = declare(Purchase, name="by", limits=limited(3, seconds=1))
     begins, moment = defaultdict[str, list[float]](list), 0.0
     start = clock.now()
     monkeypatch.setattr(claiming, "database_now", lambda _: start + timedelta(seconds=moment))
@@ -385,6 +299,9 @@ def test_a_work_begins_only_in_a_slot_of_its_own_value(by_shop: Policy, shops: l
         second: Slot(now - 1, now + 60, "A"),
         other: Slot(now + 60, now + 90, "B"),
     }
+    works, _ = plan({second: 1, other: 1}, "default", slots=slots)
+    assert {(work.ids, work.share) for work in works} == {((second,), "A"), ((other,), "B")}
+    assert "share" not in works[0].as_dict()
     dispatch.add(Batch(dict.fromkeys(slots, 1), slots=slots))
     assert [work.ids for work, _ in submitted] == [(first,)]
     assert 30 < dispatch.seconds_left <= 60, "that of B comes later, and the second one of A is left without a slot"
@@ -396,35 +313,23 @@ def test_a_work_begins_only_in_a_slot_of_its_own_value(by_shop: Policy, shops: l
     assert dispatch.in_flight == 1
 
 
-def test_works_of_several_values_are_planned_apart(by_shop: Policy, shops: list[Channel]) -> None:
-    [first], [other] = due(by_shop, shops[0]), due(by_shop, shops[1])
-    works, _ = plan({first: 1, other: 1}, "default", slots={first: Slot(1.0, 2.0, "A"), other: Slot(1.0, 2.0, "B")})
-    assert {(work.ids, work.share) for work in works} == {((first,), "A"), ((other,), "B")}
-    assert "share" not in works[0].as_dict()
-
-
-def fired_shares(begins: Begins) -> Sequence[tuple[float, str]]:
-    of = dict(Timeout.objects.values_list("pk", "share"))
-    return [(at, of[id]) for at, id in sorted(zip(begins.at, begins.ids, strict=True))]
-
-
 def test_workers_keep_the_rate_of_each_value(
     source: str, declare: Declare, shops: list[Channel], start_worker: StartWorker
 ) -> None:
     begins = Begins()
-    rate = dq.Rate(40, per=timedelta(seconds=3), by="channel_id")
-    policy = declare(Purchase, begins, name="by", limits=dq.Limits(rate=rate))
-    due(policy, shops[0], 60, minutes=50)
+    policy = declare(Purchase, begins, name="by", limits=limited(40, seconds=3))
+    due(policy, shops[0], 50, minutes=50)
     for shop in shops[1:]:
         due(policy, shop, 6, minutes=5)
-    start_worker(concurrency=2)
-    start_worker(concurrency=2)
+    for _ in range(2):
+        start_worker(concurrency=2)
     wait_until(lambda: Timeout.objects.filter(share=str(shops[2].pk)).pending().count() == 0, "all of C have fired")
     assert Timeout.objects.filter(share=str(shops[0].pk)).pending().exists(), "A still waits"
     wait_until(all_are("fired"), "all have fired")
+    of = dict(Timeout.objects.values_list("pk", "share"))
     for shop in shops:
         own = Begins()
-        own.at = [at for at, share in fired_shares(begins) if share == str(shop.pk)]
+        own.at = [at for at, id in zip(begins.at, begins.ids, strict=True) if of[id] == str(shop.pk)]
         assert own.most_within(3.0) <= 40
     if source == "redis":
         wait_until(lambda: queue_in_redis().stats().total == 0, "Redis has no entry any more")

@@ -16,7 +16,7 @@ import pytest
 from django.db import OperationalError, connection, connections
 from pytest_django import Settings
 
-from django_delayq import Limits, Retry, Snooze, operations, schedule_timeout
+from django_delayq import Retry, Snooze, operations, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.contrib import remote
 from django_delayq.contrib.remote import EXTEND_RETRY_SECONDS, RemoteExecutor, fire, outcomes
@@ -39,36 +39,52 @@ from tests.support.workers import (
 )
 from tests.testapp.models import Effect, Order
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.django_db(transaction=True),
-    needs_more_connections,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_more_connections]
 LEASE = timedelta(seconds=1)
-WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
-"""Where the source of due timeouts changes nothing."""
+LONG = timedelta(seconds=30)
 
 
 class QueueExecutor(RemoteExecutor):
-    """Sends JSON to a queue of this process. It is down while `is_down`."""
+    """Sends JSON to a queue of this process."""
 
     queue: SimpleQueue[str | None] = SimpleQueue()
     sent: list[str] = []
-    is_down = False
-    error: BaseException = OSError("connection refused")
 
     def send(self, message: dict[str, Any]) -> None:
-        if type(self).is_down:
-            raise self.error
         self.sent.append(json.dumps(message))
         self.queue.put(self.sent[-1])
 
 
+class KillingExecutor(QueueExecutor):
+    """The process that receives a message about `linger` dies of it."""
+
+    killed: list[int] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        if message["policy"].endswith(".linger"):
+            self.killed.append(1)
+        else:
+            super().send(message)
+
+
 @pytest.fixture
-def start(source: str, start_worker: StartWorker, settings: Settings) -> Callable[[], RunningWorker]:
-    QueueExecutor.queue, QueueExecutor.sent, QueueExecutor.is_down = SimpleQueue(), [], False
-    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.QueueExecutor", "LEASE": LEASE}
-    return start_worker
+def lasting(settings: Settings) -> Callable[[timedelta], None]:
+    """`lasting(LEASE)`: from now on leases last so long."""
+
+    def do(lease: timedelta) -> None:
+        settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease}
+
+    return do
+
+
+@pytest.fixture
+def start(with_redis: Any, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
+    def do(executor: type[QueueExecutor] = QueueExecutor, lease: timedelta = LEASE) -> RunningWorker:
+        settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.{executor.__name__}", "LEASE": lease}
+        return start_worker()
+
+    QueueExecutor.queue, QueueExecutor.sent = SimpleQueue(), []
+    return do
 
 
 @pytest.fixture
@@ -94,52 +110,44 @@ def receive() -> Iterator[Callable[[], None]]:
         thread.join(30)
 
 
-def receive_message(row: Timeout) -> None:
-    fire({"policy": row.policy, "ids": [row.pk], "suspect": False, "using": "default"})
+def message_of(row: Timeout) -> dict[str, Any]:
+    return {"version": 1, "policy": row.policy, "ids": [row.pk], "suspect": False, "using": "default"}
 
 
-@WITH_REDIS
-def test_a_message_contains_ids_and_the_label_of_the_policy_only(start: Any, receive: Any) -> None:
-    rows = due_orders("remind", 3)
-    start()
-    wait_until(lambda: len(QueueExecutor.sent) == len(rows))
-    messages = [json.loads(message) for message in QueueExecutor.sent]
-    assert sorted(id for message in messages for id in message["ids"]) == [row.pk for row in rows]
-    for message in messages:
-        assert message.items() >= {
-            "version": 1, "policy": "testapp.order.remind", "suspect": False, "using": "default"
-        }.items()  # fmt: skip
-        assert len(message) == 5
+def received(declare: Any, handler: Callable[..., object], **options: Any) -> Timeout:
+    """Return a timeout about which a message was received, which has ended."""
+    (row,) = due_orders(declare(Order, handler, name="received", **options))
+    fire(message_of(row))
+    row.refresh_from_db()
+    return row
 
 
-def test_the_outcomes_tell_fired_timeouts_from_other_settled_ones(order: Order) -> None:
+def test_the_outcomes_tell_fired_timeouts_from_other_settled_ones_and_stopped_ones(order: Order) -> None:
     fired, cancelled = (schedule_timeout(order, "remind", hours=1, key=key) for key in "ab")
     as_if(fired, "fired", "due"), as_if(cancelled, "cancelled", "hand")
     report = outcomes(dict.fromkeys((fired.pk, cancelled.pk, 123_456), "testapp.order.remind"), "default")
     assert (set(report.done), report.fired) == ({fired.pk, cancelled.pk, 123_456}, (fired.pk,))
-
-
-def test_the_outcomes_of_a_stopped_policy_count_as_untried() -> None:
     paused, waiting = *due_orders("linger"), *due_orders("remind")
     operations.pause("testapp.order.linger", by="script:test")
     report = outcomes({row.pk: row.policy for row in (paused, waiting)}, "default")
     assert (set(report.again), report.untried) == ({paused.pk}, (paused.pk,))
 
 
-def test_each_timeout_fires_once_and_the_worker_ends_in_order(
-    start: Any, receive: Any, caplog: Any, settings: Settings
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=30)}
-    rows = due_orders("remind", 60) + due_orders("remind_many", 30) + due_orders("send_outside", 3)
+def test_each_timeout_fires_once_and_the_worker_ends_in_order(start: Any, receive: Any, caplog: Any) -> None:
+    rows = due_orders("remind", 40) + due_orders("remind_many", 20) + due_orders("send_outside", 3)
     receive()
-    running = start()
+    running = start(lease=LONG)
     wait_until(all_are("fired"))
     running.stop()
     assert Effect.objects.count() == len(rows)
     assert not events(caplog)
+    messages = [json.loads(message) for message in QueueExecutor.sent]
+    assert sorted(id for message in messages for id in message["ids"]) == [row.pk for row in rows]
+    for message in messages:
+        assert set(message) == {"version", "policy", "ids", "suspect", "using"}
+        assert (message["version"], message["suspect"], message["using"]) == (1, False, "default")
 
 
-@WITH_REDIS
 def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, declare: Any, caplog: Any) -> None:
     calls: list[int] = []
 
@@ -159,81 +167,62 @@ def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, d
     assert "executor_lost" not in events(caplog)
 
 
-@WITH_REDIS
-def test_while_a_policy_is_paused_its_messages_do_not_count_as_lost(start: Any, receive: Any, caplog: Any) -> None:
-    due_orders("remind", 3)
-    start()
-    wait_until(lambda: QueueExecutor.sent)
-    operations.pause("testapp.order.remind", by="script:test")
-    receive()
-    due_orders("linger", after=2 * LEASE)
-    wait_until(lambda: Effect.objects.exists(), "a lease has passed")
-    assert set(Effect.objects.values_list("what", flat=True)) == {"linger"}
-    assert "executor_lost" not in events(caplog)
-    operations.resume("testapp.order.remind", by="script:test")
-    wait_until(all_are("fired"))
-
-
-@WITH_REDIS
 def test_while_nothing_receives_few_messages_a_lease_are_sent_and_then_all_fire(
-    start: Any, receive: Any, caplog: Any
+    start: Any, receive: Any, lasting: Any, caplog: Any
 ) -> None:
-    rows, few = due_orders("remind", 60), 4  # as many as it has threads
-    start()
+    rows, few = due_orders("remind", 60), 4
+    work = Work(rows[0].policy, (rows[0].pk,), (rows[0].object_id,))
+    lasting(LEASE / 5)
+    executor = QueueExecutor("default", few)
+    executor.submit(work, lambda *_: None)
     wait_until(lambda: "executor_silent" in events(caplog), "nothing was settled for a lease")
-    sent, since = len(QueueExecutor.sent), time.monotonic()
-    wait_until(lambda: len(QueueExecutor.sent) > sent + few, "it is tried again")
-    assert len(QueueExecutor.sent) - sent <= few * (2 + (time.monotonic() - since) / LEASE.total_seconds())
+    lasting(LONG)
+    for _ in range(few):
+        executor.submit(work, lambda *_: None)
+    with pytest.raises(TimeoutError, match="have settled no timeout"):
+        executor.submit(work, lambda *_: None)
+    executor.close()
+    start()
+    wait_until(lambda: events(caplog).count("executor_silent") == 2)
     receive()
     wait_until(all_are("fired"), seconds=110)
     assert Effect.objects.count() == len(rows)
 
 
-class KillingExecutor(QueueExecutor):
-    """The process that receives a message about `linger` dies of it."""
-
-    killed: list[int] = []
-
-    def send(self, message: dict[str, Any]) -> None:
-        if message["policy"].endswith(".linger"):
-            self.killed.append(1)
-        else:
-            super().send(message)
-
-
-@WITH_REDIS
 def test_a_handler_that_kills_its_process_lease_after_lease_does_not_delay_other_timeouts(
-    start: Any, receive: Any, settings: Settings
+    start: Any, receive: Any
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.KillingExecutor", "LEASE": 2 * LEASE}
     KillingExecutor.killed = []
     due_orders("linger")
     receive()
-    start()
+    start(KillingExecutor, 2 * LEASE)
     wait_until(lambda: len(KillingExecutor.killed) == 3, "nothing was settled for two leases")
     due_orders("remind")
     wait_until(lambda: Effect.objects.filter(what="remind").exists())
     assert len(KillingExecutor.killed) <= 4, "within a lease"
 
 
-@WITH_REDIS
-@pytest.mark.parametrize("error", [OSError("connection refused"), SystemExit(1)], ids=["error", "exit"])
 def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_back(
-    start: Any, receive: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    start: Any, receive: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever its client raises."""
     caplog.set_level(logging.INFO, logger="django_delayq")
-    monkeypatch.setattr(QueueExecutor, "error", error)
-    QueueExecutor.is_down = True
-    rows = due_orders("remind", 30)
+    is_down, send = [True], QueueExecutor.send
+
+    def fail(executor: QueueExecutor, message: dict[str, Any]) -> None:
+        if is_down:
+            raise SystemExit(1)
+        send(executor, message)
+
+    monkeypatch.setattr(QueueExecutor, "send", fail)
+    due_orders("remind", 30)
     receive()
     start()
     wait_until(lambda: events(caplog).count("executor_refused") == 1)
-    assert not QueueExecutor.sent
-    QueueExecutor.is_down = False
+    is_down.clear()
     wait_until(all_are("fired"))
-    assert events(caplog).count("broker_away") == 1
-    assert "broker_back" in [getattr(record, "event", "") for record in caplog.records]
-    assert Effect.objects.count() == len(rows)
+    told = [getattr(record, "event", "") for record in caplog.records]
+    assert (told.count("broker_away"), told.count("broker_back")) == (1, 1)
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
 
 
@@ -264,25 +253,20 @@ def test_a_queue_in_a_database_that_cut_the_connection_is_used_again() -> None:
 
 
 def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(
-    settings: Settings, declare: Any
+    lasting: Any, declare: Any
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
-
     def handler(order: Order, timeout: Timeout) -> None:
         rows = Timeout.objects.filter(pk=timeout.pk)
         expires_at = rows.get().run_at
         wait_until(lambda: rows.get().run_at > expires_at + LEASE)
 
-    declare(Order, handler, name="slow", atomic=False)
-    (row,) = due_orders("slow")
-    receive_message(row)
-    assert Timeout.objects.get().state == "fired"
+    lasting(LEASE)
+    assert received(declare, handler, atomic=False).state == "fired"
 
 
 def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_database_did_not_answer(
-    settings: Settings, declare: Any, monkeypatch: pytest.MonkeyPatch
+    lasting: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=30)}
     pauses: list[float | None] = []
 
     class Ended(threading.Event):
@@ -297,17 +281,15 @@ def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_da
 
     monkeypatch.setattr(remote, "threading", SimpleNamespace(Event=Ended, Thread=threading.Thread))
     monkeypatch.setattr(remote, "extend_firing", extend)
-    declare(Order, lambda order, timeout: wait_until(lambda: len(pauses) == 4), name="slow", atomic=False)
-    (row,) = due_orders("slow")
-    receive_message(row)
+    lasting(LONG)
+    received(declare, lambda order, timeout: wait_until(lambda: len(pauses) == 4), atomic=False)
     assert pauses == [10, EXTEND_LOCKED_SECONDS, EXTEND_RETRY_SECONDS, 10]
 
 
 @own_session
 def test_the_receiving_process_extends_leases_although_its_connection_became_read_only(
-    settings: Settings, declare: Any, monkeypatch: pytest.MonkeyPatch
+    lasting: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
     extended: list[bool] = []
 
     def extend(ids: Any, using: str) -> bool:
@@ -319,11 +301,9 @@ def test_the_receiving_process_extends_leases_although_its_connection_became_rea
         return True
 
     monkeypatch.setattr(remote, "extend_firing", extend)
-    declare(Order, lambda order, timeout: wait_until(lambda: any(extended)), name="slow", atomic=False)
-    (row,) = due_orders("slow")
-    receive_message(row)
-    assert extended[0] is False
-    assert Timeout.objects.get().state == "fired"
+    lasting(LEASE)
+    row = received(declare, lambda order, timeout: wait_until(lambda: any(extended)), atomic=False)
+    assert (row.state, extended[0]) == ("fired", False)
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
@@ -336,33 +316,33 @@ def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_
         calls.append(timeout.attempts)
         raise_busy()
 
-    declare(Order, handler, name="busy", atomic=atomic)
-    (row,) = due_orders("busy")
     began = time.monotonic()
-    receive_message(row)
+    assert received(declare, handler, atomic=atomic).attempts == 0
     assert 2 <= len(calls) <= 6
     assert time.monotonic() - began < 30
-    assert Timeout.objects.get().attempts == 0
-
-
-def test_a_time_limit_applies_in_the_receiving_process(declare: Any) -> None:
-    released = threading.Event()
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        while not released.is_set():
-            time.sleep(0.01)
-
-    declare(Order, handler, name="hangs", limits=Limits(run=timedelta(seconds=0.3)), retry=Retry([]))
-    (row,) = due_orders("hangs")
-    try:
-        receive_message(row)
-    finally:
-        released.set()
-    row.refresh_from_db()
-    assert (row.state, row.errors[0]["error"]) == ("dead", "TimeLimitExceeded")
 
 
 def test_the_executor_of_rq_needs_a_redis(settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "EXECUTOR": "django_delayq.contrib.rq.RQExecutor"}
     with pytest.raises(ConfigError, match=r"RQExecutor needs DELAYQ\['REDIS'\]"):
         make_executor("default", 2)
+
+
+WRONG: list[Any] = [
+    None, [], "text", {}, {"policy": 1}, {"policy": "a" * 201}, {"ids": []}, {"ids": "12"}, {"ids": ["1"]},
+    {"ids": [True]}, {"ids": [0]}, {"ids": [2**63]}, {"ids": list(range(1, 1002))}, {"suspect": 1}, {"suspect": None},
+    {"using": "elsewhere"}, {"using": ["default"]},
+]  # fmt: skip
+
+
+def test_a_message_that_is_wrong_or_about_an_undeclared_policy_fires_nothing(caplog: Any) -> None:
+    (row,) = due_orders("remind")
+    genuine = message_of(row)
+    for changes in WRONG:
+        with pytest.raises(ValueError, match="This is not a message of RemoteExecutor: "):
+            fire({**genuine, **changes} if changes and isinstance(changes, dict) else changes)
+    fire({**genuine, "policy": "testapp.order.nonsense"})
+    assert "not declared in this process" in caplog.text
+    assert Timeout.objects.get().state == "pending"
+    fire({**genuine, "new": "in a newer release"})
+    assert Timeout.objects.get().state == "fired"

@@ -12,26 +12,17 @@ from django.utils import timezone
 from django_delayq import TimeoutPolicy
 from django_delayq.firing import plan, run
 from django_delayq.firing.log_lines import UNKNOWN_PAUSE
-from django_delayq.firing.state import firing_state
 from django_delayq.firing.works import Work
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
-from django_delayq.worker.lines import Lines
-from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources.redis import Sources
+from tests.integration.worker.test_rates import four_threads, made_sources
 from tests.support.workers import Declare, due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_new_process() -> None:
-    """No test inherits what another one has logged."""
-    firing_state.forget()
 
 
 @pytest.fixture
@@ -47,21 +38,10 @@ def stranger(source: str, policy: TimeoutPolicy[Any]) -> Timeout:
     return row
 
 
-@pytest.fixture
-def sources(source: str) -> Sources:
-    engine = get_worker_engine("default")
-    health = RedisHealth(engine)
-    health.probe_at_start(["default"])
-    return Sources(health, ["default"], None, "default", ClockSkew("default"))
-
-
-def test_its_line_is_not_asked_until_it_is_declared(
-    sources: Sources, stranger: Timeout, policy: TimeoutPolicy[Any]
-) -> None:
+def test_its_line_is_not_asked_until_it_is_declared(stranger: Timeout, policy: TimeoutPolicy[Any]) -> None:
     [known] = due_orders("remind")
-    lines = Lines("default", 4, 0.5)
-    taken = sources.take(lines, 100)
-    assert taken.deliveries == {known.pk: 1}
+    sources, lines = made_sources(get_worker_engine("default")), four_threads()
+    assert sources.take(lines, 100).deliveries == {known.pk: 1}
     registry.add(policy)
     sources.check_now()
     sources.ledger.check_now()
@@ -77,10 +57,6 @@ def test_a_work_whose_policy_is_not_declared_where_it_runs_comes_again_soon(stra
     assert (stranger.state, stranger.attempts) == ("pending", 0)
 
 
-def unknown(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [vars(each)["policy"] for each in caplog.records if vars(each).get("event") == "policy_unknown"]
-
-
 @pytest.mark.parametrize("only", [None, ["default"], ["mail"]])
 def test_that_its_timeouts_are_due_is_logged_once_a_minute(
     stranger: Timeout, only: list[str] | None, caplog: pytest.LogCaptureFixture
@@ -90,4 +66,5 @@ def test_that_its_timeouts_are_due_is_logged_once_a_minute(
     for _ in range(4):
         background._queues_at = 0.0
         background.follow()
-    assert unknown(caplog) == ([] if only == ["mail"] else [stranger.policy]), "not by a worker of other queues"
+    told = [vars(each)["policy"] for each in caplog.records if vars(each).get("event") == "policy_unknown"]
+    assert told == ([] if only == ["mail"] else [stranger.policy]), "not by a worker of other queues"
