@@ -3,11 +3,9 @@
     echo docs/races.md | python -m tests.docs.play
 
 Blocks that begin with `# shop/models.py` or similar become files of an app `shop`. Missing files come from the
-tutorial, whose shop all pages share; a first block with `, at the end` is added to them. Then the tables are created, and the other blocks run in order, in one
-namespace. A block that begins with `# settings.py` is checked as settings.
-
-Each page runs in a fork of one process, which has loaded Django and the library, and made their tables: this takes
-twice as long as the page.
+tutorial, whose shop all pages share, and a first block with `, at the end` is added to its file. Then the tables are
+created, and the other blocks run in order, in one namespace. A block that begins with `# settings.py` is checked as
+settings.
 """
 
 from __future__ import annotations
