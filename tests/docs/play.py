@@ -3,11 +3,9 @@
     echo docs/races.md | python -m tests.docs.play
 
 Blocks that begin with `# shop/models.py` or similar become files of an app `shop`. Missing files come from the
-tutorial, whose shop all pages share. Then the tables are created, and the other blocks run in order, in one
-namespace. A block that begins with `# settings.py` is checked as settings.
-
-Each page runs in a fork of one process, which has loaded Django and the library, and made their tables: this takes
-twice as long as the page.
+tutorial, whose shop all pages share, and a first block with `, at the end` is added to its file. Then the tables are
+created, and the other blocks run in order, in one namespace. A block that begins with `# settings.py` is checked as
+settings.
 """
 
 from __future__ import annotations
@@ -20,12 +18,13 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from copy import deepcopy
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -192,8 +191,8 @@ def _check_settings(compiled: Any) -> None:
 
 
 def _write_project(home: Path, page: Page) -> None:
-    own = _files(page.blocks)
     shared = {name: code for name, code in _files(read(TUTORIAL).blocks).items() if name in SHARED_FILES}
+    own = _files(page.blocks, shared)
     own.pop("settings.py", None)
     for name, code in {"shop/__init__.py": "", "shop/urls.py": "urlpatterns = []\n", **shared, **own}.items():
         path = home / name
@@ -211,12 +210,13 @@ def _own_app(page: Page) -> list[str]:
     return [WEBHOOKS] if WEBHOOKS in settings else []
 
 
-def _files(blocks: Iterable[Block]) -> dict[str, str]:
-    """Return the files of the page; several blocks may form one file."""
+def _files(blocks: Iterable[Block], shared: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Return the files of the page; several blocks may form one file, or be added to one of `shared`."""
     files: dict[str, str] = {}
     for block in blocks:
         if block.language == "python" and block.file and not block.not_run:
-            files[block.file] = f"{files.get(block.file, '')}\n\n{block.code}"
+            before = files.get(block.file, shared.get(block.file, "") if block.is_appended else "")
+            files[block.file] = f"{before}\n\n{block.code}"
     return files
 
 
