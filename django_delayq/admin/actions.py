@@ -81,9 +81,8 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
         if len(ids) > MAX_ROWS:
             text = _("Only the first {most} are included. Select again for the rest.")
             messages.warning(request, text.format(most=MAX_ROWS))
-        site, here = model_admin.admin_site, request.get_full_path()
-        page = TimeoutOperationView.as_view(site=site, ids=ids[:MAX_ROWS], back=here)
-        return page(request, operation=operation.name)
+        own = {"site": model_admin.admin_site, "ids": ids[:MAX_ROWS], "back": request.get_full_path()}
+        return TimeoutOperationView.as_view(**own)(request, operation=operation.name)
 
     confirm.__name__ = f"{operation.name}_timeouts"
     return action(description=operation.on_objects if on_objects else operation.action)(confirm)
