@@ -90,7 +90,7 @@ def test_the_status_the_list_and_the_testing_kit(
         return " ".join(capsys.readouterr().out.split())
 
     assert (snapshot().held.value, snapshot().pending.value) == (1, 0)
-    assert "1 timeout with a stopped clock" in output("delayq_status")
+    assert "1 timeout on hold or paused" in output("delayq_status")
     listed = output("delayq_list", "--all")
     assert "held" in listed and "2108" not in listed
     assert "2 h 10 min of its time is left" in output("delayq_explain", "--id", str(row.pk))

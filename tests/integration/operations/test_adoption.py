@@ -173,7 +173,7 @@ def test_the_command_is_refused_while_workers_use_the_database(do: Do, order: Or
     """Settings of staging with the database of production would otherwise cancel all timeouts of production."""
     pending(order)
     seen(5)
-    with pytest.raises(CommandError, match="1 worker has used this database within the last 20 seconds"):
+    with pytest.raises(CommandError, match="1 worker has used this database within the last 10 seconds"):
         do("delayq_adopt", "--cancel-pending")
     assert owner() == "production"
     do("delayq_adopt", "--cancel-pending", "--yes")
