@@ -210,8 +210,7 @@ class OperationView(FormView):  # type: ignore[type-arg]
             if not self.operation.has_preview or "confirmed" in self.request.POST:
                 return self.act(form)
             found = None if "again" in self.request.POST else self.previews(**form.arguments)
-            context = self.get_context_data(form=form, previews=found, is_preview=found is not None)
-            return self.render_to_response(context)
+            return self.render_to_response(self.get_context_data(form=form, previews=found, is_preview=bool(found)))
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
@@ -235,7 +234,8 @@ class OperationView(FormView):  # type: ignore[type-arg]
 
     def call(self, target: Any, form: forms.OperationForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
-        return self.operation.call(target, by=self.actor, reason=form.cleaned_data["reason"], **form.arguments, **more)
+        reason = form.cleaned_data["reason"]
+        return self.operation.call(target, by=self.actor, reason=reason, **{**form.arguments, **more})
 
     @property
     def actor(self) -> str:
