@@ -208,7 +208,7 @@ def test_every_answer_to_a_form_asks_for_a_translation(visitor: Client, rows: li
         is_refused = answer.status_code == 200 and b"errorlist" in answer.content
         assert is_refused if place < len(wrong) else answer.status_code == 302, (address, form)
         found[place, address] = left_in_english(answer)
-    assert {deed: left for deed, left in found.items() if left} == {}
+    assert {page: left for page, left in found.items() if left} == {}
     logged = visitor.get(reverse("admin:django_delayq_timeout_history", args=[rows[-1].pk]))
     assert left_in_english(logged) == []
 

@@ -100,7 +100,7 @@ def test_each_policy_is_told_and_its_numbers_lead_to_the_rows(admin_client: Clie
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, order: Order, operation: str) -> None:
     if operation == "resume":
-        operations.pause(UNPAID, by="somebody")
+        operations.pause(UNPAID, by="admin:ann")
     before = list(PolicyControl.objects.values())
     client = staff("view_policycontrol", OPERATIONS[operation])
     others = staff("view_policycontrol", *{*OPERATIONS.values()} - {OPERATIONS[operation]})

@@ -50,7 +50,7 @@ def ledger(schedule: Callable[..., Timeout]) -> list[Timeout]:
     Timeout.objects.filter(pk=rows[3].pk).update(state="dead", cause="retries", **settled)
     Timeout.objects.filter(pk=rows[4].pk).update(state="fired", cause="due", **settled)
     dq.hold_timeout(rows[6], reason="in talks")
-    operations.pause("testapp.order.cancel_unpaid", by="somebody")
+    operations.pause("testapp.order.cancel_unpaid", by="admin:ann")
     computed = dq.schedule_timeout(Order.objects.create(status="unpaid", created_at=timezone.now()), "cancel_unpaid")
     Timeout.objects.filter(pk=computed.pk).update(due_at=timezone.now(), first_due_at=timezone.now())
     return [*rows, computed]

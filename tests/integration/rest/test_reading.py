@@ -144,7 +144,7 @@ def test_status_and_overview_count_what_waits_and_say_who_works(viewer: APIClien
     schedule(), schedule("linger")
     late = timezone.now() - timedelta(minutes=1)
     Timeout.objects.filter(pk=schedule(minutes=0).pk).update(run_at=late, created_at=late)
-    operations.pause("testapp.order.linger", by="somebody")
+    operations.pause("testapp.order.linger", by="admin:ann")
     a_worker(host="h", queues=["default"])
     shown, overview = viewer.get(STATUS).json(), viewer.get("/api/overview/").json()
     assert shown["pending"] == {"value": 3, "is_capped": False}
