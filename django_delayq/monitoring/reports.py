@@ -27,8 +27,9 @@ DAYS_SHOWN: Final = 30
 """How many days a report by day covers if nothing else is asked for: as many as the ledger keeps by default."""
 MONTHS_SHOWN: Final = 12
 """How many months a report by month covers if nothing else is asked for: a year, of which each month occurs once."""
-MAX_LAGS: Final = 1_000
-"""How many firings the percentiles of the lag are computed from. A day of a busy policy has millions."""
+MAX_EACH: Final = 1_000
+"""How many rows of a policy are read: of the last firings, for their lag, and of those due soon, for the count of each
+hour (with more, each hour is counted by itself). A day of a busy policy has millions."""
 MAX_LATE: Final = 100
 """How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
 HOURS: Final = 24
@@ -295,8 +296,7 @@ class PolicyFigures:
 def read_figures(owners: dict[str, str], using: str, now: datetime, hours: int) -> dict[str, PolicyFigures]:
     """Read the figures of each policy, with so many `hours`; `owners` has the policy of each label.
 
-    With as many statements for many policies as for one. Those with more than `MAX_COUNT` pending rows need further
-    ones for their hours.
+    With as many statements for many policies as for one. Those with many rows in the next hours need further ones.
     """
     found = {owner: PolicyFigures() for owner in owners.values()}
     starts = [now + timedelta(hours=number) for number in range(hours + 1)]
@@ -307,11 +307,11 @@ def read_figures(owners: dict[str, str], using: str, now: datetime, hours: int) 
             found[owners[label]].numbers.update(dict(enumerate(values, first)))
 
     for labels in chunks(list(owners), COUNTS_PER_STATEMENT):
-        counts = dict(_counts(using, at, labels, hours, MAX_COUNT + 1))
-        add(counts.items())
-        busy = [label for label in labels if hours and counts[label][COUNTS.index("pending")] > MAX_COUNT]
-        for part in chunks(busy, COUNTS_PER_STATEMENT // HOURS):
-            add(_hours(using, at, part, MAX_COUNT + 1), len(COUNTS))
+        add(_counts(using, at, labels, MAX_COUNT + 1))
+        soon = dict(_soon(using, at, labels, hours) if hours else ())
+        for part in chunks([busy for busy in soon if sum(soon[busy]) == MAX_EACH], COUNTS_PER_STATEMENT // HOURS):
+            soon |= _hours(using, at, part, MAX_COUNT + 1)
+        add(soon.items(), len(COUNTS))
         late = dict(_late(using, at, labels, MAX_LATE))
         late |= _late(using, at, [label for label in labels if MAX_LATE in late[label]], MAX_COUNT + 1)
         add(late.items())
@@ -344,31 +344,40 @@ def _of_each_label(build: Callable[..., Raw]) -> Callable[..., Iterator[tuple[st
 
 
 @_of_each_label
-def _counts(rows: Any, using: str, hours: int, most: int) -> Raw:
-    """Count the rows in the order of `COUNTS`, and the pending ones of each hour; 0 if there are `most` of them."""
+def _counts(rows: Any, using: str, most: int) -> Raw:
+    """Count the rows in the order of `COUNTS`."""
     failing = rows.failing().order_by("policy", "state", "attempts", "id")
     counted = (rows.filter(**each) if each else failing for each in _OF_STATES.values())
     numbers = _numbers(_selected([], each[:most], using) for each in counted)
     pending, own = sql_of(rows.filter(state=State.PENDING).values("run_at")[:most], using)
-    due, within = "COUNT(CASE WHEN run_at <= %s THEN 1 END)", "COUNT(CASE WHEN run_at > %s AND run_at <= %s THEN 1 END)"
-    counts = [due] * 2 + [f"CASE WHEN COUNT(*) < {most} THEN {within} ELSE 0 END"] * hours
-    columns = ", ".join(f"{each} AS due{place}" for place, each in enumerate(counts))
-    sql = f"{numbers.sql}, COUNT(*) AS pending, {columns} FROM ({pending}) last"
+    due = ", ".join(f"COUNT(CASE WHEN run_at <= %s THEN 1 END) AS {name}" for name in ("overdue", "due"))
+    sql = f"{numbers.sql}, COUNT(*) AS pending, {due} FROM ({pending}) last"
+    return Raw(sql, [*numbers.parameters, _time("overdue"), _time("now"), *own])
+
+
+@_of_each_label
+def _soon(rows: Any, using: str, hours: int) -> Raw:
+    """Count the pending rows that fall due in each of the next hours, among the first `MAX_EACH` of them."""
+    soon, own = sql_of(_due_within(rows, 0, hours).values("run_at")[:MAX_EACH], using)
     times = (_time("starts", place) for each in range(hours) for place in (each, each + 1))
-    return Raw(sql, [*numbers.parameters, _time("overdue"), _time("now"), *times, *own])
+    hour = "COUNT(CASE WHEN run_at > %s AND run_at <= %s THEN 1 END) AS hour"
+    return Raw(f"SELECT {', '.join(f'{hour}{each}' for each in range(hours))} FROM ({soon}) last", [*times, *own])
 
 
 @_of_each_label
 def _hours(rows: Any, using: str, most: int) -> Raw:
     """Count the pending rows that fall due in each of the next hours, at most so many."""
-    hours = [{"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS)]
-    return _numbers(_selected([], rows.filter(state=State.PENDING, **each)[:most], using) for each in hours)
+    return _numbers(_selected([], _due_within(rows, each, each + 1)[:most], using) for each in range(HOURS))
+
+
+def _due_within(rows: Any, begin: int, end: int) -> Any:
+    return rows.filter(state=State.PENDING, run_at__gt=_time("starts", begin), run_at__lte=_time("starts", end))
 
 
 @_of_each_label
 def _oldest_due(rows: Any, using: str) -> Raw:
-    due = rows.filter(state=State.PENDING, run_at__lte=_time("now"))
-    return _selected(["run_at", "created_at"], due[:MAX_LATE], using)
+    rows = rows.filter(state=State.PENDING, run_at__lte=_time("now"))[:MAX_LATE]
+    return _selected(["run_at", "created_at"], rows, using)
 
 
 @_of_each_label
@@ -386,7 +395,7 @@ def _late(rows: Any, using: str, examined: int) -> Raw:
 def _last_fired(rows: Any, using: str) -> Raw:
     """Select the times of the last rows that fired, if they fired in the last day, for `could_fire_at`."""
     names = ["settled_at", "due_at", "created_at", "ready_at", "run_at", "attempts"]
-    return _selected(names, rows.filter(state=State.FIRED).reverse()[:MAX_LAGS], using, is_recent=True)
+    return _selected(names, rows.filter(state=State.FIRED).reverse()[:MAX_EACH], using, is_recent=True)
 
 
 def _numbers(parts: Iterable[Raw]) -> Raw:

@@ -266,8 +266,7 @@ def snapshot(using: str | None = None, *, hours: bool = False) -> Snapshot:
             name: max((lag for policy in policies if (lag := getattr(policy, name)) is not None), default=None)
             for name in ("lag_p50", "lag_p99")
         }
-        alive = workers_alive(using)
-        states = [policy.state for policy in policies if policy.state is not None]
+        alive, states = workers_alive(using, now), [policy.state for policy in policies if policy.state]
         return Snapshot(
             at=now,
             database=using,
@@ -283,9 +282,9 @@ def snapshot(using: str | None = None, *, hours: bool = False) -> Snapshot:
         )
 
 
-def workers_alive(using: str) -> list[WorkerStatus]:
-    """Return the running workers, the oldest first."""
-    now = database_now(using)
+def workers_alive(using: str, now: datetime | None = None) -> list[WorkerStatus]:
+    """Return the workers that run at the database's time `now`, the oldest first."""
+    now = now or database_now(using)
     rows = WorkerSeen.objects.using(using).filter(seen_at__gt=now - ALIVE).order_by("started_at", "id")
     same = ("concurrency", "held", "stuck_threads", "uses_redis", "version", "started_at", "seen_at")
     return [
