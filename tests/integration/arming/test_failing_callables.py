@@ -14,8 +14,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming import sync
-from django_delayq.arming.changes import Failures
-from django_delayq.arming.sync import Synced, TableSync, sync_policy
+from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import policy_statuses
@@ -104,16 +103,6 @@ def test_the_sync_of_the_workers_arms_cancels_moves_and_finds_the_deleted_among_
         assert Timeout.objects.pending().get(object_id=str(moved.pk)).due_at == later + HOUR
 
 
-def test_a_deadline_beyond_the_calendar_does_not_stop_a_policy_without_callables(declare: Any) -> None:
-    policy = declare(Order, **COLUMNS | {"after": 1000 * DAY})
-    first, bad, last = orders("", "", "")
-    Order.objects.filter(pk=bad.pk).update(created_at=timezone.now().replace(year=2107, day=1))
-    failures = Failures(policy)
-    assert sync_policy(policy, "default", failures) == Synced(armed=2)
-    assert pending() == keys(first, last)
-    assert failures.count == 0, "there is no deadline that would be an error"
-
-
 def test_without_a_place_for_failures_the_first_is_raised_after_the_sync(policy: dq.TimeoutPolicy[Any]) -> None:
     first, bad, last = orders("", OOPS, "")
     with pytest.raises(ValueError, match="no number"):
@@ -154,17 +143,6 @@ def test_after_a_pass_without_failures_old_deadlines_are_left_alone_again(policy
     orders("", created_at=timezone.now() - 3 * HOUR)
     run()
     assert pending() == keys(bad)
-
-
-@of_one_kind
-def test_an_object_that_always_fails_does_not_make_later_deadlines_too_old(policy: dq.TimeoutPolicy[Any]) -> None:
-    orders(OOPS)
-    for _ in range(3):
-        run()
-        due_again(policy.label)
-    order = orders("", created_at=timezone.now() - HOUR - MINUTE)[-1]
-    run()
-    assert pending() == keys(order)
 
 
 def test_the_failure_is_logged_once_with_the_key_and_its_end_too_and_shown(
@@ -304,16 +282,3 @@ def test_while_the_sync_of_one_policy_fails_the_others_are_synced_and_it_is_said
         assert Timeout.objects.pending().filter(policy=works.label).count() == 1
     assert [logged(), logged()] == [["sync_back"], []]
     assert Timeout.objects.pending().filter(policy=failing.label).count() == 1
-
-
-@pytest.mark.dialect
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which returns what its column has")
-def test_a_column_without_time_zone_is_named_as_the_reason() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE testapp_order ALTER COLUMN created_at TYPE timestamp")
-    try:
-        with pytest.raises(dq.InvalidDelay, match="since of testapp.order.cancel_unpaid is a naive datetime"):
-            Order.objects.create(created_at=timezone.now())
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE testapp_order ALTER COLUMN created_at TYPE timestamptz")

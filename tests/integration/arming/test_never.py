@@ -132,9 +132,3 @@ def test_the_verbs_ask_for_a_delay_and_take_one(policy: dq.TimeoutPolicy[Any]) -
     with dq.before_deadline(order, policy):
         pass
     assert dq.cancel_timeout(order, policy) is True
-
-
-def test_a_constant_after_that_no_deadline_can_have_is_refused(declare: Declare) -> None:
-    for after in (timedelta(days=60_000), -timedelta(days=60_000), timedelta.max, timedelta.min):
-        with pytest.raises(dq.PolicyError, match="after must be shorter than"):
-            declare(Order, name="never", after=after, since="paid_at", when=Q())

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming import scan, sync
-from django_delayq.arming.row_state import pending_rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
 from tests.support.seen import sql_of
-from tests.testapp.models import Item, Order, Task
+from tests.support.waiting import wait_until
+from tests.testapp.models import ExpressOrder, Item, Order, Task
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -139,15 +139,6 @@ def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
     assert counts[1] <= 12
 
 
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan without statistics differs by database")
-@pytest.mark.parametrize("policy", ["since"], indirect=True)
-def test_the_rounds_of_a_page_are_found_by_their_slots(policy: dq.TimeoutPolicy[Any]) -> None:
-    """Without statistics SQLite read all rows of the policy for each page of 500 objects."""
-    pks = [order.pk for order in slow_orders(20)]
-    *_, sql = sql_of(lambda: pending_rounds([policy], pks, "default"))
-    assert "(slot=?" in plan_of(sql)
-
-
 def plan_of(sql: str) -> str:
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{sql}")
@@ -260,45 +251,6 @@ def test_a_condition_on_many_rows_of_one_object_does_not_end_the_pass(declare: A
     assert sync_policy(policy, "default") == Synced(armed=5)
 
 
-@pytest.mark.parametrize("is_callable", [True, False])
-def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any, is_callable: bool) -> None:
-    since: Any = (lambda task: task.begun_at) if is_callable else "begun_at"
-    policy = declare(Task, name="slow", since=since, after=HOUR, when=Q(items__is_open=True))
-    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
-    tasks_with_items(count)
-    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
-    assert sync_policy(policy, "default") == Synced(armed=count)
-
-
-@pytest.mark.parametrize("fails_first", [False, True])
-def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(
-    long: dq.TimeoutPolicy[Any], declare: Any, monkeypatch: pytest.MonkeyPatch, fails_first: bool
-) -> None:
-    """Nor after a pass of its own that has failed, when its backoff is over."""
-    quick = declare(Order, **SLOW | {"name": "quick", "when": Q(status="quick")})
-    tables, repair, failed = begun(long, 40), sync.repair, list[str]()
-    Order.objects.bulk_create([Order(status="quick", created_at=timezone.now())])
-    PolicySync.objects.filter(policy=quick.label).update(began_at=minutes_ago(2), finished_at=minutes_ago(2))
-
-    def fail_once(step: Any, policy: Any, how: Any) -> Any:
-        if policy is quick and not failed:
-            failed.append("deadlock")
-            connection.cursor().execute("SELECT 1 FROM nowhere")
-        return repair(step, policy, how)
-
-    if fails_first:
-        monkeypatch.setattr(sync, "repair", fail_once)
-        while not failed:
-            tables.run()
-        tables._failed[quick.label].retry_at = 0.0
-    done = pending(long)
-    for _ in range(1 if fails_first else 6):  # the policies of the test's application have their turn, too
-        tables.run()
-        if pending(quick):
-            break
-    assert (pending(quick), pending(long)) == (1, done)
-
-
 def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(Order, **SLOW | CALLED["since"])
     slow_orders(10)
@@ -383,34 +335,115 @@ def test_no_round_is_armed_whose_row_may_have_been_pruned(plain: dq.TimeoutPolic
     assert sync_policy(plain, "default").armed == 0
 
 
-def test_a_pass_that_fails_leaves_the_time_of_its_claim(
-    plain: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(long: dq.TimeoutPolicy[Any], declare: Any) -> None:
+    quick = declare(Order, **SLOW | {"name": "quick", "when": Q(status="quick")})
+    tables = begun(long, 40)
+    Order.objects.bulk_create([Order(status="quick", created_at=timezone.now())])
+    PolicySync.objects.filter(policy=quick.label).update(began_at=minutes_ago(2), finished_at=minutes_ago(2))
+    done = pending(long)
+    for _ in range(6):  # the policies of the test's application have their turn, too
+        tables.run()
+        if pending(quick):
+            break
+    assert (pending(quick), pending(long)) == (1, done)
+
+
+def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any) -> None:
+    policy = declare(Task, name="slow", since="begun_at", after=HOUR, when=Q(items__is_open=True))
+    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
+    tasks_with_items(count)
+    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
+    assert sync_policy(policy, "default") == Synced(armed=count)
+
+
+# The clock of the database was an hour ahead, and is corrected: what it has left does not stop the sync.
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_the_next_sync_does_not_wait_until_the_clock_shows_the_same_time_again(
+    plain: dq.TimeoutPolicy[Any], is_complete: bool
 ) -> None:
-    slow_orders(1)
-    began = timezone.now()
-    with monkeypatch.context() as patch:
-        patch.setattr(sync, "repair", lambda *_, **__: connection.cursor().execute("SELECT 1 FROM nowhere"))
-        TableSync("default").run(at_once=True)
-    row = PolicySync.objects.get(policy=plain.label)
-    assert row.claimed_until is not None
-    assert (row.claimed_until > began, row.finished_at) == (True, None)
+    """Rounds that became due within this hour were too old afterwards, and were never armed."""
     TableSync("default").run(at_once=True)
-    assert pending(plain) == 1
+    ahead = timezone.now() + HOUR
+    times = {"before_at": ahead, "began_at": ahead, "claimed_until": ahead}
+    PolicySync.objects.update(**times, finished_at=ahead if is_complete else None)
+    for at in (timezone.now(), timezone.now() - HOUR - timedelta(seconds=5)):
+        slow_orders(1, created_at=at)
+    tables = TableSync("default")
+    # A slice may end before this policy's turn, on a slow machine.
+    wait_until(lambda: tables.run() and pending(plain) == 2, "its rounds are armed", seconds=20)
 
 
-def test_a_policy_that_waits_for_its_first_slice_after_an_absence_is_away_too(
-    plain: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The claim is for all policies, and the first slices are those of others."""
-    monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
+def test_a_long_pass_that_begins_after_the_clock_was_set_back_is_completed(long: dq.TimeoutPolicy[Any]) -> None:
+    """The end of the last pass was later than the begin of this one, so that each slice began it again."""
     tables = TableSync("default")
     tables.run(at_once=True)
-    times = dict.fromkeys(("before_at", "began_at", "finished_at", "claimed_until"), minutes_ago(180))
-    PolicySync.objects.update(**times)
-    others = PolicySync.objects.exclude(policy=plain.label)
-    others.update(began_at=minutes_ago(240))  # their turn comes first
-    slow_orders(1, created_at=minutes_ago(120))
-    for _ in range(len(others) + 2):
+    ahead = timezone.now() + HOUR
+    PolicySync.objects.update(before_at=ahead, began_at=ahead, finished_at=ahead, claimed_until=ahead)
+    slow_orders(7)
+    for _ in range(20):
         tables.run()
-    assert PolicySync.objects.filter(policy=plain.label, finished_at__gt=minutes_ago(60)).exists()
-    assert pending(plain) == 0
+    assert pending(long) == 7
+    assert PolicySync.objects.get(policy=long.label).finished_at is not None
+
+
+# The sync does not wait for objects that other transactions have locked; a backfill does.
+locks_rows = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks no rows")
+
+
+@pytest.fixture(params=[Order, ExpressOrder])
+def locked(request: pytest.FixtureRequest, declare: Any) -> tuple[dq.TimeoutPolicy[Any], Any, Any]:
+    """A policy, and two orders without timeouts: one to lock, and a free one."""
+    policy = declare(request.param, **SLOW)
+    first, second = (request.param.objects.create(status="new", created_at=timezone.now()) for _ in range(2))
+    request.param.objects.update(status="slow")
+    return policy, first, second
+
+
+@locks_rows
+def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_has_passed(
+    locked: tuple[dq.TimeoutPolicy[Any], Any, Any],
+) -> None:
+    """Sync and pruning of all workers waited for it, however long that transaction was forgotten."""
+    policy, held, free = locked
+    tables = TableSync("default")
+
+    def minutes_later(minutes: int) -> None:
+        by = timedelta(minutes=minutes)
+        times = {name: F(name) - by for name in ("before_at", "began_at", "finished_at")}
+        PolicySync.objects.filter(policy=policy.label).update(**times, claimed_until=None)
+
+    def sync_twice() -> None:
+        tables.run(at_once=True)
+        minutes_later(8)
+        tables.run(at_once=True)
+
+    Order.objects.filter(pk=held.pk).update(created_at=minutes_ago(66))
+    rows = Timeout.objects.pending().filter(policy=policy.label).order_by("id").values_list("object_id", flat=True)
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=held.pk)
+        assert in_thread(sync_twice) == []
+        assert list(rows.all()) == [str(free.pk)]
+    minutes_later(2)
+    tables.run(at_once=True)
+    assert list(rows.all()) == [str(free.pk), str(held.pk)]
+
+
+@locks_rows
+def test_a_backfill_waits_for_an_object_that_is_locked(locked: tuple[dq.TimeoutPolicy[Any], Any, Any]) -> None:
+    policy, held, _ = locked
+    done: list[Synced] = []
+
+    def backfill() -> None:
+        done.append(sync_policy(policy, "default", backfill=True))
+        connections.close_all()
+
+    thread = threading.Thread(target=backfill)
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=held.pk)
+        thread.start()
+        thread.join(0.3)
+        assert not done
+    thread.join(30)
+    assert done == [Synced(armed=2)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -165,10 +164,6 @@ def test_a_ledger_elsewhere_is_refused_by_every_verb(settings: Settings, order: 
     for verb in (dq.cancel_timeout, dq.get_deadline, dq.explain_timeout):
         with pytest.raises(ConfigError):
             verb(order, "cancel_unpaid")
-
-
-def test_connections_are_what_the_tests_believe() -> None:
-    assert "django_delayq_timeout" not in connections["archive"].introspection.table_names()
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from django.db import connections
 from pytest_django import Settings
 
 import django_delayq as dq
-from django_delayq.models import PolicyChange, Timeout
-from django_delayq.policy.options import Brake
+from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
@@ -111,14 +110,6 @@ def test_a_turn_of_one_ledgers_worker_leaves_that_of_the_other_free() -> None:
     for engine in engines:
         assert engine is not None
         engine.close()
-
-
-def test_a_brake_counts_each_ledger_for_itself(declare: Declare) -> None:
-    policy = declare(Order, name="braked", brake=Brake(3, per=HOUR))
-    with worker_of("default", policy), worker_of("replica", policy):
-        rows = [schedule(policy, ledger) for _ in range(2) for ledger in LEDGERS]
-        wait_until(lambda: {state(row) for row in rows} == {"fired"}, "all have fired")
-    assert not any(PolicyChange.objects.using(ledger).exists() for ledger in LEDGERS)
 
 
 def test_the_engines_of_all_ledgers_share_one_client_and_one_circuit_breaker() -> None:

@@ -16,7 +16,6 @@ import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.models import Timeout
 from tests.integration.operations.conftest import as_if
-from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -201,20 +200,6 @@ def test_each_verb_moves_a_deadline_up_to_the_total_and_not_beyond(
     VERBS[verb](order, policy, now + 2 * HOUR)
 
 
-def test_fifty_replaces_push_a_deadline_no_further_than_one(
-    order: Order, policy: dq.TimeoutPolicy[Any], now: datetime
-) -> None:
-    refused = 0
-    for number in range(50):
-        with clock.set_to(now + number * HOUR):
-            try:
-                dq.schedule_timeout(order, policy, hours=1)
-            except dq.ExtensionLimit:
-                refused += 1
-    assert Timeout.objects.get().due_at == now + 3 * HOUR
-    assert refused == 47
-
-
 def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_scheduled_with_them(
     policy: dq.TimeoutPolicy[Any], now: datetime
 ) -> None:
@@ -229,14 +214,6 @@ def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_sche
     assert dq.extend_timeouts(rows, minutes=90) == 2
     assert dq.reschedule_timeouts(rows, at=now + 4 * HOUR) == 0
     assert dq.reschedule_timeouts(rows, at=now + 2.75 * HOUR) == 3, "one of them is moved earlier"
-
-
-def test_an_overdue_one_may_be_made_due_now(order: Order, policy: dq.TimeoutPolicy[Any], now: datetime) -> None:
-    dq.schedule_timeout(order, policy, at=now + HOUR)
-    with clock.set_to(now + 9 * HOUR):
-        assert dq.schedule_timeout(order, policy, seconds=0).due_at == now + 9 * HOUR
-        with pytest.raises(dq.ExtensionLimit):
-            dq.schedule_timeout(order, policy, seconds=1)
 
 
 def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
@@ -254,14 +231,6 @@ def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare
     row = rows.get()
     assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
     assert dq.extend_timeout(order, policy, hours=1)
-
-
-def test_a_policy_without_total_needs_no_more_statements(order: Order, declare: Declare) -> None:
-    counts = []
-    for name, limits in (("plain", None), ("limited", dq.Limits(snoozes=3))):
-        policy = declare(Order, name=name, limits=limits)
-        counts.append([len(sql_of(lambda p=policy: dq.schedule_timeout(order, p, hours=1))) for _ in range(2)])  # type: ignore[misc]
-    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("wrong", [60, "1h", -HOUR])

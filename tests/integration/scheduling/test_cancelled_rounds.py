@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -120,24 +120,6 @@ def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
     for record in records:
         assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))
         assert record.exc_info
-
-
-def test_an_error_of_the_database_passes(unarmed: Order, declare: Declare) -> None:
-    def since(order: Order) -> Any:
-        raise OperationalError("gone")
-
-    policy = declare(Order, name="fails", after=HALF_HOUR, since=since, when=Q(status="shipped"))
-    with pytest.raises(OperationalError):
-        dq.cancel_timeout(unarmed, policy)
-
-
-def test_a_row_of_another_round_is_cancelled_alone(unarmed: Order) -> None:
-    unarmed.save()
-    row = unarmed.timeouts.get()
-    set_status(unarmed, "paying")
-    assert dq.cancel_timeout(row) is True
-    set_status(unarmed, "unpaid")
-    assert unarmed.timeouts.filter(state="pending").exists()
 
 
 def test_a_fired_round_counts_although_its_handler_has_changed_since(declare: Declare) -> None:

@@ -195,18 +195,6 @@ def test_after_counts_hours_that_pass_from_what_a_callable_returns_in_local_time
     assert deadline() == evening.astimezone(UTC) + HOURS
 
 
-@evening
-def test_a_delay_from_now_and_an_extension_count_hours_that_pass(evening: datetime) -> None:
-    order = Order.objects.create(status="new")
-    with clock.set_to(evening.astimezone(UTC)):
-        dq.schedule_timeout(order, "remind", hours=6)
-        assert deadline() == evening.astimezone(UTC) + HOURS
-        dq.reschedule_timeout(order, "remind", at=evening)
-        row = dq.extend_timeout(order, "remind", hours=6)
-    assert row is not None
-    assert row.due_at == deadline() == evening.astimezone(UTC) + HOURS
-
-
 @pytest.mark.parametrize("fold", [0, 1])
 def test_of_an_hour_that_comes_twice_each_is_its_own_moment(fold: int) -> None:
     at = datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=fold)
@@ -219,13 +207,6 @@ def test_of_an_hour_that_comes_twice_each_is_its_own_moment(fold: int) -> None:
         assert not Timeout.objects.due().exists()
     with clock.set_to(deadline()):
         assert Timeout.objects.due().exists()
-
-
-def test_an_hour_that_is_left_out_is_the_moment_that_python_says() -> None:
-    at = datetime(2025, 3, 30, 2, 30, tzinfo=BERLIN)
-    with clock.set_to(datetime(2025, 3, 29, 12, tzinfo=UTC)):
-        dq.schedule_timeout(Order.objects.create(status="new"), "remind", at=at)
-    assert deadline() == datetime(2025, 3, 30, 1, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("fold", [0, 1])

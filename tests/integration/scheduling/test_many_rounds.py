@@ -177,10 +177,3 @@ def test_a_story_shows_the_newest_rounds_and_a_pending_one_and_says_so(old_order
     again = dq.explain_timeout(old_order, "remind")
     assert oldest.pk in {event.timeout_id for event in again}
     assert "It is due at" in again.outlook
-
-
-def test_a_story_of_few_rounds_is_whole() -> None:
-    order = Order.objects.create(status="new")
-    write_rounds(order, "remind", 3)
-    told = dq.explain_timeout(order, "remind")
-    assert (told.note, len({event.timeout_id for event in told})) == ("", 3)

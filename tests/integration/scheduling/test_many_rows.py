@@ -86,13 +86,6 @@ def test_only_what_was_changed_in_one_of_the_rows_is_written() -> None:
     assert list(found) == [(number, "by another transaction") for number in (0, 2, 0)]
 
 
-def test_an_object_made_with_a_string_key_is_the_same_object() -> None:
-    order, other = (Order.objects.create(status="new") for _ in range(2))
-    same = Order.from_db("default", ["id", "status"], [str(order.pk), "new"])
-    assert dq.schedule_timeouts([same, other, order], "remind", hours=1) == 2
-    assert {*Timeout.objects.values_list("object_id", flat=True)} == {str(order.pk), str(other.pk)}
-
-
 def test_a_thousand_more_rows_cost_a_few_statements_each_page() -> None:
     Order.objects.bulk_create([Order(status="new") for _ in range(2000)], batch_size=200)
     first, rest = Order.objects.order_by("pk")[:1000], list(Order.objects.order_by("-pk")[:1000])
