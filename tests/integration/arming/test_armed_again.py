@@ -13,7 +13,6 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock, operations, testing
-from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from tests.integration.arming.conftest import SINCE
 from tests.support.seen import sql_of
@@ -40,15 +39,6 @@ def fail_to_pay() -> None:
     for status in ("paying", "unpaid"):
         for order in Order.objects.all():
             set_status(order, status)
-
-
-def test_extensions_are_limited_although_the_condition_did_not_hold_in_between(declare: Declare) -> None:
-    policy = declare(Order, max_extensions=1, **PAYS)
-    order = new_order()
-    dq.extend_timeout(order, policy, minutes=5)
-    fail_to_pay()
-    with pytest.raises(dq.ExtensionLimit):
-        dq.extend_timeout(order, policy, minutes=5)
 
 
 def failing(order: Order, timeout: Timeout) -> None:
@@ -124,49 +114,6 @@ def test_an_idempotency_key_of_another_installation_is_not_used_again(settings: 
     assert order.timeouts.get(state="pending").idempotency_key == row.idempotency_key
 
 
-@pytest.mark.parametrize("age", [20 * DAY, timedelta(hours=2), timedelta(0)])
-@of_each_kind
-def test_a_later_deadline_given_by_hand_survives_a_payment_that_fails(
-    declare: Declare, age: timedelta, since: Any
-) -> None:
-    """The order was not armed before: its own deadline may have passed long ago."""
-    policy = declare(Order, **PAYS | {"since": since})
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - age)])
-    row = dq.schedule_timeout(Order.objects.get(), policy, hours=48)
-    fail_to_pay()
-    again = Timeout.objects.get(policy=policy.label, state="pending")
-    assert (again.due_at, again.first_due_at, again.since_at) == (row.due_at, row.due_at, row.since_at)
-
-
-def test_a_deadline_that_its_policy_has_computed_follows_its_data_unless_it_is_exempt_now(declare: Declare) -> None:
-    begin = timezone.now()
-    delays = {None: 30 * MINUTE, "patient": 60 * MINUTE, "hurried": 5 * MINUTE, "exempt": None}
-    policy = declare(Order, **PAYS | {"after": lambda order: delays[order.note]})
-    order = new_order(begin)
-    for note, minutes in (("hurried", 5), ("patient", 60), (None, 30)):
-        Order.objects.update(note=note)
-        fail_to_pay()
-        assert dq.get_deadline(order, policy) == begin + minutes * MINUTE
-    dq.extend_timeout(order, policy, minutes=60)
-    Order.objects.update(note="exempt")
-    fail_to_pay()
-    assert dq.get_deadline(order, policy) is None
-
-
-@pytest.mark.parametrize("days", [2, 20])
-def test_the_sync_of_the_workers_sees_the_moved_deadline(days: int) -> None:
-    """The first deadline is too old to be armed, and with 20 days also for a save."""
-    begin = timezone.now()
-    order = new_order(begin)
-    dq.extend_timeout(order, "cancel_unpaid", days=days)
-    set_status(order, "paying")
-    Order.objects.update(status="unpaid")
-    with clock.set_to(begin + (days - 1) * DAY):
-        assert "save or sync_timeouts()" in dq.explain_timeout(order, "cancel_unpaid").outlook
-        assert sync_policy(dq.get_policy((Order, "cancel_unpaid")), "default").armed == 1
-    assert order.timeouts.get(state="pending").due_at == begin + 30 * MINUTE + days * DAY
-
-
 def test_arming_a_new_object_and_saving_one_that_is_exempt_read_no_earlier_rounds(declare: Declare) -> None:
     with transaction.atomic():
         assert not [sql for sql in sql_of(new_order) if "condition" in sql]
@@ -209,23 +156,6 @@ def test_a_firing_that_fails_after_its_start_came_back_is_retried_or_ends_as_its
     ended = ("cancelled", "hand") if cancelled else ("fired", "due")
     assert states(order, policy) == [ended, ("cancelled", "superseded")]
     assert answers == ([False] if cancelled else [])
-
-
-@pytest.mark.parametrize("way", ["cancel", "retry"])
-def test_a_dead_round_whose_start_came_back_can_be_cancelled_or_retried(declare: Declare, way: str) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise dq.GiveUp("no")
-
-    policy = declare(Order, handler, **PAYS)
-    order = new_order(timezone.now() - 60 * MINUTE)
-    testing.fire_due(policy)
-    change_start_and_back()
-    if way == "cancel":
-        assert dq.cancel_timeout(order, policy) is True
-    else:
-        assert operations.retry(order.timeouts.filter(state="dead"), by="ana").changed == 1
-    ended = ("cancelled", "hand") if way == "cancel" else ("pending", "")
-    assert states(order, policy) == [ended, ("cancelled", "superseded")]
 
 
 def change_start_and_back() -> None:

@@ -7,11 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
 from django.db.models import Q
-from django.test import Client
-from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
@@ -65,24 +61,6 @@ def test_it_is_due_before_the_time_it_counts_from_in_every_way_to_arm_and_to_rea
     assert sync_policy(dq.get_policy(LABEL), "default") == Synced()
 
 
-@pytest.mark.parametrize(
-    ("ago", "is_armed_by_save", "is_armed_by_sync"),
-    [(timedelta(minutes=1), True, True), (timedelta(days=6), True, False), (timedelta(days=8), False, False)],
-)
-@pytest.mark.usefixtures("policy")
-def test_a_deadline_that_has_passed_already_follows_the_rule_of_catch_up(
-    ago: timedelta, is_armed_by_save: bool, is_armed_by_sync: bool
-) -> None:
-    order = Order(status="booked", paid_at=timezone.now() + HOUR - ago)
-    Order.objects.bulk_create([order])
-    assert sync_policy(dq.get_policy(LABEL), "default").armed == is_armed_by_sync
-    order = Order.objects.get()
-    order.save()
-    assert (dq.get_deadline(order, "hour_before") is not None) == is_armed_by_save
-    if not is_armed_by_save:
-        assert "passed too long ago" in dq.explain_timeout(order, "hour_before").outlook
-
-
 def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
     declare(Order, name="computed", after=lambda order: -HOUR, since=lambda order: order.paid_at, when=Q(status="new"))
     declare(Order, name="by_hand", after=lambda order: -HOUR)
@@ -90,19 +68,6 @@ def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
     assert distances() == [-HOUR]
     with pytest.raises(dq.InvalidDelay, match="must not be negative, but is -1 h"):
         dq.schedule_timeout(order, "by_hand")
-
-
-@pytest.mark.usefixtures("policy")
-def test_a_change_of_the_delay_recomputes_and_shifts_before_the_time_too() -> None:
-    now, by = timezone.now(), {"by": "ana"}
-    booked(now + timedelta(hours=3))
-    booked(now + timedelta(minutes=90))
-    preview = operations.preview_delay(LABEL, -2 * HOUR)
-    assert (preview.before, preview.after, preview.overdue) == (-HOUR, -2 * HOUR, 1)
-    assert operations.preview_delay(LABEL, -2 * HOUR, "shift").overdue == 1
-    for after, mode, distance in ((-2 * HOUR, "recompute", -2), (HOUR / 2, "shift", 0.5), (None, "recompute", -1)):
-        operations.change_delay(LABEL, after, mode=mode, **by)  # type: ignore[arg-type]
-        assert distances() == [distance * HOUR] * 2
 
 
 @pytest.mark.usefixtures("policy")
@@ -119,25 +84,3 @@ def test_there_is_no_deadline_before_the_year_1(policy: TimeoutPolicy[Any]) -> N
     assert policy.due_of(None, begin) is None
     with pytest.raises(dq.InvalidDelay, match="1 h before .* too far in the past"):
         clock.shifted(begin, -HOUR)
-
-
-@pytest.mark.usefixtures("policy")
-def test_commands_and_the_admin_take_and_show_it(
-    admin_client: Client, declare: Declare, capsys: pytest.CaptureFixture[str]
-) -> None:
-    booked(timezone.now() + timedelta(days=1))
-    call_command("delayq_replan", LABEL, "--after=-1h30m", "--mode", "recompute", "--yes")
-    shown = capsys.readouterr().out
-    assert f"{LABEL}:" in shown and "1 h before." in shown and "1 h 30 min before." in shown
-    assert distances() == [-1.5 * HOUR]
-    call_command("delayq_policies")
-    assert "-1 h 30 min*" in capsys.readouterr().out
-    with pytest.raises(CommandError, match="is not a duration"):
-        call_command("delayq_postpone", "--policy", LABEL, "--by=-1h", "--yes")
-    declare(Order, name="by_hand", after=HOUR)
-    fields = {"amount": "-150", "unit": "minutes", "mode": "keep", "reason": "earlier", "confirmed": "yes"}
-    for label, is_taken in ((LABEL, True), ("testapp.order.by_hand", False)):
-        address = reverse("admin:django_delayq_policycontrol_operate", args=[label, "delay"])
-        assert admin_client.post(address, fields).status_code == (302 if is_taken else 200)
-    text = admin_client.get(reverse("admin:django_delayq_policycontrol_changelist")).content.decode()
-    assert "2 h 30 min before (declared: 1 h before)" in text

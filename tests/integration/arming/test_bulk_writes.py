@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.core.checks import run_checks
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Exists, F, Q, QuerySet
+from django.db.models import Exists, Q, QuerySet
 from django.utils import timezone
 
 from django_delayq import ArmingManager, ArmingQuerySet, TimeoutPolicy, get_deadline
@@ -20,7 +19,7 @@ from django_delayq.policy.policies import M
 from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
 from tests.support.seen import sql_of
-from tests.testapp.models import Customer, Effect, ExpressOrder, ManagedNotHidden, Order, Parcel, Voucher
+from tests.testapp.models import Effect, ExpressOrder, Order, Parcel, Voucher
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
 Declare = Callable[..., TimeoutPolicy[Any]]
@@ -97,19 +96,6 @@ def test_a_condition_that_reads_what_the_update_changes_is_evaluated_once(
     assert pending() == 0
 
 
-def test_expressions_and_annotations_work_as_in_django(placed: list[Order], now: datetime) -> None:
-    rows = orders().filter(pk=placed[0].pk).annotate(later=F("created_at") + timedelta(hours=1))
-    assert rows.update(created_at=F("later")) == 1
-    assert get_deadline(placed[0], "cancel_unpaid") == now + timedelta(hours=1) + HALF_AN_HOUR
-    with pytest.raises(TypeError, match="slice"):
-        orders()[:2].update(status="paid")
-    found = orders()
-    assert len(found) == 5
-    found.filter(pk=placed[1].pk).update(status="paid")
-    found.update(status="paid")
-    assert {order.status for order in found} == {"paid"}, "its cache is not outdated"
-
-
 def test_other_columns_and_models_without_policies_cost_nothing(placed: list[Order]) -> None:
     effects = rows_of(Effect)
     for write in (
@@ -140,16 +126,6 @@ def test_bulk_update_and_the_async_methods_arm(placed: list[Order], now: datetim
     child = ExpressOrder.objects.create(created_at=now)
     rows_of(ExpressOrder).filter(courier="").update(status="paid", courier="Ann")
     assert_cancelled(child, "cancel_unpaid")  # by a column of its parent
-
-
-def test_a_row_that_the_update_hides_is_cancelled(declare: Declare, now: datetime) -> None:
-    declare(ManagedNotHidden, name="hidden", since="begun_at", after=HALF_AN_HOUR, when=Q(amount__lt=5))
-    owner = Customer.objects.create(vip=True)
-    row = ManagedNotHidden.objects.create(begun_at=now, amount=1, owner=owner)
-    assert_scheduled(row, "hidden")
-    rows_of(ManagedNotHidden).update(amount=2)
-    assert not ManagedNotHidden.objects.exists()
-    assert_not_scheduled(row, "hidden")
 
 
 def test_with_ignored_conflicts_the_keys_must_be_known(now: datetime) -> None:
@@ -232,16 +208,3 @@ def test_a_manager_has_the_methods_of_a_queryset_that_arms_and_of_no_other(now: 
     assert_cancelled(order, "cancel_unpaid")
     with pytest.raises(TypeError, match="QuerySet must derive from ArmingQuerySet"):
         ArmingManager.from_queryset(QuerySet)
-
-
-def test_a_check_names_models_whose_default_manager_does_not_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found() -> str:
-        checked = run_checks(tags=["django_delayq"], include_deployment_checks=True)
-        return " ".join(each.msg for each in checked if each.id == "django_delayq.I002")
-
-    assert "testapp.Order, testapp.Parcel, testapp.Voucher" in found()
-    manager: ArmingManager[Order] = ArmingManager()
-    manager.model = Order
-    monkeypatch.setattr(Order._meta, "default_manager", manager)
-    assert "testapp.Order" not in found()
-    assert "testapp.Parcel" in found()

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import Q
-from django.db.models.deletion import Collector
 from django.db.models.signals import pre_delete
 from django.utils import timezone
 
-from django_delayq.arming import receivers
 from django_delayq.models import Timeout
 from tests.support.seen import sql_of
-from tests.testapp.models import Order, OrderProxy
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,37 +62,6 @@ def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first
         Order.objects.get(pk=outer.pk).delete()
     assert states() == [GONE, GONE, ("pending", "")]
     assert Order.objects.get() == kept
-
-
-def test_proxies_and_rows_of_one_table_are_cancelled_together() -> None:
-    """As a cascade from a proxy to the rows of its table, which are deleted in two statements."""
-    orders = new_orders(20)
-    collector = Collector(using="default")
-    collector.collect(OrderProxy.objects.filter(pk__in=[order.pk for order in orders[:10]]))
-    collector.collect(Order.objects.filter(pk__in=[order.pk for order in orders[10:]]))
-    sent = sql_of(collector.delete)
-    assert states() == [GONE] * 20
-    checks = [sql for sql in sent if "SELECT" in sql and '"testapp_order"' in sql]
-    assert len(checks) <= 2, "one for each statement, not one for each row"
-
-
-@pytest.mark.parametrize("fails", [True, False], ids=["raised", "rolled_back"])
-def test_a_deletion_that_is_undone_leaves_no_keys_behind(fails: bool) -> None:
-    undone, deleted = new_orders(2)
-
-    def refuse(order: Order) -> None:
-        if fails and order.pk == undone.pk:
-            raise RuntimeError("refused")
-
-    with before_delete(refuse), pytest.raises(RuntimeError), transaction.atomic():
-        Order.objects.get(pk=undone.pk).delete()
-        raise RuntimeError
-    deleted.delete()
-    assert states() == [("pending", ""), GONE]
-    gc.collect()
-    assert not any(noted for by_table in receivers._being_deleted.values() for noted in by_table.values())
-    Order.objects.get(pk=undone.pk).delete()
-    assert states() == [GONE, GONE]
 
 
 @pytest.mark.parametrize("pending", [False, True])

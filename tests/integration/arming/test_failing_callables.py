@@ -13,7 +13,6 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.arming import sync
 from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.doctor import examine
@@ -130,21 +129,6 @@ def test_once_its_callable_works_it_is_armed_although_its_deadline_has_passed(
     assert (str(bad.pk) in pending()) is is_armed
 
 
-@of_one_kind
-def test_after_a_pass_without_failures_old_deadlines_are_left_alone_again(policy: dq.TimeoutPolicy[Any]) -> None:
-    (bad,) = orders(OOPS)
-    run()
-    PolicySync.objects.update(before_at=timezone.now() - DAY)
-    Order.objects.filter(pk=bad.pk).update(note="")
-    for _ in range(2):
-        due_again(policy.label)
-        run()
-    due_again(policy.label)
-    orders("", created_at=timezone.now() - 3 * HOUR)
-    run()
-    assert pending() == keys(bad)
-
-
 def test_the_failure_is_logged_once_with_the_key_and_its_end_too_and_shown(
     policy: dq.TimeoutPolicy[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,21 +161,6 @@ def test_the_failure_is_logged_once_with_the_key_and_its_end_too_and_shown(
         assert logged() == []
         orders(OOPS)
         assert [event for event, *_ in logged()] == ["sync_failed"]
-
-
-@of_one_kind
-def test_the_message_in_the_log_and_of_the_command_is_scrubbed(
-    policy: dq.TimeoutPolicy[Any], caplog: pytest.LogCaptureFixture, settings: Any
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace(OOPS, "***")}
-    orders(OOPS)
-    with caplog.at_level(logging.INFO, logger="django_delayq"):
-        run()
-    assert "no number: ***" in caplog.text
-    assert OOPS not in caplog.text
-    with pytest.raises(CommandError) as raised:
-        call_command("delayq_sync")
-    assert OOPS not in str(raised.value)
 
 
 @pytest.mark.parametrize("options", [{}, {"dry_run": True}])
@@ -254,31 +223,3 @@ def test_an_object_that_cannot_be_read_is_counted_and_the_others_are_armed(decla
     write(timezone.now())
     run()
     assert pending() == keys(*found)
-
-
-def test_while_the_sync_of_one_policy_fails_the_others_are_synced_and_it_is_said_once(
-    declare: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    failing, works = (declare(Order, **COLUMNS | {"name": name}) for name in ("fails", "works"))
-    orders("")
-    tables, repair = TableSync("default"), sync.repair
-
-    def repair_others(step: Any, policy: Any, how: Any) -> Any:
-        if policy is failing:
-            connection.cursor().execute("SELECT 1 FROM nowhere")
-        return repair(step, policy, how)
-
-    def logged() -> list[str]:
-        tables._failed.clear()  # its backoff is over
-        run(tables)
-        found = [record.event for record in caplog.records if hasattr(record, "event") and record.levelno > 10]
-        caplog.clear()
-        return found
-
-    caplog.set_level(logging.INFO, logger="django_delayq")
-    with monkeypatch.context() as patch:
-        patch.setattr(sync, "repair", repair_others)
-        assert [logged(), logged()] == [["sync_failed"], []]
-        assert Timeout.objects.pending().filter(policy=works.label).count() == 1
-    assert [logged(), logged()] == [["sync_back"], []]
-    assert Timeout.objects.pending().filter(policy=failing.label).count() == 1

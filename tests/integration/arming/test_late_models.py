@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from django.apps import apps
-from django.db import connection, models
+from django.db import connection
 from django.db.migrations.state import ProjectState
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
 
 from django_delayq.models import Timeout
-from tests.testapp.models import Order, OrderProxy, Plain
+from tests.testapp.models import Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MakeModel = Callable[..., Any]
@@ -58,19 +58,6 @@ def arms_and_cancels(late: Any) -> bool:
 @pytest.mark.parametrize("base", [Order, OrderProxy])
 def test_a_proxy_that_is_loaded_after_the_policies_arms_and_cancels(make_model: MakeModel, base: Any) -> None:
     assert arms_and_cancels(make_model("LateOrder", base, proxy=True))
-
-
-def test_a_child_that_is_loaded_after_the_policies_arms_and_cancels(make_model: MakeModel) -> None:
-    late = make_model("LateChild", Order, {"courier": models.CharField(max_length=20, default="")})
-    with connection.schema_editor() as editor:
-        editor.create_model(late)
-    assert arms_and_cancels(late)
-
-
-def test_a_late_proxy_of_a_model_without_policies_is_left_alone(make_model: MakeModel) -> None:
-    late = make_model("LatePlain", Plain, proxy=True)
-    signals = (pre_save, post_save, pre_delete, post_delete)
-    assert not any(signal.has_listeners(late) for signal in signals), "Django's quick deletes would be slow"
 
 
 def test_models_of_migrations_arm_nothing_and_are_not_listened_to() -> None:

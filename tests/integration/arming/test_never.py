@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -94,21 +94,6 @@ def test_a_function_after_whose_deadline_is_beyond_the_calendar_arms_nothing(
     declare(Order, name="never", after=lambda order: after, since=since, when=Q(status="unpaid"))
     Order.objects.create(paid_at=django_timezone.now())
     assert states() == []
-
-
-@pytest.mark.parametrize("offset", [-12, 0, 14])
-@pytest.mark.parametrize("end", [END, BEGIN])
-def test_a_function_since_may_return_the_ends_of_the_calendar_in_any_zone(
-    declare: Declare, end: datetime, offset: int
-) -> None:
-    at = end.replace(tzinfo=timezone(timedelta(hours=offset)))
-    after = HOUR if end == END else -30 * HOUR
-    policy = declare(Order, name="never", after=after, since=lambda order: at, when=Q(status="unpaid"))
-    order = Order.objects.create()
-    assert states() == []
-    assert dq.cancel_timeout(order, policy) is True
-    with dq.before_deadline(order, policy) as timeout:
-        assert timeout is None
 
 
 def test_the_verbs_ask_for_a_delay_and_take_one(policy: dq.TimeoutPolicy[Any]) -> None:

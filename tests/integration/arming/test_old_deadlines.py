@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import TimeoutPolicy, clock, operations, testing
+from django_delayq import TimeoutPolicy, clock, testing
 from django_delayq.arming.sync import TableSync, count_too_old, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from tests.integration.arming.conftest import SINCE
@@ -78,31 +78,6 @@ def test_a_forgotten_order_of_the_same_age_is_not_armed(policy: TimeoutPolicy[An
     assert dq.sync_timeouts(order) == 1, "as saving it"
 
 
-def test_a_row_of_another_since_does_not_make_a_forgotten_round_known(policy: TimeoutPolicy[Any]) -> None:
-    begin = timezone.now()
-    order = Order.objects.create(status="pays", created_at=begin)
-    Order.objects.filter(pk=order.pk).update(status="paying")
-    sync_policy(policy, "default")
-    Order.objects.filter(pk=order.pk).update(status="pays", created_at=begin - 40 * MINUTE)
-    assert sync_policy(policy, "default").armed == 0
-
-
-def test_the_age_counts_from_the_deadline_after_a_hold(policy: TimeoutPolicy[Any]) -> None:
-    """The first deadline passed more than CATCH_UP ago, and the payment failed during the hold."""
-    begin, now = timezone.now() - 10 * DAY, timezone.now()
-    with clock.set_to(begin):
-        order = Order.objects.create(status="pays", created_at=begin)
-        operations.hold(policy, by="admin:a")
-    Order.objects.filter(pk=order.pk).update(status="paying")
-    with clock.set_to(begin + MINUTE):
-        sync_policy(policy, "default")
-    operations.resume(policy, by="admin:a")
-    Order.objects.filter(pk=order.pk).update(status="pays")
-    assert sync_policy(policy, "default").armed == 1
-    row = pending(policy, order)
-    assert row is not None and row.due_at > now
-
-
 CHAINS: dict[str, dict[str, Any]] = {"atomic": {}, "not_atomic": {"atomic": False}, "batch": {"batch": 10}, "async": {}}
 
 
@@ -137,23 +112,6 @@ def test_a_chain_that_its_own_handler_advances_survives_a_pause(declare: Declare
         testing.fire_due(policy)
     assert len(fired) == 18, "nine days of two orders"
     assert Timeout.objects.pending().filter(policy=policy.label, due_at__gt=timezone.now()).count() == 2
-
-
-def test_a_save_by_the_handler_of_another_policy_is_a_save(declare: Declare) -> None:
-    other = declare(Order, cancel, name="other", since="created_at", after=MINUTE, when=Q(note="other"))
-
-    def touch(order: Order, timeout: Timeout) -> None:
-        order.note = "other"
-        order.save()
-
-    policy = declare(Order, touch, name="touches")
-    order = Order.objects.create(created_at=timezone.now() - 9 * DAY)
-    dq.schedule_timeout(order, policy, minutes=0)
-    testing.fire_due(policy)
-    assert pending(other, order) is None
-    order.created_at = timezone.now() - 9 * DAY
-    order.save()
-    assert pending(other, order) is None, "the handler has ended"
 
 
 @pytest.mark.dialect

@@ -17,7 +17,6 @@ import pytest
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
-import django_delayq as dq
 from django_delayq import clock, testing
 from django_delayq.arming.sync import TableSync
 from django_delayq.ledger.declarations import fingerprint, register
@@ -163,47 +162,6 @@ def test_a_condition_that_is_narrowed_is_not_armed_again_by_the_former_release(f
     assert (state(unpaid), len(former.fired + new.fired)) == ("fired", 1)
 
 
-@pytest.mark.parametrize("migrated_at", [1, 40])
-@pytest.mark.parametrize("first", ["former", "new"])
-def test_a_condition_that_is_renamed_loses_nothing(former: Release, first: str, migrated_at: int) -> None:
-    """The data are migrated before or after the deadline, while both releases run."""
-    new = Release("new", OPEN)
-    former.work(0)
-    order = former.save(status="unpaid")
-    workers = [former, new] if first == "former" else [new, former]
-    new.work(0.5)
-    for minute in (1, 20, 31, 40, 41, 42):
-        if minute == migrated_at:
-            Order.objects.filter(status="unpaid").update(status="open")
-        for worker in workers:
-            worker.work(minute + 0.5, former, new)
-    assert (state(order), len(former.fired + new.fired)) == ("fired", 1)
-
-
-def test_a_timeout_that_was_scheduled_by_hand_is_left_to_the_new_release() -> None:
-    former, new = Release("former", UNPAID, since=None), Release("new", BOTH, since=None)
-    former.work(0)
-    new.work(0)
-    order = new.save(status="review")
-    with new.running():
-        dq.schedule_timeout(order, new.policy, minutes=30)
-    former.work(31, new)
-    assert state(order) == "pending"
-    new.work(31)
-    assert new.fired == [str(order.pk)]
-
-
-def test_a_worker_that_is_alone_settles_what_no_other_worker_can(former: Release) -> None:
-    """The worker of the new release has stopped, and the former one has not confirmed its own declaration yet."""
-    new = Release("new", BOTH)
-    former.work(0)
-    new.work(1)
-    order = new.save(status="review")
-    with former.running(), clock.set_to(Now.start + 40 * MINUTE):
-        testing.fire_due(former.policy)
-    assert state(order) == "skipped"
-
-
 def test_it_is_logged_once_that_other_workers_have_a_newer_declaration(former: Release, caplog: Any) -> None:
     new = Release("new", BOTH)
     former.work(0)
@@ -213,23 +171,6 @@ def test_it_is_logged_once_that_other_workers_have_a_newer_declaration(former: R
         former.work(minute)
     events = [record.event for record in caplog.records if getattr(record, "policy", "") == LABEL]
     assert events == ["declaration_outdated", "declaration_current"]
-
-
-def test_a_policy_that_is_renamed_and_widened_at_once_is_left_to_the_new_release(former: Release) -> None:
-    options: dict[str, Any] = {"when": BOTH, "since": "created_at", "after": 30 * MINUTE, "aliases": ("releases",)}
-    former.work(0)
-    order = former.save(status="unpaid")
-    fired = list[str]()
-    renamed = TimeoutPolicy(
-        model=Order, handler=lambda order, _: fired.append(str(order.pk)), name="renamed", **options
-    )
-    Order.objects.filter(pk=order.pk).update(status="review")
-    new = Release("new", BOTH)
-    new.policy = renamed
-    former.work(31, new)
-    assert state(order) == "pending"
-    new.work(31)
-    assert fired == [str(order.pk)]
 
 
 CONDITIONS: dict[str, Any] = {

@@ -13,7 +13,6 @@ from django.db.models import Q
 from django.db.models.signals import post_save
 from django.utils import timezone
 
-import django_delayq as dq
 from django_delayq import clock, get_deadline, pending_timeouts, schedule_timeout, sync_timeouts
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
@@ -21,8 +20,7 @@ from django_delayq.policy.declaring import timeout_policy
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.support.seen import heard, sql_of
-from tests.testapp.conditions import ManagedNotHidden
-from tests.testapp.models import Customer, ExpressOrder, Order, Voucher
+from tests.testapp.models import Order, Voucher
 
 pytestmark = pytest.mark.django_db
 
@@ -55,19 +53,6 @@ def test_a_round_with_a_key_is_left_alone_and_does_not_stand_in_for_the_automati
     assert automatic(order).state == "cancelled"
 
 
-def test_a_moved_round_begins_anew(order: Order) -> None:
-    row = automatic(order)
-    Timeout.objects.update(attempts=3, extensions=2, claims=1)
-    key = row.idempotency_key
-    order.created_at = timezone.now() + timedelta(minutes=5)
-    order.save()
-    row.refresh_from_db()
-    assert (row.attempts, row.extensions, row.claims) == (0, 0, 0)
-    assert row.since_at == order.created_at
-    assert row.first_due_at == row.due_at == row.run_at == order.created_at + timedelta(minutes=30)
-    assert row.idempotency_key != key
-
-
 def test_a_sync_locks_the_rows_before_it_decides(order: Order) -> None:
     """Otherwise it would arm what a transaction that commits in between has just paid."""
     Order.objects.update(status="paid")
@@ -86,14 +71,6 @@ def _locks(sql: str) -> bool:
 def _decides(sql: str) -> bool:
     """Whether the statement evaluates the condition of the policy."""
     return "CASE" in sql
-
-
-def test_a_save_and_a_sync_that_change_nothing_write_and_count_nothing(order: Order) -> None:
-    fields = [field.attname for field in Timeout._meta.concrete_fields]
-    before = Timeout.objects.values(*fields).get()
-    order.save()
-    assert sync_timeouts(Order.objects.all()) == 0
-    assert Timeout.objects.values(*fields).get() == before
 
 
 @pytest.mark.django_db(transaction=True)
@@ -138,16 +115,6 @@ def test_a_save_sends_the_signals_of_what_it_did() -> None:
     assert got == [("scheduled", row), ("rescheduled", row), ("cancelled", row)]
 
 
-def test_what_a_save_of_the_parent_changes_for_a_policy_of_the_child_is_found_by_the_sync(declare: Any) -> None:
-    policy = declare(ExpressOrder, name="kid", after=timedelta(hours=1), since="created_at", when=Q(status="new"))
-    child = ExpressOrder.objects.create(status="new", created_at=timezone.now())
-    parent = Order.objects.get(pk=child.pk)
-    parent.status = "paid"
-    parent.save()
-    assert sync_policy(policy, "default").cancelled == 1
-    assert get_deadline(child, policy) is None
-
-
 @pytest.mark.dialect
 @pytest.mark.parametrize("how", ["save", "save in a transaction", "sync"])
 def test_a_condition_on_a_day_means_that_of_the_project_whatever_zone_a_request_has(declare: Any, how: str) -> None:
@@ -184,20 +151,3 @@ def test_a_policy_that_is_declared_after_the_start_is_armed_by_saving() -> None:
         assert not pending_timeouts(policy=policy).exists()
     finally:
         registry.remove(policy)
-
-
-def test_a_row_that_the_base_manager_hides_is_not_gone(declare: Any) -> None:
-    since = {"since": "begun_at", "after": timedelta(hours=1)}
-    automatic = declare(ManagedNotHidden, name="closes", when=Q(status="open"), **since)
-    by_hand = declare(ManagedNotHidden, name="reminds")
-    owner = Customer.objects.create()
-    obj = ManagedNotHidden.objects.create(begun_at=timezone.now(), owner=owner)
-    dq.schedule_timeout(obj, by_hand, hours=1, key="first")
-    Customer.objects.update(vip=True)
-    assert not ManagedNotHidden.objects.exists(), "the manager hides it"
-    sync_policy(automatic, "default")
-    assert dq.get_deadline(obj, by_hand, key="first") is not None
-    assert not dq.pending_timeouts(policy=automatic.label).exists(), "a hidden row matches no condition"
-    Customer.objects.update(vip=False)
-    sync_policy(automatic, "default")
-    assert dq.pending_timeouts(policy=automatic.label).exists()

@@ -226,15 +226,6 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(long:
     assert first.run() == 60.0, "nothing is due before the next interval"
 
 
-def test_a_pass_whose_place_is_no_key_any_more_begins_again(policy: dq.TimeoutPolicy[Any]) -> None:
-    """As after a migration to another type of key."""
-    slow_orders(2)
-    former = {"place": "0b9fbc0e-42a6-4a5c-a5b3-fd0b5a9f27e4", "began_at": timezone.now()}
-    PolicySync.objects.create(policy=policy.label, before_at=timezone.now(), **former)
-    TableSync("default").run(at_once=True)
-    assert pending(policy) == 2
-
-
 def tasks_with_items(count: int) -> list[Task]:
     """Tasks with two open items each: a condition on the items returns each task twice."""
     tasks = [Task.objects.create(begun_at=timezone.now()) for _ in range(count)]
@@ -373,19 +364,6 @@ def test_the_next_sync_does_not_wait_until_the_clock_shows_the_same_time_again(
     tables = TableSync("default")
     # A slice may end before this policy's turn, on a slow machine.
     wait_until(lambda: tables.run() and pending(plain) == 2, "its rounds are armed", seconds=20)
-
-
-def test_a_long_pass_that_begins_after_the_clock_was_set_back_is_completed(long: dq.TimeoutPolicy[Any]) -> None:
-    """The end of the last pass was later than the begin of this one, so that each slice began it again."""
-    tables = TableSync("default")
-    tables.run(at_once=True)
-    ahead = timezone.now() + HOUR
-    PolicySync.objects.update(before_at=ahead, began_at=ahead, finished_at=ahead, claimed_until=ahead)
-    slow_orders(7)
-    for _ in range(20):
-        tables.run()
-    assert pending(long) == 7
-    assert PolicySync.objects.get(policy=long.label).finished_at is not None
 
 
 # The sync does not wait for objects that other transactions have locked; a backfill does.

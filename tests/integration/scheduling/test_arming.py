@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from django_delayq.arming.sync import Synced, automatic_policies, sync_policy
 from django_delayq.models import Timeout
 from tests.integration.operations.conftest import as_if
 from tests.support.seen import sql_of
-from tests.testapp.models import Customer, ExpressOrder, Order, OrderProxy, Parcel, Plain, Voucher
+from tests.testapp.models import Customer, ExpressOrder, Order, OrderProxy, Plain
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -129,12 +128,6 @@ def test_null_in_the_condition_counts_as_false(declare: Any, now: datetime) -> N
     assert rounds() == []
 
 
-def test_two_policies_of_one_name_are_refused(declare: Any) -> None:
-    for options in ({"name": "cancel_unpaid"}, {"name": "other", "aliases": ["cancel_unpaid"]}):
-        with pytest.raises(dq.PolicyError, match="declared twice"):
-            declare(Order, **options)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -186,36 +179,6 @@ def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest
 
 
 # The sync asks the database which rounds no longer fit: whatever the type of the key, and in few queries.
-KINDS: dict[str, tuple[Any, str, str]] = {
-    "number": (Order, "created_at", "unpaid"),
-    "child": (ExpressOrder, "created_at", "unpaid"),
-    "uuid": (Parcel, "sent_at", "open"),
-    "text": (Voucher, "issued_at", "open"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_an_update_unmet_moved_or_deleted_is_found_and_nothing_else(
-    kind: str, now: datetime, declare: Callable[..., Any]
-) -> None:
-    model, since, status = KINDS[kind]
-    policy = declare(model, name="synced", since=since, when=Q(status=status), after=timedelta(hours=1))
-    keys: list[dict[str, str]] = [{"code": f"Code {n}"} for n in range(4)] if model is Voucher else [{}] * 4
-    unmet, moved, gone, kept = (model.objects.create(**{since: now}, **key) for key in keys)
-    assert sync_policy(policy, "default") == Synced()
-    model.objects.filter(pk=unmet.pk).update(status="another")
-    model.objects.filter(pk=moved.pk).update(**{since: now + timedelta(minutes=5)})
-    policy.concrete_model._base_manager.filter(pk=gone.pk)._raw_delete("default")  # as another program, without signals
-    expected = sync_policy(policy, "default", dry_run=True)
-    done = sync_policy(policy, "default")
-    assert done == expected
-    assert (done.armed, done.moved) == (0, 1)
-    assert done.cancelled >= 2, "what is gone loses the timeouts of other policies, too"
-    assert sync_policy(policy, "default") == Synced()
-    found = dict(Timeout.objects.pending().of_labels(policy.labels).values_list("object_id", "due_at"))
-    assert found == {str(moved.pk): now + timedelta(minutes=65), str(kept.pk): now + timedelta(minutes=60)}
-
-
 def test_a_ledger_that_fits_costs_a_query_for_each_way_and_not_one_for_each_page(now: datetime) -> None:
     Order.objects.bulk_create([Order(created_at=now) for _ in range(1200)])
     assert sync_policy(cancel_unpaid, "default").armed == 1200

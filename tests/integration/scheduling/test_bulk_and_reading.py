@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -170,21 +170,6 @@ def test_the_story_tells_every_round_in_order(orders: list[Order]) -> None:
     story = dq.explain_timeout(order, "remind")
     assert [event.what for event in story] == ["scheduled", "extended", "cancelled", "scheduled"]
     assert all(words in str(story) for words in ("asked for it", "no need", "It is due at"))
-
-
-@pytest.mark.parametrize(
-    ("status", "created_at", "words"),
-    [
-        ("paid", timezone.now(), "does not hold"),
-        ("unpaid", None, "not set"),
-        ("unpaid", timezone.now() - timedelta(days=30), "delayq_sync --policy testapp.order.cancel_unpaid --backfill"),
-        ("unpaid", timezone.now(), "should be"),
-    ],
-)
-def test_the_story_tells_why_nothing_waits(status: str, created_at: datetime | None, words: str) -> None:
-    Order.objects.bulk_create([Order(status=status, created_at=created_at)])
-    assert words in str(dq.explain_timeout(Order.objects.get(), "cancel_unpaid"))
-    assert not Timeout.objects.exists()
 
 
 def test_the_async_twins_do_the_same(orders: list[Order]) -> None:

@@ -141,20 +141,6 @@ def test_reschedule_and_extend_move_the_pending_one_and_tell_its_history(order: 
     assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=125), 1)
 
 
-@pytest.mark.parametrize("gone", [{"content_type_id": 99_999}, {"object_id": "nonsense"}], ids=["model", "object"])
-def test_rows_whose_policy_is_gone_too_are_still_told_moved_and_cancelled(order: Order, gone: dict[str, Any]) -> None:
-    row, other = (dq.schedule_timeout(order, "remind", minutes=30, key=key) for key in ("", "b"))
-    Timeout.objects.update(policy="testapp.order.gone", **gone)
-    row.refresh_from_db()
-    story = dq.explain_timeout(row)
-    assert [event.what for event in story] == ["scheduled"]
-    assert "no longer declared" in str(story)
-    assert dq.extend_timeouts(Timeout.objects.filter(pk=other.pk), minutes=5) == 1
-    assert dq.cancel_timeout(row) is True
-    assert dq.cancel_timeouts(Timeout.objects.filter(pk=other.pk)) == 1
-    assert {each.state for each in Timeout.objects.all()} == {"cancelled"}
-
-
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 # `Limits(total=...)`: how far the application may move a deadline from its first one, by whichever verb.
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -231,9 +217,3 @@ def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare
     row = rows.get()
     assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
     assert dq.extend_timeout(order, policy, hours=1)
-
-
-@pytest.mark.parametrize("wrong", [60, "1h", -HOUR])
-def test_a_total_that_is_no_length_of_time_is_refused(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="total must"):
-        dq.Limits(total=wrong)

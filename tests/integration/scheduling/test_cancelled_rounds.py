@@ -17,7 +17,6 @@ from django_delayq import operations
 from django_delayq.arming.sync import TableSync
 from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
-from django_delayq.testing import fire_due
 from tests.support.seen import heard, sql_of
 from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
@@ -67,24 +66,6 @@ def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how
     assert (row.since_at, row.due_at) == (since, since + HALF_HOUR)  # type: ignore[operator]
 
 
-@in_both_ways
-@pytest.mark.parametrize("state", ["cancelled", "skipped"])
-def test_what_was_cancelled_while_its_condition_did_not_hold_is_not_armed_again(how: str, state: str) -> None:
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    set_status(order, "paying")
-    Timeout.objects.update(state=state, due_at=order.created_at + 2 * HALF_HOUR, extensions=1)  # type: ignore[operator]
-    ended = Timeout.objects.get()
-    assert dq.cancel_timeout(order, "cancel_unpaid", **CALLED) is True
-    Order.objects.update(status="unpaid")
-    arm(how, Order.objects.get())
-    settled, row = Timeout.objects.order_by("id")
-    assert values(settled) == values(ended), "a settled row does not change any more"
-    assert (row.state, row.cause, row.reason) == CLOSED
-    assert (row.due_at, row.first_due_at) == (ended.due_at, ended.first_due_at)
-    story = [event.what for event in dq.explain_timeout(order, "cancel_unpaid")]
-    assert story == ["scheduled", state, "scheduled", "cancelled"]
-
-
 def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
     """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
     exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
@@ -120,18 +101,6 @@ def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
     for record in records:
         assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))
         assert record.exc_info
-
-
-def test_a_fired_round_counts_although_its_handler_has_changed_since(declare: Declare) -> None:
-    def expire(order: Order, timeout: Timeout) -> None:
-        Order.objects.filter(pk=order.pk).update(status="expired", created_at=timezone.now())
-
-    policy = declare(Order, expire, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
-    cart = Order.objects.create(status="cart", created_at=timezone.now() - HALF_HOUR)
-    assert fire_due(policy) == 1
-    assert dq.cancel_timeout(cart, policy) is False
-    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(cart, policy):
-        pytest.fail("the block ran")
 
 
 # A pending round with a newer row: an operator has retried it, after `since` had come back to its value. A dead round
@@ -185,28 +154,8 @@ def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_o
     assert (row.cause, row.reason, got) == ("hand", "paid", [("cancelled", row)])
 
 
-@pytest.mark.parametrize("newer", ["cancelled", "skipped"])
-def test_a_retried_round_that_is_firing_makes_a_cancel_too_late(order: Order, newer: str) -> None:
-    row = revived(order, newer)
-    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
-    assert dq.cancel_timeout(order, "remind") is False
-    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
-        pytest.fail("ran")
-    row.refresh_from_db()
-    assert row.final_attempt
-
-
 def test_a_firing_whose_next_round_was_cancelled_may_be_cancelled_again(order: Order) -> None:
     row = dq.schedule_timeout(order, "remind", hours=1)
     Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
     dq.schedule_timeout(order, "remind", hours=1)
     assert [dq.cancel_timeout(order, "remind") for _ in range(2)] == [True, True]
-
-
-def test_a_strict_guard_refuses_a_retried_round_whose_deadline_has_passed(order: Order) -> None:
-    row = revived(order)
-    Timeout.objects.filter(pk=row.pk).update(due_at=timezone.now() - HOUR)
-    with pytest.raises(dq.DeadlinePassed) as refused, dq.before_deadline(order, "remind", strict=True):
-        pytest.fail("ran")
-    assert refused.value.timeout == row
-    assert states() == ["pending", "cancelled"]

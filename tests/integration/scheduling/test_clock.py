@@ -18,8 +18,6 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.conf import get_settings
-from django_delayq.firing import extend_firing
 from django_delayq.models import Timeout
 from django_delayq.sql.now import DatabaseNow, database_now
 from tests.testapp.models import Customer, Order
@@ -100,19 +98,6 @@ def test_a_check_names_a_database_kept_in_a_local_time_that_repeats_an_hour(zone
     assert [zone in message and "'default'" in message for message in found] == [True] * expected
 
 
-def test_a_moment_put_in_place_holds_for_both_clocks_and_ends_with_the_block() -> None:
-    then = datetime(2017, 5, 1, 12, 30, 15, 123456, tzinfo=UTC)
-    order = Order.objects.create()
-    with clock.set_to(then):
-        assert clock.now() == database_now("default") == then
-        row = dq.schedule_timeout(order, "remind", seconds=1)
-        assert not Timeout.objects.due().exists()
-        with clock.set_to(row.run_at):
-            assert Timeout.objects.due().exists()
-        assert clock.now() == then
-    assert clock.now() > then + timedelta(days=365)
-
-
 @pytest.mark.parametrize(("micros", "ms"), [(0, 0), (1, 1), (999, 1), (1000, 1), (1001, 2)])
 def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> None:
     base = datetime(2026, 7, 1, tzinfo=UTC)
@@ -145,14 +130,6 @@ def test_without_time_zones_everything_is_local_whatever_zone_a_request_has_acti
     assert set(due.values_list("key", flat=True)) == {"now"}
     with pytest.raises(dq.InvalidDelay, match="aware"):
         dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))
-
-
-def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(naive_order: Order) -> None:
-    row = dq.schedule_timeout(naive_order, "send_outside", seconds=0)
-    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
-    assert extend_firing([row.pk], "default")
-    row.refresh_from_db()
-    assert timedelta(0) < row.run_at - clock.now() <= get_settings().lease
 
 
 # Daylight saving: `after` is elapsed time, and a deadline does not depend on a zone.
@@ -207,17 +184,3 @@ def test_of_an_hour_that_comes_twice_each_is_its_own_moment(fold: int) -> None:
         assert not Timeout.objects.due().exists()
     with clock.set_to(deadline()):
         assert Timeout.objects.due().exists()
-
-
-@pytest.mark.parametrize("fold", [0, 1])
-@pytest.mark.usefixtures("told")
-def test_a_round_that_began_in_an_hour_that_comes_twice_is_one_round(fold: int) -> None:
-    """Python finds such a datetime unequal to itself in another zone: each save would treat it as a new one."""
-    began = datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=fold)
-    with clock.set_to(datetime(2025, 10, 26, 3, tzinfo=UTC)):
-        order = opened(began)
-        before = Timeout.objects.values("history", "idempotency_key", "due_at", "since_at").get()
-        for _ in range(3):
-            order.save()
-    assert Timeout.objects.values("history", "idempotency_key", "due_at", "since_at").get() == before
-    assert deadline() == began.astimezone(UTC) + HOURS

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
-from django.db.models import Model
+from django.db import connection, transaction
 from django.utils import timezone
 
 import django_delayq as dq
@@ -59,30 +57,6 @@ def test_in_time_the_block_runs_on_the_locked_row_and_the_timeout_will_not(order
     row = Timeout.objects.earliest("id")
     assert (row.pk, row.state, row.cause) == (timeout.pk, "cancelled", "condition")
     assert [event["what"] for event in row.history] == ["refired"], "what the block notes in its history is kept"
-
-
-@pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite locks no rows")
-def test_the_object_is_locked_although_its_model_ignores_the_locking_query(
-    order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by a `refresh_from_db` from before Django 5.1, which does not pass on the `from_queryset` that it is given."""
-
-    def refresh(self: Order, using: str | None = None, fields: Any = None, **_: Any) -> None:
-        Model.refresh_from_db(self, using=using, fields=fields)
-
-    free = list[int]()
-
-    def look() -> None:
-        with transaction.atomic():
-            free.extend(Order.objects.select_for_update(skip_locked=True).values_list("pk", flat=True))
-        connections.close_all()
-
-    monkeypatch.setattr(Order, "refresh_from_db", refresh)
-    with dq.before_deadline(order, "cancel_unpaid"):
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join(20)
-    assert free == []
 
 
 @pytest.mark.parametrize(

@@ -115,16 +115,6 @@ def test_a_save_whose_round_is_pending_reads_no_closed_ones(old_order: Order) ->
     assert reads_few(old_order.save)
 
 
-def test_a_save_that_moves_since_into_a_closed_round_arms_nothing(old_order: Order) -> None:
-    closed_since = Timeout.objects.filter(policy="testapp.order.cancel_unpaid").latest("id").since_at
-    old_order.created_at, before = closed_since, old_order.created_at
-    old_order.save()
-    old_order.created_at = before
-    rows = Timeout.objects.filter(policy="testapp.order.cancel_unpaid")
-    assert not rows.pending().exists()
-    assert list(rows.filter(state="cancelled").values_list("cause", flat=True)) == ["superseded"]
-
-
 @pytest.mark.parametrize("is_callable", [False, True])
 def test_closed_rounds_are_loaded_only_for_the_present_since_and_once(
     is_callable: bool, old_order: Order, declare: Callable[..., Any]

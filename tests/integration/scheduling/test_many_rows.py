@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -101,20 +100,6 @@ def test_a_thousand_more_rows_cost_a_few_statements_each_page() -> None:
     ):
         assert len(sql_of(call)) <= most
     assert Timeout.objects.pending().count() == 1000
-
-
-def test_memory_does_not_hold_an_instance_for_each_row() -> None:
-    count = 3000
-    Order.objects.bulk_create([Order(status="new") for _ in range(count)], batch_size=200)
-    dq.schedule_timeouts(Order.objects.all()[:1], "remind", minutes=5)
-    tracemalloc.start()
-    try:
-        dq.schedule_timeouts(Order.objects.all(), "remind", minutes=5)
-        scheduled = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    # A page, which is about 1 MB, and of each other row its slot, the text of its key, and its entry for Redis.
-    assert scheduled < 2_000_000 + 800 * count
 
 
 def test_an_error_in_the_last_page_writes_nothing_and_leaves_the_transaction_usable(declare: Any) -> None:

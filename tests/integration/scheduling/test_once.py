@@ -12,7 +12,6 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
@@ -116,29 +115,6 @@ def test_a_deadline_that_counts_from_now_is_refused_because_each_call_has_anothe
     with pytest.raises(dq.InvalidDelay, match="Give at="):
         once(order, policy=policy, at=None, how=how, **delay)
     assert states() == []
-
-
-@one_and_many
-@pytest.mark.parametrize("key", ["", "first"])
-def test_the_round_of_a_since_value_has_fired_whatever_the_delay_of_the_policy_is_now(
-    order: Order, at: datetime, declare: Any, how: str, key: str
-) -> None:
-    given: dict[str, Any] = {"name": "own", "since": "paid_at"}
-    policy = declare(Order, after=HOUR, **given)
-    order.paid_at = at
-    order.save()
-    assert once(order, policy=policy, at=None, how=how, key=key)
-    with clock.set_to(at + 2 * HOUR):
-        assert fire_due() == 1
-        assert once(order, policy=policy, at=None, how=how, key=key) is None
-        registry.remove(policy)
-        policy = declare(Order, after=3 * HOUR, **given)
-        assert once(order, policy=policy, at=None, how=how, key=key) is None
-    assert states() == ["fired"]
-    assert once(order, policy=policy, at=at + 3 * HOUR, how=how, key=key), "by hand: another due time"
-    order.paid_at = at + HOUR
-    order.save()
-    assert once(order, policy=policy, at=None, how=how, key=key)
 
 
 def test_many_are_scheduled_but_those_that_have_fired(at: datetime) -> None:

@@ -95,40 +95,6 @@ def test_both_releases_arm_move_and_show_one_round(
 
 
 @both_orders
-@pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
-def test_what_one_release_cancels_neither_arms_again(
-    order: Order, release: Release, first: str, second: str, way: str
-) -> None:
-    arm_in_every_way(order, release(first))
-    policy = release(second)
-    if way == "cancel":
-        assert dq.cancel_timeout(order, policy) is True
-    else:
-        with dq.before_deadline(order, policy, strict=way == "strict") as row:
-            assert row is not None and row.state == "cancelled"
-    for name in (first, second):
-        policy = release(name)
-        order.save()
-        sync_policy(policy, "default")
-        assert states() == ["cancelled"]
-
-
-@both_orders
-def test_a_condition_that_ends_and_holds_again_leaves_one_round(
-    order: Order, release: Release, first: str, second: str
-) -> None:
-    policy = release(first)
-    order.save()
-    dq.extend_timeout(order, policy, hours=1)
-    for name, status, expected in ((second, "paid", ["cancelled"]), (first, "new", ["cancelled", "pending"])):
-        release(name)
-        order.status = status
-        order.save()
-        assert states() == expected
-    assert Timeout.objects.get(state="pending").extensions == 1
-
-
-@both_orders
 def test_a_round_fires_once_whichever_release_has_armed_it(
     order: Order, release: Release, fired: list[str], first: str, second: str
 ) -> None:
@@ -149,19 +115,6 @@ def test_a_round_fires_once_whichever_release_has_armed_it(
         due_at = Timeout.objects.get().due_at
         assert dq.schedule_timeout(order, policy, at=due_at, on_conflict="once").state == "fired"
         assert dq.schedule_timeouts([order], policy, at=due_at, on_conflict="once") == 0
-
-
-def test_a_worker_of_the_old_release_leaves_a_round_of_the_new_name_to_the_others(
-    order: Order, release: Release, fired: list[str]
-) -> None:
-    release(NEW)
-    make_due(order)
-    release(OLD)
-    fire_due()
-    assert (states(), fired) == (["pending"], [])
-    release(NEW)
-    fire_due()
-    assert (states(), fired) == (["fired"], [NEW])
 
 
 @pytest.mark.parametrize(

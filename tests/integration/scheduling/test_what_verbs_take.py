@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
-from django.db import models
 from django.db.models import prefetch_related_objects
-from django.template import engines
-from django.test.utils import isolate_apps
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
@@ -19,7 +15,6 @@ from django_delayq.policy.policies import registry
 from django_delayq.templatetags.delayq import deadline
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
-from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = pytest.mark.django_db
 
@@ -114,17 +109,6 @@ def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_requ
     assert dq.cancel_timeout(lazy(), "cancel_unpaid") is True
 
 
-@isolate_apps("tests.testapp")
-def test_a_model_and_its_name_give_one_label_also_in_an_app_with_capitals() -> None:
-    class Invoice(models.Model):
-        class Meta:
-            app_label = "Billing"
-
-    given: list[Any] = [Invoice, "Billing.Invoice"]
-    labels = {dq.TimeoutPolicy(model=model, handler=lambda *_: None, name="remind").label for model in given}
-    assert labels == {"Billing.invoice.remind"}
-
-
 @pytest.mark.parametrize("wrong", [None, 5, Order, (Order,), (Order, "remind", 1), ("testapp.Order", "remind")])
 def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
     with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
@@ -145,13 +129,6 @@ def test_an_unknown_name_is_explained(declare: Any) -> None:
     assert listed == sorted(policy.name for policy in dq.get_policies(Order)), "each once"
 
 
-def test_a_name_means_its_policy_and_not_another_one_that_was_called_so_elsewhere(declare: Any) -> None:
-    other = declare(Order, name="other", aliases=("former.order.nudge",))
-    nudge = declare(Order, name="nudge")
-    assert dq.get_policy((Order, "nudge")) is nudge
-    assert dq.get_policy("former.order.nudge") is other
-
-
 def test_policies_of_what_is_no_model_and_a_policy_that_is_a_function_are_refused() -> None:
     def remind(order: Any, timeout: Any) -> None: ...
 
@@ -162,14 +139,3 @@ def test_policies_of_what_is_no_model_and_a_policy_that_is_a_function_are_refuse
     register: Any = dq.register_policy
     with pytest.raises(dq.PolicyError, match=r"takes a TimeoutPolicy, not .*remind.*@timeout_policy\(Order, after="):
         register(remind)
-
-
-def test_a_policy_looks_like_its_handler_and_a_template_does_not_call_it() -> None:
-    assert dq.get_policy(cancel_unpaid) is cancel_unpaid
-    assert cancel_unpaid.__name__ == "cancel_unpaid"  # type: ignore[attr-defined]
-    assert inspect.signature(cancel_unpaid) == inspect.signature(cancel_unpaid.handler)
-    assert inspect.getdoc(dq.get_policy((Order, "kill_worker"))) == "Kill the process before anything can be recorded."
-    assert "handler" in inspect.signature(dq.TimeoutPolicy).parameters
-    order = Order.objects.create(created_at=timezone.now())
-    template = engines["django"].from_string("{% load delayq %}{% deadline order policy as due %}{{ due.state }}")
-    assert template.render({"order": order, "policy": cancel_unpaid}) == "pending"

@@ -17,8 +17,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.ledger import subjects
 from django_delayq.models import Timeout
-from tests.support.seen import sql_of
-from tests.testapp.models import Customer, ExpressOrder, Order
+from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HOUR = timedelta(hours=1)
@@ -102,24 +101,6 @@ def test_the_objects_of_a_subquery_may_depend_on_the_query_around_it(orders: lis
     dq.schedule_timeouts(orders[:1], "remind", hours=1)
     own = dq.pending_timeouts(Order.objects.filter(customer=OuterRef(OuterRef("pk"))), "remind")
     assert list(Customer.objects.filter(Exists(own))) == [orders[0].customer]
-
-
-@pytest.mark.usefixtures("amount")
-def test_a_child_has_the_rows_of_its_parent_too() -> None:
-    child, other = ExpressOrder.objects.create(), Order.objects.create()
-    for order in (child, other):
-        dq.schedule_timeout(order, "remind", hours=1)
-    assert objects_of(dq.pending_timeouts(ExpressOrder)) == ids(child)
-    assert objects_of(dq.pending_timeouts(ExpressOrder.objects.all(), "remind")) == ids(child)
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="the other databases build an index of the subquery")
-def test_without_statistics_the_objects_of_a_queryset_are_not_compared_with_each_row(orders: list[Order]) -> None:
-    """PostgreSQL expected one pending row, and read the objects again for each: minutes for 100 of 40,000 orders."""
-    dq.schedule_timeouts(orders, "remind", hours=1)
-    sent = sql_of(lambda: dq.cancel_timeouts(dq.pending_timeouts(Order.objects.filter(status="new"), "remind")))
-    assert not Timeout.objects.pending().exists()
-    assert [sql for sql in sent if all(f'FROM "{name}"' in sql for name in TABLES)] == []
 
 
 @pytest.fixture

@@ -110,14 +110,6 @@ def test_what_is_kept_of_an_error_is_capped_and_contains_no_locals(declare: Decl
     assert len(str(row.history)) < error_texts.MAX_TRACEBACK + 2000
 
 
-def test_a_history_does_not_grow_for_ever(declare: Declare) -> None:
-    row = due(Order.objects.create(), declare(Order, refuse, name="refuse", retry=Retry([0] * 60)))
-    for _ in range(50):
-        fire(row)
-    row.refresh_from_db()
-    assert (row.attempts, len(row.history)) == (50, memory.MAX_EVENTS)
-
-
 @pytest.mark.parametrize("wrong", ["no.such.scrubber", "tests.settings.DB"])
 def test_a_scrubber_that_is_none_is_found_by_a_check_and_leaks_nothing(
     declare: Declare, settings: Any, wrong: str
