@@ -1,29 +1,33 @@
-"""`ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does."""
+"""What models send: saves of late proxies, deletions, and bulk writes, which arm as saving does."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.apps import apps
 from django.db import IntegrityError, connection, transaction
+from django.db.migrations.state import ProjectState
 from django.db.models import Exists, Q, QuerySet
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
 
-from django_delayq import ArmingManager, ArmingQuerySet, TimeoutPolicy, get_deadline
+from django_delayq import ArmingManager, ArmingQuerySet, get_deadline
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import M
 from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
 from tests.support.seen import sql_of
-from tests.testapp.models import Effect, ExpressOrder, Order, Parcel, Voucher
+from tests.support.typed import Declare
+from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
-Declare = Callable[..., TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HALF_AN_HOUR = timedelta(minutes=30)
+LEDGER = Timeout._meta.db_table
 
 
 @pytest.fixture
@@ -50,8 +54,99 @@ def orders() -> ArmingQuerySet[Order]:
     return rows_of(Order)
 
 
+def ends() -> list[tuple[str, str]]:
+    return list(Timeout.objects.order_by("id").values_list("state", "cause"))
+
+
 def pending() -> int:
     return Timeout.objects.pending().count()
+
+
+@pytest.fixture
+def make_proxy() -> Iterator[Callable[..., Any]]:
+    """Make a proxy of a model after the policies are declared, as in an `admin.py`; the end of the test removes it."""
+    made: list[Any] = []
+
+    def do(base: Any) -> Any:
+        meta = type("Meta", (), {"app_label": "testapp", "proxy": True})
+        made.append(type("LateOrder", (base,), {"__module__": __name__, "Meta": meta}))
+        return made[-1]
+
+    yield do
+    for model in made:
+        for signal in (pre_save, post_save, pre_delete, post_delete):
+            for receiver in ("arm_saved", "lock_parents_first", "note_deletion", "cancel_deleted"):
+                signal.disconnect(sender=model, dispatch_uid=f"django_delayq.{receiver}")
+        del apps.all_models["testapp"][model._meta.model_name]
+    apps.clear_cache()
+
+
+@pytest.mark.parametrize("base", [Order, OrderProxy])
+def test_a_proxy_that_is_loaded_after_the_policies_arms_and_cancels(
+    make_proxy: Callable[..., Any], base: Any, now: datetime
+) -> None:
+    late = make_proxy(base)
+    order, other = (late.objects.create(created_at=now) for _ in range(2))
+    assert pending() == 2
+    order.status = "paid"
+    order.save()
+    late.objects.filter(pk=other.pk).delete()
+    assert ends() == [("cancelled", "condition"), ("cancelled", "gone")]
+
+
+def test_models_of_migrations_arm_nothing_and_are_not_listened_to(now: datetime) -> None:
+    state = ProjectState.from_apps(apps)
+    proxy = state.apps.get_model("testapp", "OrderProxy")
+    for model in (state.apps.get_model("testapp", "Order"), proxy):
+        model.objects.create(created_at=now)
+    assert pending() == 0
+    assert not post_save.has_listeners(proxy)
+
+
+def test_deleting_many_cancels_them_in_few_queries(placed: list[Order]) -> None:
+    orders().bulk_create([Order(created_at=placed[0].created_at) for _ in range(25)])
+    sent = sql_of(lambda: Order.objects.all().delete())
+    assert ends() == [("cancelled", "gone")] * 30
+    assert len([sql for sql in sent if LEDGER in sql]) <= 4
+
+
+def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first_deletion(placed: list[Order]) -> None:
+    def delete_next(instance: Order, **_: Any) -> None:
+        if instance.pk == placed[0].pk:
+            Order.objects.get(pk=placed[1].pk).delete()
+
+    pre_delete.connect(delete_next, Order)
+    try:
+        Order.objects.get(pk=placed[0].pk).delete()
+    finally:
+        pre_delete.disconnect(delete_next, Order)
+    assert ends() == [*[("cancelled", "gone")] * 2, *[("pending", "")] * 3]
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_row_that_is_deleted_while_a_save_is_being_armed_is_left_alone(
+    declare: Declare, now: datetime, is_pending: bool
+) -> None:
+    """Outside a transaction the save is committed, and another one may delete the row at any time."""
+    policy = declare(Order, name="called", since=lambda order: order.created_at, after=HALF_AN_HOUR, when=Q())
+    order = Order.objects.create(created_at=now)
+    if not is_pending:
+        Timeout.objects.all().delete()
+    Order.objects.update(created_at=now + timedelta(hours=1))
+    deletions: Iterator[Any] = iter([Order.objects.filter(pk=order.pk)])
+
+    def delete_after_the_state_is_read(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        if sql.startswith("SELECT") and LEDGER in sql and (rows := next(deletions, None)) is not None:
+            rows._raw_delete("default")
+        return done
+
+    with connection.execute_wrapper(delete_after_the_state_is_read):
+        order.save()
+    assert Timeout.objects.pending().filter(policy=policy.label).count() == is_pending
+
+
+# `ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does.
 
 
 def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
@@ -61,7 +156,6 @@ def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
     assert orders().bulk_create([]) == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_rows_whose_policy_raises_are_not_written(declare: Declare, now: datetime) -> None:
     def since(order: Order) -> datetime:
         if order.note == "wrong":
@@ -94,16 +188,6 @@ def test_a_condition_that_reads_what_the_update_changes_is_evaluated_once(
     first_is_unpaid = Exists(Order.objects.filter(pk=placed[0].pk, status="unpaid"))
     assert orders().filter(first_is_unpaid).update(status="paid") == 5
     assert pending() == 0
-
-
-def test_other_columns_and_models_without_policies_cost_nothing(placed: list[Order]) -> None:
-    effects = rows_of(Effect)
-    for write in (
-        lambda: orders().update(note="seen"),
-        lambda: effects.update(what="done"),
-        lambda: effects.bulk_create([Effect(what="x", object_id="1")]),
-    ):
-        assert len([sql for sql in sql_of(write) if "SAVEPOINT" not in sql]) == 1
 
 
 def test_bulk_update_and_the_async_methods_arm(placed: list[Order], now: datetime) -> None:
@@ -165,7 +249,6 @@ def test_an_error_of_the_database_passes_and_arms_nothing(now: datetime) -> None
     assert pending() == 0
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="its transaction locks the whole database")
 def test_a_row_that_stops_matching_while_it_is_waited_for_is_not_updated(placed: list[Order]) -> None:
     results: list[int] = []
