@@ -120,7 +120,7 @@ def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first
         Order.objects.get(pk=placed[0].pk).delete()
     finally:
         pre_delete.disconnect(delete_next, Order)
-    assert ends() == [*[("cancelled", "gone")] * 2, *[("pending", "")] * 3]
+    assert sorted(ends()) == [*[("cancelled", "gone")] * 2, *[("pending", "")] * 3]
 
 
 @pytest.mark.parametrize("is_pending", [False, True])

@@ -1,4 +1,4 @@
-"""Schedule, cancel, reschedule and extend by hand (DESIGN 3.2), in autocommit and in transactions."""
+"""Schedule, cancel, reschedule and extend one timeout by hand."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock, operations
+from django_delayq.arming.sync import TableSync
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import as_if
+from tests.support.seen import heard, sql_of
+from tests.support.typed import Declare
+from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -63,18 +70,15 @@ def test_scheduling_again_replaces_the_pending_round_but_keeps_its_first_deadlin
     assert row.due_at == again.due_at > first.due_at
 
 
-@pytest.mark.parametrize("in_bulk", [False, True])
-def test_replacing_does_not_give_back_extensions_that_are_used_up(
-    order: Order, declare: Callable[..., Any], in_bulk: bool
-) -> None:
+def test_replacing_does_not_give_back_extensions_that_are_used_up(order: Order, declare: Declare) -> None:
     declare(Order, name="cart", max_extensions=2)
     first = dq.schedule_timeout(order, "cart", minutes=10)
-    for _ in range(2):
+    for replace in (
+        dq.schedule_timeout,
+        lambda order, *policy, **delay: dq.schedule_timeouts([order], *policy, **delay),
+    ):
         dq.extend_timeout(order, "cart", minutes=10)
-        if in_bulk:
-            dq.schedule_timeouts([order], "cart", minutes=10)
-        else:
-            dq.schedule_timeout(order, "cart", minutes=10)
+        replace(order, "cart", minutes=10)
     with transaction.atomic(), pytest.raises(dq.ExtensionLimit, match="max_extensions=2 is used up") as limit:
         dq.extend_timeout(order, "cart", minutes=10)
     assert dq.extend_timeouts(dq.pending_timeouts(order), minutes=10) == 0
@@ -141,9 +145,7 @@ def test_reschedule_and_extend_move_the_pending_one_and_tell_its_history(order: 
     assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=125), 1)
 
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 # `Limits(total=...)`: how far the application may move a deadline from its first one, by whichever verb.
-HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -217,3 +219,211 @@ def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare
     row = rows.get()
     assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
     assert dq.extend_timeout(order, policy, hours=1)
+
+
+# What `cancel_timeout` closes: the round of the present `since`, though not armed yet, or one that was retried.
+CLOSED = ("cancelled", "hand", "the customer called")
+
+
+@pytest.fixture
+def unarmed() -> Order:
+    """An order that is not armed yet, as after `bulk_create`, or if a process died between save and arming."""
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    return Order.objects.get()
+
+
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how: str) -> None:
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="the customer called") is True
+    before = vars(unarmed.timeouts.get()) | {"_state": None}
+    sent = sql_of(lambda: dq.cancel_timeout(unarmed, "cancel_unpaid", reason="again"))
+    assert not [sql for sql in sent if sql.startswith("INSERT")]
+    if how == "save":
+        unarmed.save()
+    else:
+        TableSync("default").run(at_once=True)
+    row, since = unarmed.timeouts.get(), unarmed.created_at
+    assert vars(row) | {"_state": None} == before
+    assert (row.state, row.cause, row.reason) == CLOSED
+    assert (row.since_at, row.due_at) == (since, since + 30 * MINUTE)  # type: ignore[operator]
+
+
+def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
+    """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
+    exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
+    for policy, key in (("remind", ""), ("cancel_unpaid", "another"), (exempt, "")):
+        assert dq.cancel_timeout(unarmed, policy, key=key) is True
+    Order.objects.update(created_at=None)
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
+    Order.objects.all()._raw_delete("default")
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
+    assert not Timeout.objects.exists()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("wrong", [ZeroDivisionError(), OperationalError("gone"), "beyond the calendar"], ids=str)
+def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
+    unarmed: Order, declare: Declare, caplog: pytest.LogCaptureFixture, wrong: Any, asynchronous: bool
+) -> None:
+    """It does not match the condition, so that saving it never asks. An error of the database passes."""
+
+    def since(order: Order) -> datetime:
+        if isinstance(wrong, Exception):
+            raise wrong
+        return datetime(9999, 12, 31, tzinfo=UTC)
+
+    policy = declare(Order, name="fails", after=HOUR, since=since, when=Q(status="shipped"))
+    cancel = async_to_sync(dq.acancel_timeout) if asynchronous else dq.cancel_timeout
+    if isinstance(wrong, OperationalError):
+        with pytest.raises(OperationalError):
+            cancel(unarmed, policy)
+        return
+    with transaction.atomic():
+        assert cancel(unarmed, policy) is True
+        Order.objects.update(status="paid")
+    assert Order.objects.get().status == "paid"
+    records: list[Any] = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
+    expected = [] if isinstance(wrong, str) else [(policy.label, str(unarmed.pk), True)]
+    assert [(record.policy, record.object_id, bool(record.exc_info)) for record in records] == expected
+
+
+def dead(order: Order, newer: str, cause: str) -> Timeout:
+    """Return a dead row, with a newer one that has settled as `newer`."""
+    old = as_if(dq.schedule_timeout(order, "remind", hours=1), "dead", "retries")
+    as_if(dq.schedule_timeout(order, "remind", hours=1), newer, cause)
+    return old
+
+
+@pytest.mark.parametrize("newer", ["cancelled", "skipped", "dead", "fired"])
+def test_no_clock_lets_an_operator_retry_a_round_that_a_newer_one_has_replaced(order: Order, newer: str) -> None:
+    """The newer one may have been stored by a process whose clock is behind that of the database."""
+    row = dead(order, newer, "hand")
+    Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() + HOUR)
+    assert operations.retry(row, by="ada").refusals == ((row.pk, "superseded"),)
+    assert states() == ["dead", newer]
+
+
+@pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
+def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_one(order: Order, way: str) -> None:
+    """An operator has retried it, after `since` had come back to its value."""
+    row = dead(order, "cancelled", "superseded")
+    assert operations.retry(row, by="ada").changed == 1
+    row.refresh_from_db()
+    assert dq.get_deadline(order, "remind") == row.due_at
+    for displayed in (order, Order.objects.prefetch_related("timeouts").get()):
+        assert countdown_of(displayed, "remind").timeout_id == row.pk
+    assert "Nothing is pending" not in str(dq.explain_timeout(order, "remind"))
+    with heard("cancelled") as got:
+        if way == "cancel":
+            assert dq.cancel_timeout(order, "remind") is True
+        else:
+            with dq.before_deadline(order, "remind", strict=way == "strict") as timeout:
+                assert timeout == row and timeout.state == "cancelled"
+    assert (states(), got) == (["cancelled", "cancelled"], [("cancelled", row)])
+
+
+def test_a_firing_whose_next_round_was_cancelled_may_be_cancelled_again(order: Order) -> None:
+    as_if(dq.schedule_timeout(order, "remind", hours=1), "firing", "")
+    dq.schedule_timeout(order, "remind", hours=1)
+    assert [dq.cancel_timeout(order, "remind") for _ in range(2)] == [True, True]
+
+
+# `on_conflict="once"`: a key that has fired for a due time is not scheduled for it again.
+
+
+@pytest.fixture
+def at(now: datetime) -> datetime:
+    return now.replace(microsecond=123456) + HOUR
+
+
+def once(order: Order, at: datetime | None, how: str, policy: Any = "remind", **options: Any) -> Timeout | None:
+    options = {"key": "a day before", "on_conflict": "once", "at": at, **options}
+    if how == "many":
+        counted = dq.schedule_timeouts([order], policy, **options)
+        return dq.pending_timeouts(order, policy, key=options["key"]).get() if counted else None
+    schedule: Any = async_to_sync(dq.aschedule_timeout) if how == "async" else dq.schedule_timeout
+    row: Timeout = schedule(order, policy, **options)
+    return row if row.state == "pending" else None
+
+
+one_and_many = pytest.mark.parametrize("how", ["one", "many"])
+
+
+@pytest.mark.parametrize("how", ["one", "many", "async"])
+def test_a_reminder_that_has_fired_is_not_scheduled_again_when_its_booking_is_edited(
+    order: Order, at: datetime, how: str
+) -> None:
+    """The booking is moved to next week at last, and back: the reminder for next week would be wrong."""
+    assert once(order, at, how)
+    assert once(order, at, how), "while it is pending it is replaced"
+    with clock.set_to(at + MINUTE):
+        assert fire_due("testapp.order.remind") == 1
+    assert once(order, at, how) is None
+    with clock.set_to(at + HOUR):
+        assert once(order, at, how) is None, "although the due time has passed, which otherwise means now"
+    assert states() == ["fired"]
+    assert once(order, at, how, key="an hour before"), "another key"
+    assert once(order, at + 100 * HOUR, how), "another due time"
+    assert once(order, at, how) is None
+    newest = Timeout.objects.latest("id")
+    assert (newest.state, newest.cause) == ("cancelled", "superseded")
+
+
+@one_and_many
+def test_a_due_time_that_had_passed_is_recognised_too(order: Order, at: datetime, how: str) -> None:
+    with clock.set_to(at + 5 * HOUR):
+        row = once(order, at, how)
+        assert row is not None and row.due_at == row.run_at == at
+        assert fire_due() == 1
+        assert once(order, at, how) is None
+
+
+@one_and_many
+def test_what_did_not_fire_is_scheduled_again(order: Order, at: datetime, how: str) -> None:
+    for settled, cause in (("cancelled", "hand"), ("skipped", "condition"), ("dead", "retries")):
+        row = once(order, at, how)
+        assert row is not None
+        as_if(row, settled, cause)
+    row = once(order, at, how)
+    assert row is not None
+    as_if(row, "firing", "")
+    assert once(order, at, how) is None, "it fires just now"
+
+
+@one_and_many
+@pytest.mark.parametrize("move", [operations.fire_now, operations.postpone, dq.reschedule_timeout])
+def test_of_one_that_was_moved_the_due_time_that_the_application_has_asked_for_counts(
+    order: Order, at: datetime, how: str, move: Any
+) -> None:
+    row, asked = once(order, at, how), at
+    assert row is not None
+    if move is dq.reschedule_timeout:
+        dq.reschedule_timeout(row, at=(asked := at + HOUR))
+    else:
+        move(row, by="ana", **{"hours": 1} if move is operations.postpone else {})
+    with clock.set_to(at + 2 * HOUR):
+        assert fire_due() == 1
+    assert once(order, asked, how) is None
+    assert asked == at or once(order, at, how), "it has never fired for this one"
+
+
+@one_and_many
+@pytest.mark.parametrize("delay", [{"seconds": 0}, {"after": HOUR}, {}], ids=str)
+def test_a_deadline_that_counts_from_now_is_refused_because_each_call_has_another(
+    order: Order, declare: Declare, how: str, delay: dict[str, Any]
+) -> None:
+    """A refund that was scheduled so was sent again with each repeated webhook, under a new idempotency key."""
+    policy = declare(Order, name="refund", after=None if delay else HOUR)
+    with pytest.raises(dq.InvalidDelay, match="Give at="):
+        once(order, policy=policy, at=None, how=how, **delay)
+    assert states() == []
+
+
+def test_many_are_scheduled_but_those_that_have_fired(at: datetime) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(6)]
+    dq.schedule_timeouts(orders[:2], "remind", at=at)
+    with clock.set_to(at):
+        assert fire_due() == 2
+    dq.schedule_timeout(orders[2], "remind", at=at + HOUR)
+    assert dq.schedule_timeouts(Order.objects.all(), "remind", at=at, on_conflict="once") == 4
+    assert {row.due_at for row in dq.pending_timeouts(Order, "remind")} == {at}

@@ -21,7 +21,6 @@ from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 at_once = dialect_of(connection).locks_and_writes_at_once
 
 
