@@ -18,7 +18,6 @@ import django_delayq as dq
 from django_delayq.arming import scan, sync
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
-from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
 from tests.support.seen import sql_of
 from tests.support.waiting import wait_until
@@ -250,18 +249,6 @@ def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pyte
     pause = TableSync("default").run()
     spent = next(calls) / 2 * 0.2  # the clock is read before and after each step
     assert pause == pytest.approx(19 * spent)
-
-
-def test_the_status_shows_how_far_the_pass_is(long: dq.TimeoutPolicy[Any]) -> None:
-    slow_orders(5)
-    TableSync("default").run(at_once=True)
-    PolicySync.objects.update(began_at=minutes_ago(60), finished_at=minutes_ago(60))
-    tables = TableSync("default")
-    while not PolicySync.objects.get(policy=long.label).place:
-        tables.run()
-    (shown,) = (status.sync for status in policy_statuses("default") if status.label == long.label)
-    assert shown is not None
-    assert (shown.is_running, shown.checked, shown.total) == (True, 2, 5)
 
 
 def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(long: dq.TimeoutPolicy[Any]) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.contrib.contenttypes.models import ContentType
 from django.utils import timezone
 from pytest_django import Settings
 
 import django_delayq as dq
 from django_delayq.checks import check_policies
 from django_delayq.conf import ConfigError
-from django_delayq.ledger.routing import database_of, writer_of
+from django_delayq.ledger.routing import writer_of
 from django_delayq.models import Timeout
-from tests.testapp.models import ExpressOrder, Order, OrderProxy
+from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True, databases=["default", "replica", "archive"])]
 
@@ -36,19 +34,11 @@ def test_a_copy_in_an_archive_without_ledger_is_saved_and_deleted_and_changes_no
     copy = Order.objects.using("archive").get()
     assert copy.status == "paid"
     assert states() == [("pending", "")]
-    OrderProxy.objects.using("archive").get().delete(using="archive")
     ExpressOrder.objects.using("archive").create(status="unpaid", created_at=timezone.now()).delete(using="archive")
-    Order.objects.using("archive").bulk_create([Order(), Order()])
     Order.objects.using("archive").all().delete()
     assert states() == [("pending", "")]
-    assert not Order.objects.using("archive").exists()
-
-
-def test_an_object_that_moves_to_the_archive_cancels_where_it_is_deleted(order: Order) -> None:
-    pk = order.pk
-    order.save(using="archive")
-    Order.objects.using("default").get(pk=pk).delete()
-    assert states() == [("cancelled", "gone")]
+    Order.objects.using("default").get(pk=order.pk).delete()
+    assert states() == [("cancelled", "gone")], "where it is deleted"
 
 
 def test_a_verb_refuses_an_object_of_the_archive_where_no_router_says_whose_it_is(
@@ -78,9 +68,8 @@ def test_a_shard_that_is_named_with_using_keeps_its_own_timeouts(settings: Setti
     assert states() == [("pending", "")]
     with pytest.raises(TypeError, match="several databases, default, replica"):
         dq.cancel_timeouts([row, Timeout.objects.using("default").get()])
-    for mixed in ([shard, order], [order, shard], [row, Timeout.objects.using("default").get()]):
-        with pytest.raises(TypeError, match="several databases, default, replica"):
-            dq.pending_timeouts(mixed)
+    with pytest.raises(TypeError, match="several databases, default, replica"):
+        dq.pending_timeouts([shard, order])
 
 
 class Reads:
@@ -90,11 +79,8 @@ class Reads:
         return "replica"
 
 
-class Shards:
+class Shards(Reads):
     """The primary of a shard belongs to its replica."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "replica"
 
     def db_for_write(self, model: Any, instance: Any = None, **hints: Any) -> str:
         return {"replica": "primary of the replica"}.get(instance and instance._state.db, "default")
@@ -137,12 +123,7 @@ class LedgerNowhere:
 @pytest.mark.parametrize(
     ("router", "number", "words", "fix"),
     [
-        (
-            LedgerElsewhere(),
-            "E004",
-            "written to database 'archive' and its timeouts to 'default'",
-            "'archive'",
-        ),
+        (LedgerElsewhere(), "E004", "written to database 'archive' and its timeouts to 'default'", "'archive'"),
         (KindsElsewhere(), "E020", "keep contenttypes out of database 'default'", "migrate --database default"),
         (LedgerNowhere(), "E021", "keep django_delayq out of database 'default'", "migrate --database default"),
     ],
@@ -150,38 +131,12 @@ class LedgerNowhere:
 def test_routers_that_separate_model_ledger_and_content_types_are_named_with_the_fix(
     settings: Settings, router: Any, number: str, words: str, fix: str
 ) -> None:
+    order = Order.objects.create(created_at=timezone.now())
     settings.DATABASE_ROUTERS = [router]
     [found] = {message.id: message for message in check_policies() if message.obj.model is Order}.values()
     assert found.id == f"django_delayq.{number}"
     assert words in found.msg
     assert fix in f"{found.msg} {found.hint}"
-
-
-def test_a_ledger_elsewhere_is_refused_by_every_verb(settings: Settings, order: Order) -> None:
-    settings.DATABASE_ROUTERS = [LedgerElsewhere()]
-    with pytest.raises(ConfigError, match="for the apps django_delayq and contenttypes"):
-        database_of(Order, order)
-    for verb in (dq.cancel_timeout, dq.get_deadline, dq.explain_timeout):
-        with pytest.raises(ConfigError):
-            verb(order, "cancel_unpaid")
-
-
-@pytest.fixture
-def other_kinds(settings: Settings) -> Iterator[None]:
-    """Without routers; the content types of "replica" have other ids than those of "default"."""
-    settings.DATABASE_ROUTERS = []
-    kinds = ContentType.objects.using("replica").filter(app_label="testapp")
-    kinds.filter(model="order").update(model="former")
-    ContentType.objects.clear_cache()
-    yield
-    kinds.filter(model="order").delete()
-    kinds.filter(model="former").update(model="order")
-    ContentType.objects.clear_cache()
-
-
-@pytest.mark.usefixtures("other_kinds")
-def test_a_deadline_is_annotated_in_the_database_that_executes_the_query() -> None:
-    orders = Order.objects.annotate(due=dq.Deadline("remind"))
-    for alias in ("default", "replica"):
-        row = dq.schedule_timeout(Order.objects.using(alias).create(status="new"), "remind", hours=1)
-        assert orders.using(alias).get().due == row.due_at
+    if number == "E004":
+        with pytest.raises(ConfigError, match="for the apps django_delayq and contenttypes"):
+            dq.cancel_timeout(order, "cancel_unpaid")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -64,27 +63,6 @@ def state(row: Timeout) -> str:
     return Timeout.objects.using(row._state.db).get(pk=row.pk).state
 
 
-@contextmanager
-def worker_of(ledger: str, policy: Any) -> Iterator[None]:
-    """Run a worker, which has fired a first timeout already."""
-    running = RunningWorker(using=ledger, concurrency=1)
-    try:
-        first = schedule(policy, ledger)
-        wait_until(lambda: state(first) == "fired", f"the worker of {ledger} fires")
-        yield
-    finally:
-        running.stop()
-
-
-def test_each_timeout_is_fired_by_the_worker_of_its_ledger_at_once(declare: Declare) -> None:
-    policy = declare(Order, name="shard")
-    with worker_of("default", policy), worker_of("replica", policy):
-        make_ids_overlap(policy)
-        rows = [schedule(policy, ledger, after=timedelta(seconds=1)) for _ in range(5) for ledger in LEDGERS]
-        assert len({row.pk for row in rows}) == 5
-        wait_until(lambda: {state(row) for row in rows} == {"fired"}, "all have fired", seconds=20)
-
-
 def entries(ledger: str) -> int:
     engine = get_engine(ledger)
     assert engine is not None
@@ -94,10 +72,13 @@ def entries(ledger: str) -> int:
 def test_a_worker_leaves_the_entries_of_another_ledger_alone(declare: Declare) -> None:
     policy = declare(Order, name="shard")
     make_ids_overlap(policy)
-    with worker_of("default", policy):
-        other, own = (schedule(policy, ledger) for ledger in reversed(LEDGERS))
-        wait_until(lambda: state(own) == "fired" and not entries("default"), "its own one has fired")
-        assert (state(other), entries("replica")) == ("pending", 1)
+    worker = RunningWorker(using="default", concurrency=1)
+    first = schedule(policy, "default")
+    wait_until(lambda: state(first) == "fired", "the worker has started")
+    other, own = (schedule(policy, ledger) for ledger in reversed(LEDGERS))
+    wait_until(lambda: state(own) == "fired" and not entries("default"), "its own one has fired")
+    worker.stop()
+    assert (state(other), entries("replica")) == ("pending", 1)
     make_ids_overlap(policy)
     near = schedule(policy, "default", minutes=1)
     dq.cancel_timeout(schedule(policy, "replica", minutes=1))
@@ -110,10 +91,3 @@ def test_a_turn_of_one_ledgers_worker_leaves_that_of_the_other_free() -> None:
     for engine in engines:
         assert engine is not None
         engine.close()
-
-
-def test_the_engines_of_all_ledgers_share_one_client_and_one_circuit_breaker() -> None:
-    one, other = (get_engine(ledger) for ledger in LEDGERS)
-    assert one is not None and other is not None
-    assert one.prefix != other.prefix
-    assert one.client is other.client and one.caller is other.caller

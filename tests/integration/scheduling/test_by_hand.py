@@ -95,13 +95,6 @@ def test_on_conflict_keeps_or_refuses_what_is_pending_and_schedules_otherwise(or
     assert conflict.value.timeout == first
 
 
-def test_keys_are_slots_of_their_own_case_and_all(order: Order) -> None:
-    rows = [dq.schedule_timeout(order, "remind", minutes=1, key=key) for key in ("", "a", "A", "ä", "a ")]
-    assert len({row.pk for row in rows}) == 5
-    assert dq.cancel_timeout(order, "remind", key="A")
-    assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"", "a", "ä", "a "}
-
-
 def test_cancel_says_true_and_keeps_cause_and_reason(order: Order) -> None:
     dq.schedule_timeout(order, "remind", minutes=1)
     assert dq.cancel_timeout(order, "remind", reason="paid by phone") is True

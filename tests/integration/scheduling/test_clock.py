@@ -83,7 +83,7 @@ def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> N
 
 @pytest.mark.parametrize(
     ("zone", "is_named"),
-    [("Europe/Berlin", True), ("Africa/Casablanca", True), ("Asia/Shanghai", False)],  # in Ramadan only
+    [("Europe/Berlin", True), ("Africa/Casablanca", True), ("Asia/Shanghai", False)],  # the second in Ramadan only
     ids=str,
 )
 def test_a_check_names_a_database_kept_in_a_local_time_that_repeats_an_hour(zone: str, is_named: bool) -> None:

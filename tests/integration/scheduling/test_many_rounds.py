@@ -19,7 +19,6 @@ import django_delayq as dq
 from django_delayq.arming.changes import Arming
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import ledger_fits, row_state, row_states
-from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.scheduling import story
 from tests.support.seen import sql_of
@@ -92,18 +91,6 @@ def reads_few(call: Callable[[], object]) -> bool:
     before = _read_so_far()
     call()
     return _read_so_far() - before < ROUNDS / 10
-
-
-def test_a_pending_deadline_is_read_without_the_rounds_before_it(old_order: Order) -> None:
-    assert len(sql_of(lambda: countdown_of(old_order, "remind"))) == 1
-    assert countdown_of(old_order, "remind").state == "fired"
-    row = dq.schedule_timeout(old_order, "remind", minutes=5)
-    assert reads_few(lambda: dq.get_deadline(old_order, "remind"))
-    assert reads_few(lambda: countdown_of(old_order, "remind"))
-    found = countdown_of(old_order, "remind")
-    assert (found.timeout_id, found.due_at, found.state) == (row.pk, row.due_at, "pending")
-    assert abs(found.now - timezone.now()) < timedelta(seconds=30)
-    assert countdown_of(Order.objects.create(status="new"), "remind").state == ""
 
 
 def test_a_save_whose_round_is_pending_reads_no_closed_ones(old_order: Order) -> None:
