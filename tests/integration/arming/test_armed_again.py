@@ -102,18 +102,6 @@ def test_an_attempt_after_a_payment_that_failed_has_the_idempotency_key_of_the_o
     assert len(sent) == 3 and len(set(sent)) == 2, "a new round"
 
 
-def test_an_idempotency_key_of_another_installation_is_not_used_again(settings: Any) -> None:
-    order = new_order()
-    set_status(order, "paying")
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "REDIS": None}
-    operations.adopt(by="script:restore")
-    set_status(order, "unpaid")
-    former, row = order.timeouts.order_by("id")
-    assert former.idempotency_key != row.idempotency_key
-    fail_to_pay()
-    assert order.timeouts.get(state="pending").idempotency_key == row.idempotency_key
-
-
 def test_arming_a_new_object_and_saving_one_that_is_exempt_read_no_earlier_rounds(declare: Declare) -> None:
     with transaction.atomic():
         assert not [sql for sql in sql_of(new_order) if "condition" in sql]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,6 +20,7 @@ from django_delayq.models import Timeout
 from django_delayq.policy.policies import M
 from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
+from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.support.seen import sql_of
 from tests.support.typed import Declare
 from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
@@ -249,27 +249,14 @@ def test_an_error_of_the_database_passes_and_arms_nothing(now: datetime) -> None
     assert pending() == 0
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="its transaction locks the whole database")
+@needs_row_locks
 def test_a_row_that_stops_matching_while_it_is_waited_for_is_not_updated(placed: list[Order]) -> None:
     results: list[int] = []
-    is_locking = threading.Event()
-
-    def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-        if "FOR " in sql:
-            is_locking.set()
-        return execute(sql, *arguments)
-
-    def cancel() -> None:
-        with connection.execute_wrapper(note):
-            results.append(orders().filter(status="unpaid").update(status="cancelled"))
-        connection.close()
-
     with transaction.atomic():
         Order.objects.filter(pk=placed[2].pk).update(status="paid")
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        assert is_locking.wait(20), "it has read the keys"
-    thread.join(20)
+        session = Session(lambda: results.append(orders().filter(status="unpaid").update(status="cancelled")))
+        session.wait_until_it_waits()  # it has read the keys
+    session.end()
     placed[2].refresh_from_db()
     assert (results, placed[2].status) == ([4], "paid")
     assert_cancelled(placed[2], "cancel_unpaid")

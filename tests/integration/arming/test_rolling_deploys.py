@@ -155,17 +155,6 @@ def test_a_condition_that_is_narrowed_is_not_armed_again_by_the_former_release()
     assert (state(unpaid), len(former.fired + new.fired)) == ("fired", 1)
 
 
-def test_it_is_logged_once_that_other_workers_have_a_newer_declaration(caplog: Any) -> None:
-    former, new = Release("former", UNPAID), Release("new", BOTH)
-    former.work(0)
-    new.work(0)
-    caplog.set_level("INFO", logger="django_delayq.worker")
-    for minute in (1, 2, 9, 10):
-        former.work(minute)
-    events = [record.event for record in caplog.records if getattr(record, "policy", "") == LABEL]
-    assert events == ["declaration_outdated", "declaration_current"]
-
-
 CONDITIONS: list[Any] = [
     *(None, Q(), UNPAID, ~UNPAID, UNPAID | OPEN, UNPAID & OPEN),
     Q(status__in={"unpaid", "review", "open", "failed"}),

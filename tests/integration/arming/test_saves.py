@@ -24,7 +24,7 @@ from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import as_if
 from tests.support.seen import heard, sql_of
 from tests.support.typed import Declare
-from tests.testapp.models import Customer, ExpressOrder, Order, OrderProxy, Plain, Voucher
+from tests.testapp.models import Order, Plain, Voucher
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,17 +72,6 @@ def test_a_round_is_armed_again_only_if_its_condition_has_ended_it(
         assert [(row.state, row.cause) for row in rounds()] == [(state, cause), ("cancelled", "superseded")]
 
 
-def test_proxies_and_children_are_saved_as_orders_too_and_share_their_rounds(now: datetime) -> None:
-    for model in (OrderProxy, ExpressOrder):
-        obj = model.objects.create(created_at=now)
-        row = dq.schedule_timeout(obj, "remind", minutes=5)
-        parent = Order.objects.get(pk=obj.pk)
-        assert dq.get_deadline(parent, "cancel_unpaid") == now + HALF_HOUR
-        assert dq.schedule_timeout(parent, "remind", minutes=5) == row
-        save(obj, status="paid")
-        assert [row.state for row in rounds(obj)] == ["cancelled", "pending"]
-
-
 def test_a_raw_save_arms_nothing(now: datetime) -> None:
     text = serializers.serialize("json", [Order(pk=77, created_at=now)])
     for loaded in serializers.deserialize("json", text):
@@ -121,16 +110,6 @@ def test_after_may_be_a_callable_that_exempts(declare: Declare, now: datetime) -
     assert dq.pending_timeouts(card).get().due_at == now + timedelta(minutes=5), "the round stayed open"
 
 
-def test_a_condition_on_related_rows_in_either_direction_arms_each_object_once(declare: Declare, now: datetime) -> None:
-    declare(Order, name="vip", since="paid_at", after=HALF_HOUR, when=Q(customer__vip=True))
-    declare(Customer, name="many", since=lambda customer: now, after=HALF_HOUR, when=Q(order__status="unpaid"))
-    vip = Customer.objects.create(vip=True)
-    for values in ({"paid_at": now}, {"paid_at": now, "customer": vip}, {"customer": vip}):
-        Order.objects.create(**values)
-    vip.save()
-    assert [row.policy.rpartition(".")[2] for row in rounds()] == ["vip", "many"]
-
-
 def test_null_in_the_condition_counts_as_false(declare: Declare, now: datetime) -> None:
     declare(Order, name="noted", since="paid_at", after=HALF_HOUR, when=~Q(note="x") & Q(note__gt=""))
     Order.objects.create(paid_at=now, note=None)
@@ -144,16 +123,12 @@ def test_null_in_the_condition_counts_as_false(declare: Declare, now: datetime) 
         ({"since": "status", "after": HALF_HOUR}, "DateTimeField"),
         ({"when": Q(statuss="x")}, "statuss"),
         ({"when": "unpaid"}, "Q"),
-        ({"after": 30}, "timedelta"),
         ({"after": -HALF_HOUR}, "negative without since, but is -30 min"),
         ({"batch": True}, "batch"),
         ({"batch": 5, "atomic": False}, "batch needs atomic"),
-        ({"together": 0}, "together must be an int from 1"),
         ({"together": 5, "atomic": False}, "together needs atomic"),
         ({"together": 5, "batch": 5}, "but not both"),
-        ({"retry": 3}, "Retry"),
         ({"max_extensions": -1}, "max_extensions"),
-        ({"queue": ""}, "queue"),
         ({"aliases": ["a.b"]}, "aliases"),
         *(({option: value}, option) for option in ("aliases", "search") for value in ((1,), 1, None)),
         ({"name": "has space"}, "name"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
@@ -19,6 +18,8 @@ from django_delayq.arming import scan, sync
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.sql.statements import CHUNK
+from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.integration.firing.conftest import in_another_thread
 from tests.support.seen import sql_of
 from tests.support.waiting import wait_until
 from tests.testapp.models import ExpressOrder, Item, Order, Task
@@ -83,25 +84,6 @@ def pending(policy: dq.TimeoutPolicy[Any]) -> int:
     return Timeout.objects.pending().filter(policy=policy.label).count()
 
 
-def in_thread(work: Callable[[], object]) -> list[BaseException]:
-    """Run `work` on a connection of its own, and return what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    return raised
-
-
 def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutPolicy[Any]) -> None:
     orders = slow_orders(5)
     assert sync_policy(policy, "default") == Synced(armed=5)
@@ -157,7 +139,7 @@ def test_without_statistics_the_database_looks_up_each_object_too(plain: dq.Time
 
 
 def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(declare: Any) -> None:
-    orders, raised = slow_orders(3), list[BaseException]()
+    orders = slow_orders(3)
 
     def lock_all() -> None:
         with transaction.atomic():
@@ -168,12 +150,11 @@ def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(decl
 
     def after(order: Order) -> timedelta:
         if not connection.in_atomic_block:  # under the lock it is asked again
-            raised.extend(in_thread(lock_all))
+            in_another_thread(lock_all)
         return HOUR
 
     policy = declare(Order, **SLOW | {"after": after})
     assert sync_policy(policy, "default").armed == 3
-    assert raised == []
     assert Order.objects.filter(note="changed meanwhile").count() == 1
 
 
@@ -190,7 +171,7 @@ def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
 
     def after(order: Order) -> timedelta:
         if not connection.in_atomic_block and (work := next(changes, None)):
-            assert in_thread(work) == []
+            in_another_thread(work)
         return HOUR
 
     policy = declare(Order, **SLOW | {"after": after})
@@ -274,7 +255,7 @@ def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
 
     def claim_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql and not pauses:
-            assert in_thread(lambda: pauses.append(second.run())) == []
+            pauses.append(in_another_thread(second.run))
         return execute(sql, *rest)
 
     with connection.execute_wrapper(claim_first):
@@ -354,7 +335,6 @@ def test_the_next_sync_does_not_wait_until_the_clock_shows_the_same_time_again(
 
 
 # The sync does not wait for objects that other transactions have locked; a backfill does.
-locks_rows = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite locks no rows")
 
 
 @pytest.fixture(params=[Order, ExpressOrder])
@@ -366,7 +346,7 @@ def locked(request: pytest.FixtureRequest, declare: Any) -> tuple[dq.TimeoutPoli
     return policy, first, second
 
 
-@locks_rows
+@needs_row_locks
 def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_has_passed(
     locked: tuple[dq.TimeoutPolicy[Any], Any, Any],
 ) -> None:
@@ -388,27 +368,21 @@ def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_h
     rows = Timeout.objects.pending().filter(policy=policy.label).order_by("id").values_list("object_id", flat=True)
     with transaction.atomic():
         Order.objects.select_for_update().get(pk=held.pk)
-        assert in_thread(sync_twice) == []
+        in_another_thread(sync_twice)
         assert list(rows.all()) == [str(free.pk)]
     minutes_later(2)
     tables.run(at_once=True)
     assert list(rows.all()) == [str(free.pk), str(held.pk)]
 
 
-@locks_rows
+@needs_row_locks
 def test_a_backfill_waits_for_an_object_that_is_locked(locked: tuple[dq.TimeoutPolicy[Any], Any, Any]) -> None:
     policy, held, _ = locked
     done: list[Synced] = []
-
-    def backfill() -> None:
-        done.append(sync_policy(policy, "default", backfill=True))
-        connections.close_all()
-
-    thread = threading.Thread(target=backfill)
     with transaction.atomic():
         Order.objects.select_for_update().get(pk=held.pk)
-        thread.start()
-        thread.join(0.3)
+        session = Session(lambda: done.append(sync_policy(policy, "default", backfill=True)))
+        session.wait_until_it_waits()
         assert not done
-    thread.join(30)
+    session.end()
     assert done == [Synced(armed=2)]

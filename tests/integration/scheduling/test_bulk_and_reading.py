@@ -18,7 +18,7 @@ from django_delayq import clock, operations
 from django_delayq.ledger.paging import update_each
 from django_delayq.models import Timeout, TimeoutQuerySet
 from tests.support.seen import heard, sql_of
-from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
+from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -97,21 +97,6 @@ def test_bulk_verbs_send_no_signals_and_single_ones_send_them_after_commit(order
             assert got == []
     dq.timeout_scheduled.disconnect(fail)
     assert got == [("scheduled", row), ("rescheduled", row), ("cancelled", row)]
-
-
-def test_pending_timeouts_selects_by_object_model_queryset_policy_and_key(orders: list[Order]) -> None:
-    dq.schedule_timeouts(orders, "remind", minutes=5)
-    dq.schedule_timeout(orders[0], "remind", minutes=1, key="k")
-    parcel = Parcel.objects.create(sent_at=timezone.now())
-    pending: Any = dq.pending_timeouts
-    assert pending(orders[0], "remind", key="k").get().key == "k"
-    assert pending(Parcel.objects.all(), "chase").get().object_id == str(parcel.pk)
-    for arguments, given, count in (
-        ((), {}, 7), ((orders[0],), {}, 2), ((orders[:3], "remind"), {"key": ""}, 3), ((Order,), {}, 6),
-        ((OrderProxy, "remind"), {}, 6), ((Order.objects.filter(pk__gt=orders[2].pk), "remind"), {}, 2),
-        ((), {"policy": "testapp.parcel.chase"}, 1), ((), {"policy": dq.get_policy((Order, "remind"))}, 6),
-    ):  # fmt: skip
-        assert pending(*arguments, **given).count() == count
 
 
 def test_no_objects_select_no_timeouts_and_never_all_of_them(orders: list[Order]) -> None:

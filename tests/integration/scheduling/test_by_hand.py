@@ -181,22 +181,6 @@ def test_each_verb_moves_a_deadline_up_to_the_total_and_not_beyond(
     VERBS[verb](order, policy, now + 2 * HOUR)
 
 
-def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_scheduled_with_them(
-    policy: dq.TimeoutPolicy[Any], now: datetime
-) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    dq.schedule_timeout(orders[0], policy, at=now + HOUR)
-    with pytest.raises(dq.ExtensionLimit):
-        dq.schedule_timeouts(orders, policy, at=now + 4 * HOUR)
-    assert Timeout.objects.count() == 1
-    assert dq.schedule_timeouts(orders, policy, at=now + HOUR, on_conflict="keep") == 2
-    dq.extend_timeout(orders[0], policy, hours=2)
-    rows = dq.pending_timeouts(Order, policy)
-    assert dq.extend_timeouts(rows, minutes=90) == 2
-    assert dq.reschedule_timeouts(rows, at=now + 4 * HOUR) == 0
-    assert dq.reschedule_timeouts(rows, at=now + 2.75 * HOUR) == 3, "one of them is moved earlier"
-
-
 def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
     policy = declare(
         Order, name="bounded", after=HOUR, since="paid_at", when=Q(status="unpaid"), limits=dq.Limits(total=HOUR)
@@ -280,26 +264,11 @@ def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
     assert [(record.policy, record.object_id, bool(record.exc_info)) for record in records] == expected
 
 
-def dead(order: Order, newer: str, cause: str) -> Timeout:
-    """Return a dead row, with a newer one that has settled as `newer`."""
-    old = as_if(dq.schedule_timeout(order, "remind", hours=1), "dead", "retries")
-    as_if(dq.schedule_timeout(order, "remind", hours=1), newer, cause)
-    return old
-
-
-@pytest.mark.parametrize("newer", ["cancelled", "skipped", "dead", "fired"])
-def test_no_clock_lets_an_operator_retry_a_round_that_a_newer_one_has_replaced(order: Order, newer: str) -> None:
-    """The newer one may have been stored by a process whose clock is behind that of the database."""
-    row = dead(order, newer, "hand")
-    Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() + HOUR)
-    assert operations.retry(row, by="ada").refusals == ((row.pk, "superseded"),)
-    assert states() == ["dead", newer]
-
-
 @pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
 def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_one(order: Order, way: str) -> None:
     """An operator has retried it, after `since` had come back to its value."""
-    row = dead(order, "cancelled", "superseded")
+    row = as_if(dq.schedule_timeout(order, "remind", hours=1), "dead", "retries")
+    as_if(dq.schedule_timeout(order, "remind", hours=1), "cancelled", "superseded")
     assert operations.retry(row, by="ada").changed == 1
     row.refresh_from_db()
     assert dq.get_deadline(order, "remind") == row.due_at
@@ -313,12 +282,6 @@ def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_o
             with dq.before_deadline(order, "remind", strict=way == "strict") as timeout:
                 assert timeout == row and timeout.state == "cancelled"
     assert (states(), got) == (["cancelled", "cancelled"], [("cancelled", row)])
-
-
-def test_a_firing_whose_next_round_was_cancelled_may_be_cancelled_again(order: Order) -> None:
-    as_if(dq.schedule_timeout(order, "remind", hours=1), "firing", "")
-    dq.schedule_timeout(order, "remind", hours=1)
-    assert [dq.cancel_timeout(order, "remind") for _ in range(2)] == [True, True]
 
 
 # `on_conflict="once"`: a key that has fired for a due time is not scheduled for it again.
@@ -384,23 +347,6 @@ def test_what_did_not_fire_is_scheduled_again(order: Order, at: datetime, how: s
 
 
 @one_and_many
-@pytest.mark.parametrize("move", [operations.fire_now, operations.postpone, dq.reschedule_timeout])
-def test_of_one_that_was_moved_the_due_time_that_the_application_has_asked_for_counts(
-    order: Order, at: datetime, how: str, move: Any
-) -> None:
-    row, asked = once(order, at, how), at
-    assert row is not None
-    if move is dq.reschedule_timeout:
-        dq.reschedule_timeout(row, at=(asked := at + HOUR))
-    else:
-        move(row, by="ana", **{"hours": 1} if move is operations.postpone else {})
-    with clock.set_to(at + 2 * HOUR):
-        assert fire_due() == 1
-    assert once(order, asked, how) is None
-    assert asked == at or once(order, at, how), "it has never fired for this one"
-
-
-@one_and_many
 @pytest.mark.parametrize("delay", [{"seconds": 0}, {"after": HOUR}, {}], ids=str)
 def test_a_deadline_that_counts_from_now_is_refused_because_each_call_has_another(
     order: Order, declare: Declare, how: str, delay: dict[str, Any]
@@ -410,13 +356,3 @@ def test_a_deadline_that_counts_from_now_is_refused_because_each_call_has_anothe
     with pytest.raises(dq.InvalidDelay, match="Give at="):
         once(order, policy=policy, at=None, how=how, **delay)
     assert states() == []
-
-
-def test_many_are_scheduled_but_those_that_have_fired(at: datetime) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(6)]
-    dq.schedule_timeouts(orders[:2], "remind", at=at)
-    with clock.set_to(at):
-        assert fire_due() == 2
-    dq.schedule_timeout(orders[2], "remind", at=at + HOUR)
-    assert dq.schedule_timeouts(Order.objects.all(), "remind", at=at, on_conflict="once") == 4
-    assert {row.due_at for row in dq.pending_timeouts(Order, "remind")} == {at}

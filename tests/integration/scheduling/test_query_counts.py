@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.sql.dialects import dialect_of
+from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
@@ -79,38 +79,20 @@ def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order, 
     assert statements(pay) == (["SELECT", "UPDATE"] if at_once else [*in_steps, "UPDATE"])
 
 
-@pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite has no row locks")
+@needs_row_locks
 @pytest.mark.parametrize("verb", ["schedule", "replace", "cancel", "guard"])
 def test_a_verb_that_waits_for_the_object_has_not_locked_its_row(verb: str, order: Order) -> None:
     """The order of locks inside one statement is the planner's; here the row must stay free."""
     if verb != "schedule":
         dq.schedule_timeout(order, "remind", minutes=5)
-
-    def act() -> None:
-        try:
-            if verb == "guard":
-                with dq.before_deadline(Order.objects.get(pk=order.pk), "remind"):
-                    pass
-            elif verb == "cancel":
-                assert dq.cancel_timeout(order, "remind")
-            else:
-                dq.schedule_timeout(order, "remind", minutes=9)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=act)
     with transaction.atomic():
         Order.objects.select_for_update().get(pk=order.pk)
-        thread.start()
-        thread.join(0.5)
-        assert thread.is_alive()
-        rows = Timeout.objects.select_for_update(skip_locked=True)
-        assert len(rows) == (verb != "schedule")
+        session = Session(lambda: SINGLE["schedule" if verb == "replace" else verb](order))
+        session.wait_until_it_waits()
+        assert len(Timeout.objects.select_for_update(skip_locked=True)) == (verb != "schedule")
         Order.objects.filter(pk=order.pk).update(note="changed meanwhile")
-    thread.join(20)
-    assert not thread.is_alive()
-    row = Timeout.objects.get()
-    assert row.state == ("pending" if verb in ("schedule", "replace") else "cancelled")
+    session.end()
+    assert Timeout.objects.get().state == ("pending" if verb in ("schedule", "replace") else "cancelled")
 
 
 # Each verb locks the business row first and the ledger row second, and several rows in the order of their slots. Two

@@ -12,25 +12,19 @@ from django.db import transaction
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import clock, operations
+from django_delayq import operations
 from django_delayq.ledger.controls import policy_state
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
 pytestmark = pytest.mark.django_db
-NOON, HUGE = datetime(2026, 3, 1, 12, tzinfo=UTC), 10**5000
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001
 verbs: Any = dq
 """What is wrong in these calls is often their types."""
 operate: Any = operations
-seam: Any = clock
 Cases = dict[str, tuple[type[Exception], str | None, Callable[[Order], object]]]
-
-
-class Abstract(Order):
-    class Meta:
-        abstract = True
 
 
 def schedule(order: Any, policy: Any = "remind", **options: Any) -> object:
@@ -75,7 +69,7 @@ def row(order: Order) -> Timeout:
 
 
 DELAYS: list[dict[str, Any]] = [
-    {}, {"minutes": -1}, {"minutes": "5"}, {"minutes": True}, {"minutes": float("nan")}, {"minutes": float("inf")},
+    {}, {"minutes": -1}, {"minutes": "5"}, {"minutes": True}, {"minutes": float("nan")},
     {"minuts": 5}, {"minutes": 5, "at": NOON}, {"minutes": 5, "after": timedelta(1)}, {"after": timedelta(-1)},
     {"after": 5}, {"at": NAIVE}, {"at": "tomorrow"}, {"weeks": 10**9}, {"weeks": 10**400}, {"days": 365 * 100},
 ]  # fmt: skip
@@ -116,7 +110,6 @@ REFUSED: Cases = {
         for obj in (Order(), Voucher(code="has a key"))
     },
     "a key with NUL to read": (ValueError, "without NUL", lambda o: verbs.pending_timeouts(o, key="\0")),
-    "too many days": (dq.InvalidDelay, r"days=\.\.\.", lambda o: delayed(o, days=HUGE)),
     "too far for one of many": (dq.InvalidDelay, "too far", lambda o: schedule_many(o, days=900_000)),
     "a payload of a megabyte": (dq.InvalidPayload, "1000000", lambda o: schedule(o, payload="x" * 1_000_001)),
     "an object that is gone": (ValueError, "not in the database", lambda o: schedule(gone(o))),
@@ -124,35 +117,25 @@ REFUSED: Cases = {
     "a guard of what is gone": (Order.DoesNotExist, None, lambda o: guard(gone(o))),
     "a guard that is too late": (dq.DeadlinePassed, None, guard_too_late),
     "a guard that is strict as a list": (TypeError, "strict is True or False", lambda o: guard(o, strict=[])),
-    "a guard of waiting as a number": (TypeError, "waiting is True or False", lambda o: guard(o, waiting=1)),
     "two models": (dq.UnknownPolicy, "Voucher", lambda o: schedule_many(o, Voucher.objects.create(code="v"))),
     "pending, unsaved": (ValueError, "not saved", lambda o: verbs.pending_timeouts(Order())),
     "sync, unsaved": (ValueError, "bulk_create", lambda o: verbs.sync_timeouts([o, Order()])),
     "schedule, another model": (dq.UnknownPolicy, "Order", lambda o: schedule(Parcel.objects.create())),
-    "schedule, the policy of another model": (
-        dq.UnknownPolicy, "for Order", lambda o: schedule(Parcel.objects.create(), dq.get_policy((Order, "remind"))),
-    ),
     "guard, unknown": (dq.UnknownPolicy, "nonsense", lambda o: guard(o, "nonsense")),
     "pending, a bare name": (dq.UnknownPolicy, "label", lambda o: dq.pending_timeouts(policy="remind")),
     "state, a near label": (dq.UnknownPolicy, "Did you mean", lambda o: policy_state("testapp.order.remnd", "default")),
-    "which policy": (TypeError, "Which policy of Order\\? Name one", lambda o: schedule(o, policy=None)),
     "extend beyond the limit": (dq.ExtensionLimit, None, lambda o: dq.extend_timeout(o, "once", hours=1)),
-    "extend to a datetime": (dq.InvalidDelay, None, lambda o: verbs.extend_timeout(row(o), at=NOON)),
     "extend too far": (dq.InvalidDelay, None, lambda o: dq.extend_timeout(row(o), weeks=420_000)),
     "reschedule to nothing": (dq.InvalidDelay, None, lambda o: dq.reschedule_timeout(row(o))),
     "a function of the policy raises": (ZeroDivisionError, None, lambda o: o.save()),
     "schedule a timeout": (TypeError, "not a Timeout.*use reschedule", lambda o: schedule(row(o))),
-    "schedule many timeouts": (TypeError, "not a Timeout.*use reschedule", lambda o: schedule_many(row(o))),
     "cancel a class": (TypeError, "not the class Order", lambda o: verbs.cancel_timeout(Order, "remind")),
     "cancel many of a class": (TypeError, "Expected timeouts.*not Order", lambda o: verbs.cancel_timeouts(Order)),
-    "cancel many objects": (TypeError, "not Order queryset", lambda o: verbs.cancel_timeouts(Order.objects.all())),
     "cancel a list of objects": (TypeError, "Expected timeouts.*not Order", lambda o: verbs.cancel_timeouts([o])),
     "operate on an object": (TypeError, "Expected timeouts.*not Order", lambda o: operate.cancel(o, by="x")),
     "cancel an unsaved timeout": (ValueError, "not a row of the ledger", lambda o: verbs.cancel_timeouts(Timeout())),
     "sync a class": (TypeError, "Pass Order", lambda o: verbs.sync_timeouts(Order)),
-    "sync a number": (TypeError, "not 7", lambda o: verbs.sync_timeouts(7)),
     "pending of a number": (TypeError, "not 7", lambda o: verbs.pending_timeouts(7)),
-    "pending of an abstract model": (TypeError, "not the class Abstract", lambda o: verbs.pending_timeouts(Abstract)),
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
-from django.db import connection
 from django.db.models import Exists, OuterRef, QuerySet, prefetch_related_objects
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
@@ -150,19 +149,6 @@ def objects_of(rows: Any) -> set[str]:
 
 def ids(*orders: Order) -> set[str]:
     return {str(order.pk) for order in orders}
-
-
-@pytest.mark.skipif(not connection.features.can_distinct_on_fields, reason="only PostgreSQL has DISTINCT ON")
-def test_the_first_of_each_group_is_the_one_of_the_order(orders: list[Order]) -> None:
-    oldest = Order.objects.order_by("customer", "created_at").distinct("customer")
-    assert dq.schedule_timeouts(oldest, "remind", hours=1) == 2
-    assert objects_of(Timeout.objects.all()) == ids(*orders[2:])
-    for hours, order in zip((4, 3, 2, 1), orders, strict=True):
-        dq.schedule_timeout(order, "remind", hours=hours)
-    soonest = Timeout.objects.order_by("policy", "due_at").distinct("policy")
-    assert dq.cancel_timeouts(soonest) == 1
-    assert operations.cancel(soonest.filter(slot_taken=1), by="ada").changed == 1
-    assert objects_of(Timeout.objects.filter(state="cancelled")) == ids(*orders[2:])
 
 
 def test_a_slice_and_a_union_name_their_rows_and_their_objects(orders: list[Order]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.db import transaction
 
 from django_delayq import Retry
 from django_delayq.conf import ConfigError
@@ -87,16 +86,6 @@ def test_a_scrubber_that_fails_loses_no_attempt_and_tells_nothing(
     assert "withheld" in row.errors[0]["message"]
     assert SECRET not in kept(row) + logged(caplog)
     assert {getattr(record, "event", "") for record in caplog.records} == {"scrub_failed", "timeout_failed"}
-
-
-def test_what_callbacks_after_the_commit_raise_is_scrubbed(declare: Declare, settings: Any, caplog: Log) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": scrub}
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        transaction.on_commit(lambda: refuse(order, timeout))
-
-    assert failed(declare, handler).state == "fired"
-    assert "[card]" in logged(caplog) and SECRET not in logged(caplog)
 
 
 def test_what_is_kept_of_an_error_is_capped_and_contains_no_locals(declare: Declare) -> None:

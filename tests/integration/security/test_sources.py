@@ -51,13 +51,9 @@ PASSWORD = "pa55-of-redis"
 ADDRESSES = [
     f"redis://user:{PASSWORD}@localhost:1/0",
     f"redis:/user:{PASSWORD}@localhost",
-    f"redis:/user:{PASSWORD}@redis.internal:6379",
     f"redis//:{PASSWORD}@redis.internal/0",
-    f"user:{PASSWORD}@localhost",
     f"redis://:{PASSWORD}@localhost:port/0",
-    f"redis://:{PASSWORD}@localhost/zero",
     f"redis+sentinel://:{PASSWORD}@localhost",
-    f"redis+cluster://:{PASSWORD}@localhost:1/5",
     f"http://:{PASSWORD}@localhost",
 ]
 
