@@ -17,6 +17,7 @@ import django_delayq as dq
 from django_delayq.arming import scan, sync
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
+from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
 from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.integration.firing.conftest import in_another_thread
@@ -193,6 +194,8 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(long:
         pause = first.run()
         assert 0 < pause < 60
     assert (pending(long), place().checked, place().is_running) == (2, 2, True)
+    (shown,) = (status.sync for status in policy_statuses("default") if status.label == long.label)
+    assert shown is not None and (shown.is_running, shown.checked) == (True, 2)
     assert 0 < second.run() <= 30.0, "the first one has the claim"
     assert pending(long) == 2
     while pending(long) == 2:  # policies that have not begun come first
