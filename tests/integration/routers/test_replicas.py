@@ -40,7 +40,8 @@ def test_a_payment_view_reads_the_order_from_the_replica_and_pays_on_the_writer(
         order.save()
     assert (written().state, written().cause) == ("cancelled", "condition")
     ((_, told),) = got
-    assert (told._state.db, told.state, told.content_object.note) == ("default", "cancelled", "written since")
+    obj: Any = told.content_object
+    assert (told._state.db, told.state, obj.note) == ("default", "cancelled", "written since")
 
 
 def test_a_payment_after_the_deadline_is_refused_although_the_replica_still_shows_it_pending(order: Order) -> None:

@@ -225,6 +225,18 @@ def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how
     assert (row.since_at, row.due_at) == (since, since + 30 * MINUTE)  # type: ignore[operator]
 
 
+def test_a_round_that_is_cancelled_while_its_condition_does_not_hold_keeps_its_deadlines(unarmed: Order) -> None:
+    unarmed.save()
+    dq.extend_timeout(unarmed, "cancel_unpaid", hours=1)
+    unarmed.status = "paying"
+    unarmed.save()
+    ended = unarmed.timeouts.get()
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
+    row = unarmed.timeouts.latest("id")
+    assert (row.pk > ended.pk, row.state, row.cause) == (True, "cancelled", "hand")
+    assert (row.due_at, row.first_due_at) == (ended.due_at, ended.first_due_at)
+
+
 def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
     """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
     exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
