@@ -12,8 +12,8 @@ from django_delayq import checks
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.ledger.declarations import fingerprint
 from django_delayq.models import Timeout
-from django_delayq.rounds.columns import far
 from django_delayq.policy.reads import columns_read, reads_other_rows
+from django_delayq.rounds.columns import far
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
 from tests.support.seen import heard, sql_of
