@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,13 +83,20 @@ class Worker:
         return ""
 
 
+def _end_of(process: subprocess.Popen[bytes], seconds: float = END_SECONDS) -> int | None:
+    """Wait for its exit code. None: it still runs."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.returncode
+
+
 class Crew:
     """Workers of all kinds and some producers; `tend` replaces workers that have ended."""
 
     def __init__(self, stage: Stage, seed: int, *, producers: int = 4) -> None:
         self.surprises: list[str] = []
         """Processes that exited unexpectedly."""
-        self.ends: dict[str, int] = {}
+        self.ends: Counter[str] = Counter()
         self._stage = stage
         self._producers = producers
         self._seed = seed
@@ -108,10 +116,9 @@ class Crew:
             name = f"p{number}"
             silent = {"WITHOUT_REDIS": "1"} if name == WITHOUT_REDIS else {}
             journal = self._stage.folder / f"journal-{name}"
-            command = [sys.executable, "-m", "tests.e2e.chaos.producing.producer", name, str(self._seed), str(journal)]
-            with (self._stage.folder / f"{name}.log").open("ab") as log:
-                environment = self._stage.environment("producers", **silent)
-                self._producing.append(processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log))
+            command = ["tests.e2e.chaos.producing.producer", name, str(self._seed), str(journal)]
+            environment = self._stage.environment("producers", **silent)
+            self._producing.append(self._run(f"{name}.log", command, environment))
 
     def next_has(self, variables: Mapping[str, str]) -> None:
         """Set the environment of the next worker that fires in threads."""
@@ -152,9 +159,7 @@ class Crew:
         for process in self._producing:
             process.send_signal(signal.SIGTERM)
         for number, process in enumerate(self._producing):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(90)
-            if process.returncode != 0:
+            if _end_of(process, 90) != 0:
                 self.surprises.append(f"producer p{number} ended with {process.returncode}")
 
     def dismiss_the_doomed(self) -> None:
@@ -169,8 +174,7 @@ class Crew:
     def end(self) -> None:
         """Stop all workers and wait for them."""
         for intruder in self._intruders:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                intruder.wait(END_SECONDS)
+            _end_of(intruder)
             self._note_refusal(intruder)
         for worker in self.workers:
             while worker.process.poll() is None and not worker.listens():
@@ -178,8 +182,7 @@ class Crew:
             if not worker.is_told:
                 worker.tell()
         for worker in self.workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(END_SECONDS)
+            _end_of(worker.process)
             self._note_end(worker)
         self.workers.clear()
 
@@ -202,24 +205,20 @@ class Crew:
             return processes.start([sys.executable, "-m", *command], env=environment, cwd=ROOT, stdout=log, stderr=log)
 
     def _note_refusal(self, intruder: subprocess.Popen[bytes]) -> None:
-        if intruder.returncode == ANOTHER_INSTALLATION:
-            self.ends["refused"] = self.ends.get("refused", 0) + 1
+        if (code := intruder.returncode) == ANOTHER_INSTALLATION:
+            self.ends["refused"] += 1
         else:
-            code = intruder.returncode
             self.surprises.append(f"a worker of another installation ended with {code}; see intruders.log")
 
     def _note_end(self, worker: Worker) -> None:
         code = worker.process.returncode
         if worker.kind == CELERY:  # it may end when it loses its broker: its supervisor would start it again
             processes.kill(worker.process)
-            self.ends["celery"] = self.ends.get("celery", 0) + 1
-            return
-        dies = "KILL_AT" in worker.variables and code == -signal.SIGKILL
-        if worker.is_told and code == 0:
-            self.ends["stopped"] = self.ends.get("stopped", 0) + 1
-        elif dies:
-            words = f"killed at {worker.variables['KILL_AT']}"
-            self.ends[words] = self.ends.get(words, 0) + 1
+            self.ends["celery"] += 1
+        elif worker.is_told and code == 0:
+            self.ends["stopped"] += 1
+        elif "KILL_AT" in worker.variables and code == -signal.SIGKILL:
+            self.ends[f"killed at {worker.variables['KILL_AT']}"] += 1
         elif not (worker.is_ours_to_end and code == -signal.SIGKILL):
             told = " after SIGTERM" if worker.is_told else ""
             self.surprises.append(f"a worker ended with {code}{told}; see workers.log")
