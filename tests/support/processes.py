@@ -78,3 +78,8 @@ def due_now(policy: str, count: int = 1) -> list[Timeout]:
     subjects = [subject_at(declared, Order.objects.create(status="new").pk, "", "default") for _ in range(count)]
     Timeout.objects.bulk_create([writing.new_row(subject, clock.now(), None) for subject in subjects])
     return list(Timeout.objects.filter(slot__in=[subject.slot for subject in subjects], slot_taken=1).order_by("pk"))
+
+
+def is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether the kernel has suspended it."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
