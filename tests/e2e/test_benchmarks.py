@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,27 +48,14 @@ def test_works_measure_calls_in_the_process_of_a_contestant_and_drain_jobs_with_
     assert drained["samples"][NAME]["settle_server_us"][0] > 0
 
 
-@pytest.fixture(scope="module")
-def arena() -> Iterator[Arena]:
-    """Yield one with PostgreSQL, which runs as another account."""
-    if missing := PostgresServer.missing():
-        pytest.skip(missing)
+@pytest.mark.skipif(PostgresServer.missing() is not None, reason="no PostgreSQL server")
+def test_each_work_has_a_floor_and_a_profile_by_module() -> None:
     with tempfile.TemporaryDirectory() as name, Arena(folder := Path(name)) as arena:
-        folder.chmod(0o711)
-        yield arena
-
-
-def test_each_work_has_a_floor_and_a_profile_by_module(arena: Arena) -> None:
-    found = measure(profiles.WORKS[0], Run(arena, TINY, False, {}))["samples"]
+        folder.chmod(0o711)  # PostgreSQL runs as another account
+        found = measure(profiles.WORKS[0], Run(arena, TINY, False, {}))["samples"]
     for case in profiles.CASES:
         assert found[FLOOR][case.key][0] > 0
         parts = [columns[case.key][0] for row, columns in found.items() if row not in HEADS and case.key in columns]
         assert sum(parts) == pytest.approx(statistics.median(found[CPU][case.key]))
     assert found["django_delayq.firing.attempt"]["alone"][0] > 0
     assert found[SERVER].keys() == found[FLOOR_SERVER].keys() >= {"schedule", "alone", "settle", "together"}
-
-
-def test_each_contestant_has_its_fsync_while_the_server_runs(arena: Arena) -> None:
-    for contestant, fsync in (("delayq", "on"), ("delayq@unsynced", "off"), ("delayq@ledger", "on")):
-        arena.contestant(contestant)
-        assert arena.query("postgres", "SHOW fsync") == (fsync,)

@@ -42,11 +42,3 @@ def test_a_file_of_orders_that_is_not_there_is_named(tmp_path: Path) -> None:
     code, output = play(ORDERS=str(missing))
     assert code == 1
     assert f"ORDERS={missing}: there is no such file." in output
-
-
-@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--port=8000", 2)])
-def test_it_explains_itself_and_starts_nothing(argument: str, code: int) -> None:
-    command = [sys.executable, "example_project/demo.py", argument]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    assert done.returncode == code
-    assert done.stderr.startswith("Run `make demo`") and "PORT" in done.stderr

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def due_now(policy: str, count: int = 1) -> list[Timeout]:
     return list(Timeout.objects.filter(slot__in=[subject.slot for subject in subjects], slot_taken=1).order_by("pk"))
 
 
-def is_stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether the kernel has suspended it."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+def is_stopped(pid: int) -> bool:
+    """Return whether the kernel has suspended the process."""
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False

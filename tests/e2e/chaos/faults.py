@@ -22,10 +22,15 @@ from redis.retry import Retry
 
 from tests.e2e.chaos.crew import THREADS, Crew, Worker
 from tests.e2e.chaos.databases import CELERY
-from tests.e2e.chaos.stage import DURATIONS, Stage
+from tests.e2e.chaos.stage import DURATIONS, SIDES, Stage, signal_all
+from tests.engine.fault_proxy import Fault
 from tools import processes
+from tools.servers import Server
 
 GAP_SECONDS = (0.2, 1.2)
+COMMIT = b"COMMIT"
+"""As psycopg and mysqlclient send it."""
+MOST_CUTS = 8
 STEPS = ("planned", "noted", "begun", "locked", "checked", "marked", "handled", "committed", "settled", "reported")
 PAST_A_LEASE = 1.5
 """How long a worker sleeps, in leases."""
@@ -62,7 +67,8 @@ class Faults:
         """End all faults: the servers run, no process is suspended, the proxies pass everything."""
         while self._agenda:
             heapq.heappop(self._agenda)[2]()
-        self._stage.proxies.calm()
+        for proxy in self._stage.proxies.values():
+            proxy.heal()
         self._wake_sleepers(float("inf"))
         self._crew.dismiss_the_doomed()
 
@@ -79,11 +85,11 @@ class Faults:
         return {
             f"{label} restart": lambda: self._take_down("database", database.crash, server.start),
             f"{label} sessions ended": self._end_sessions,
-            f"{label} COMMIT not sent": lambda: self._cut("database", "before_commit", 4),
-            f"{label} COMMIT not answered": lambda: self._cut("database", "after_commit", 4),
-            f"{label} requests lost": lambda: self._cut("database", "request", 4),
-            f"{label} answers lost": lambda: self._cut("database", "reply", 4),
-            f"{label} silent": lambda: self._stall("database"),
+            f"{label} COMMIT not sent": lambda: self._cut("database", Fault.RESET_BEFORE, COMMIT),
+            f"{label} COMMIT not answered": lambda: self._cut("database", Fault.RESET_AFTER, COMMIT),
+            f"{label} requests lost": lambda: self._cut("database", Fault.RESET_BEFORE),
+            f"{label} answers lost": lambda: self._cut("database", Fault.RESET_AFTER),
+            f"{label} silent": lambda: self._silence("database", server),
         }
 
     def _kinds_of_others(self) -> dict[str, Callable[[], bool]]:
@@ -101,15 +107,13 @@ class Faults:
             "celery broker SIGKILL": lambda: self._take_down("broker", stage.broker.kill, stage.broker.start),
             "redis SIGKILL, log kept": lambda: self._kill_redis(keeps=True),
             "redis SIGKILL, all lost": lambda: self._kill_redis(keeps=False),
-            "redis silent": lambda: self._take_down(
-                "redis", lambda: stage.redis.signal(signal.SIGSTOP), lambda: stage.redis.signal(signal.SIGCONT)
-            ),
+            "redis silent": lambda: self._silence("redis", stage.redis),
             "redis FLUSHALL": lambda: self._ask("redis", "FLUSHALL"),
             "redis SCRIPT FLUSH": lambda: self._ask("redis", "SCRIPT", "FLUSH"),
             "redis CLIENT KILL": lambda: self._ask("redis", "CLIENT", "KILL", "SKIPME", "yes"),
             "redis CLIENT PAUSE": lambda: self._ask("redis", "CLIENT", "PAUSE", str(self._random.randint(300, 2500))),
-            "redis requests lost": lambda: self._cut("redis", "request", 10),
-            "redis answers lost": lambda: self._cut("redis", "reply", 10),
+            "redis requests lost": lambda: self._cut("redis", Fault.RESET_BEFORE),
+            "redis answers lost": lambda: self._cut("redis", Fault.RESET_AFTER),
         }
 
     def _take_down(self, server: str, begin: Callable[[], object], end: Callable[[], object]) -> bool:
@@ -186,7 +190,9 @@ class Faults:
         return False
 
     def _end_sessions(self) -> bool:
-        with contextlib.suppress(Exception):  # the errors of all drivers, also while it is down
+        if "database" in self._down:
+            return False
+        with contextlib.suppress(Exception):  # the errors of all drivers
             self._stage.database.end_sessions(self._random.uniform(0.1, 1.0))
             return True
         return False
@@ -199,13 +205,14 @@ class Faults:
             return self._take_down("database", lambda: unlocks.append(lock()), lambda: unlocks.pop()())
         return False
 
-    def _cut(self, server: str, fault: str, most: int) -> bool:
-        return self._order(server, fault, count=self._random.randint(1, most))
+    def _silence(self, name: str, server: Server) -> bool:
+        """Suspend a server: its connections stay open, and nothing answers."""
+        return self._take_down(
+            name, lambda: signal_all(server, signal.SIGSTOP), lambda: signal_all(server, signal.SIGCONT)
+        )
 
-    def _stall(self, server: str) -> bool:
-        return self._order(server, "stall", seconds=self._random.uniform(0.3, 2.5))
-
-    def _order(self, server: str, fault: str, **what: float) -> bool:
-        side = self._random.choice(["producers", "workers"])
-        self._stage.proxies.order(f"{server}-{side}", fault, **what)
+    def _cut(self, server: str, fault: Fault, only: bytes = b"") -> bool:
+        side = self._random.choice(SIDES)
+        for _ in range(self._random.randint(1, MOST_CUTS)):
+            self._stage.proxies[f"{server}-{side}"].inject(fault, only)
         return server not in self._down

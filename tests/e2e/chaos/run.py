@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,9 @@ def run(folder: Path, seed: int, seconds: float, database: str = "postgresql") -
             crew.stop_producing()
             released_at = _release(stage)
             drained_after = _drain(stage, crew)
-            cuts = stage.proxies.counts()
+            cuts = {
+                f"{name} {fault.value}": n for name, proxy in stage.proxies.items() for fault, n in proxy.met.items()
+            }
             crew.end()
         finally:
             crew.close()
@@ -63,8 +64,7 @@ def run(folder: Path, seed: int, seconds: float, database: str = "postgresql") -
     violations = [*judge(evidence), *(Violation("process", words) for words in crew.surprises)]
     if drained_after is None:
         violations.append(Violation("lost", f"nothing was settled for {STALL_SECONDS:g} s while something was due"))
-    cut = Counter({f"{name} {fault}": count for name, had in cuts.items() for fault, count in had.items()})
-    return Result(seed, seconds, drained_after, evidence, violations, faults.counts, cut, crew.ends)
+    return Result(seed, seconds, drained_after, evidence, violations, faults.counts, cuts, crew.ends)
 
 
 def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:

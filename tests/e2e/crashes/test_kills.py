@@ -121,7 +121,7 @@ def test_a_worker_that_slept_past_its_lease_fires_nothing_twice(start_worker: St
         pytest.skip("a SQLite transaction that sleeps keeps everybody waiting until it wakes")
     (row,) = due_now("remind")
     sleeper = start_worker(STOP_AT=step)
-    wait_until(lambda: is_stopped(sleeper), "it sleeps in the middle of a firing")
+    wait_until(lambda: is_stopped(sleeper.pid), "it sleeps in the middle of a firing")
     other = start_worker()
     (bystander,) = due_now("remind")
     wait_until(lambda: bystander.pk in effects("remind"), "the other one is at work")

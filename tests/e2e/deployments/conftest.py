@@ -17,15 +17,14 @@ from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
-from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-GHOST = 10**12
 LABEL = "testapp.order.remind"
+GHOST = 10**12
 """Ids without a row: a worker that reserves them finds no row and acknowledges them."""
 
 

@@ -26,9 +26,8 @@ pytestmark = [
     pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has one writer; others are as PostgreSQL"),
 ]
 MINUTE = timedelta(minutes=1)
-SYNC_SECONDS = 2.0
-SECONDS = {"LEASE": 5.0, "SWEEP_INTERVAL": 1.0, "SYNC_INTERVAL": SYNC_SECONDS}
-FORMER, NEW, RENAMED = "billed", "billed,review", "open"
+SECONDS = {"LEASE": 5.0, "SWEEP_INTERVAL": 1.0, "SYNC_INTERVAL": 2.0}
+FORMER, NEW = "billed", "billed,review"
 
 
 @pytest.fixture
@@ -49,17 +48,15 @@ def release(start_worker: StartWorker) -> Callable[[str], subprocess.Popen[bytes
     return start
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
 def test_while_a_release_with_a_wider_condition_is_deployed_each_due_timeout_fires(
-    release: Callable[[str], subprocess.Popen[bytes]], declare: Any, is_restarted: bool
+    release: Callable[[str], subprocess.Popen[bytes]], declare: Any
 ) -> None:
     """The test's process is a web process of the new release."""
     former = release(FORMER)
     release(NEW)
-    if is_restarted:  # in the middle of the deployment, by its supervisor
-        former.kill()
-        former.wait()
-        release(FORMER)
+    former.kill()  # in the middle of the deployment its supervisor starts it again
+    former.wait()
+    release(FORMER)
     declare(Order, name="reviewed", after=30 * MINUTE, since="created_at", when=Q(status__in=NEW.split(",")))
     for number in range(30):
         created_at = timezone.now() - 30 * MINUTE + timedelta(seconds=number / 10)
@@ -69,19 +66,3 @@ def test_while_a_release_with_a_wider_condition_is_deployed_each_due_timeout_fir
     wait_until(lambda: fired.count() == 30, "all have fired", seconds=90)
     assert Effect.objects.filter(what__startswith="reviewed").count() == 30
     assert Effect.objects.filter(what=f"reviewed {NEW}").count() >= 20, "those that only the new condition covers"
-
-
-def test_while_a_status_is_renamed_each_due_timeout_fires(
-    release: Callable[[str], subprocess.Popen[bytes]], declare: Any
-) -> None:
-    """The data are migrated while workers of both releases are running, before half of the deadlines."""
-    release(FORMER)
-    declare(Order, name="reviewed", after=30 * MINUTE, since="created_at", when=Q(status=FORMER))
-    for number in range(20):
-        created_at = timezone.now() - 30 * MINUTE + timedelta(seconds=1 + number / 5)
-        Order.objects.create(status=FORMER, created_at=created_at)
-    release(RENAMED)
-    Order.objects.filter(status=FORMER).update(status=RENAMED)
-    fired = Timeout.objects.filter(policy="testapp.order.reviewed", state="fired")
-    wait_until(lambda: fired.count() == 20, "all have fired", seconds=90)
-    assert Effect.objects.filter(what__startswith="reviewed").count() == 20

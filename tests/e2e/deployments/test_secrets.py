@@ -117,7 +117,3 @@ def test_a_worker_with_a_working_and_then_a_refused_password_logs_neither(
         stage.await_worker_on_redis()
         stage.end_worker()
     assert SECRET not in stage.log_text()
-
-
-def test_the_secret_would_be_found() -> None:
-    assert SECRET in said_by(lambda: redis.Redis.from_url(f"redis://:{SECRET}@h/0").connection_pool.connection_kwargs)

@@ -19,7 +19,7 @@ from django_delayq.policy.policies import registry
 from tests.e2e.crashes.test_steps import check
 from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
-from tests.support.processes import due_now, effects, end, settled, states
+from tests.support.processes import due_now, effects, end, is_stopped, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 from tests.testapp.timeouts import declare_collect
@@ -97,14 +97,7 @@ def test_a_process_is_killed_in_the_middle(engine: Engine, start_worker: Start, 
 
 def _stopped() -> list[int]:
     """Return the processes of this test that have suspended themselves."""
-    return [pid for pid in processes.descendants() if _state(pid) == "T"]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return [pid for pid in processes.descendants() if is_stopped(pid)]
 
 
 @pytest.mark.usefixtures("short_lease")

@@ -66,7 +66,7 @@ def test_what_a_worker_has_in_hand_does_not_fire_when_it_is_stopped_or_moved(
     moved = latecomers(20)
     Parcel.objects.update(sent_at=timezone.now() - HOUR)
     worker = start_worker("--burst", STOP_AT="planned", **SELDOM, **source)
-    wait_until(lambda: is_stopped(worker), "it is suspended")
+    wait_until(lambda: is_stopped(worker.pid), "it is suspended")
     moments = {name: committed(hold if name == "remind" else pause, name) for name in names}
     change_delay("testapp.parcel.chase", timedelta(days=30), by=BY, mode="recompute")
     os.kill(worker.pid, signal.SIGCONT)
