@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 from django.db.models import Q
 
-from django_delayq import Limits, Rate, Retry, Skip, timeout_policy
+from django_delayq import Retry, Skip, timeout_policy
 from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
@@ -117,56 +116,10 @@ async def adawdle(order: Order, timeout: Timeout) -> None:
     await asyncio.sleep(float(os.environ["DELAYQ_TEST_DAWDLE"]))
 
 
-SILENT = os.environ.get("DELAYQ_TEST_SILENT", "")
-"""The address of a server that never answers."""
-HANGING: dict[str, Any] = {
-    "limits": Limits(run=timedelta(seconds=float(os.environ.get("DELAYQ_TEST_LIMIT", "2")))),
-    "retry": Retry([0]),
-}
-
-
-@only_in_some("hang", **HANGING)
-@only_in_some("hang_outside", atomic=False, **HANGING)
-@only_in_some("hang_many", batch=5, **HANGING)
-def hang(target: Any, timeouts: Any) -> None:
-    """Wait for an answer that never comes."""
-    host, port = SILENT.split(":")
-    with socket.create_connection((host, int(port))) as client:
-        client.recv(1)
-
-
-@only_in_some("ahang", **HANGING)
-async def ahang(order: Order, timeout: Timeout) -> None:
-    reader, _ = await asyncio.open_connection(*SILENT.split(":"))
-    await reader.read(1)
-
-
-@only_in_some("novel")
 @only_in_some("former")
 @only_in_some("current", aliases=("former",) if "alias" in SOME else ())
 def do_nothing(order: Order, timeout: Timeout) -> None:
     """Do nothing; only some releases declare this policy."""
-
-
-STATUSES = os.environ.get("DELAYQ_TEST_STATUSES", "").split(",")
-
-
-@only_in_some("reviewed", after=timedelta(minutes=30), since="created_at", when=Q(status__in=STATUSES))
-def reviewed(order: Order, timeout: Timeout) -> None:
-    """Store which release has run; their conditions differ."""
-    order.status = "cancelled"
-    order.save()
-    Effect.objects.create(what=f"reviewed {','.join(STATUSES)}", object_id=order.pk, timeout_id=timeout.pk)
-
-
-PACED_SECONDS = int(os.environ.get("DELAYQ_TEST_PACED_SECONDS", "5"))
-PACED = Rate(20 * PACED_SECONDS, per=timedelta(seconds=PACED_SECONDS))
-
-
-@only_in_some("paced", limits=Limits(rate=PACED))
-def paced(order: Order, timeout: Timeout) -> None:
-    """Store when it began."""
-    Effect.objects.create(what="paced", object_id=order.pk, timeout_id=timeout.pk)
 
 
 @only_in_some("harmless", retry=Retry.never())
@@ -208,13 +161,6 @@ if "lose_unpaid" in SOME:
         for payment in purchase.payments.filter(status="new"):
             payment.status = "void"
             payment.save()
-        lose(purchase, timeout)
-
-
-if "by_terms" in SOME:
-
-    @timeout_policy(Purchase, after="channel__pay_within", since="created_at", when=Q(status="unpaid"))
-    def by_terms(purchase: Purchase, timeout: Timeout) -> None:
         lose(purchase, timeout)
 
 

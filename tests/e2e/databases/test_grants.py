@@ -42,9 +42,7 @@ def role() -> Iterator[str]:
     with connection.cursor() as cursor:
         cursor.execute("CREATE ROLE shop_worker LOGIN")
         statements = documented(", ".join(sorted(tables("testapp") - {Effect._meta.db_table})))
-        assert all(
-            name in "".join(statements) for name in tables("django_delayq") - {UnfinishedRun._meta.db_table}
-        )
+        assert all(name in "".join(statements) for name in tables("django_delayq") - {UnfinishedRun._meta.db_table})
         for statement in statements:
             cursor.execute(statement)
         cursor.execute(f"GRANT SELECT, INSERT ON {Effect._meta.db_table} TO shop_worker")  # what the handlers write

@@ -55,6 +55,7 @@ def worker(plain_file: dict[str, str], start: Start) -> Iterator[LoggedWorker]:
 def test_with_djangos_defaults_nobody_finds_the_database_locked_but_by_a_writer_that_takes_too_long(
     worker: LoggedWorker,
 ) -> None:
+    order = Order.objects.create(status="new")
     for number in range(60):
         with transaction.atomic():
             order = Order.objects.create(status="new")

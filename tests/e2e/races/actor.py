@@ -26,12 +26,12 @@ def main() -> None:
 def _operations() -> Mapping[str, Callable[..., Any]]:
     from django.db import connections
 
-    from tests.e2e.races import payers, verbs
+    from tests.e2e.races import paying, verbs
 
     return {
         "begin": _begin,
         "end": connections.close_all,  # other tests count the connections to the database
-        "pay": payers.pay,
+        "pay": paying.pay,
         "schedule": verbs.schedule,
         "anything": verbs.anything,
     }
