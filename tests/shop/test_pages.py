@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
 from tests.shop.conftest import Shop, on_sqlite
-from tests.shop.visitor import Page, Visitor
+from tests.shop.visitor import Visitor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
 
@@ -47,14 +46,6 @@ def test_a_delivered_order_is_reviewed_once(visitor: Visitor) -> None:
     assert visitor.post(f"{order}review/", score="5").notes == ["This order already has a review."]
 
 
-def test_who_joins_in_time_gets_no_message(visitor: Visitor, calm_shop: Shop) -> None:
-    customer = _customer_of(visitor.get(visitor.place_order()))
-    visitor.get(customer)
-    assert "Welcome!" in visitor.post(f"{customer}convert/").notes[0]
-    trial = f"TrialMembership.objects.get(customer__reference={customer.split('/')[2]!r})"
-    assert calm_shop.ask(f"[row.state for row in {trial}.timeouts.all()]") == ["cancelled"]
-
-
 def test_who_placed_an_order_may_ask_how_long_is_left_to_pay(visitor: Visitor) -> None:
     order = visitor.place_order()
     assert f'data-sync="{order}time-to-pay/"' in visitor.get(order).text
@@ -75,22 +66,6 @@ def test_actions_need_a_post_with_a_token(visitor: Visitor) -> None:
         assert visitor.get(path).status == 405
         assert Visitor(visitor.url).post(path).status == 403
     assert visitor.get(order).status_badge == "unpaid"
-
-
-@pytest.mark.parametrize("path", ["/orders/NONE-SUCH/", "/customers/NONE-SUCH/", "/orders/NONE-SUCH/time-to-pay/"])
-def test_what_is_not_there_is_not_found(visitor: Visitor, path: str) -> None:
-    assert visitor.get(path).status == 404
-
-
-def test_the_admin_shows_the_shop(visitor: Visitor, calm_shop: Shop) -> None:
-    calm_shop.environment["DJANGO_SUPERUSER_PASSWORD"] = "a demo's password"
-    calm_shop.manage("createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.com")
-    visitor.place_order()
-    assert "Log in to the admin" in visitor.get("/").text
-    visitor.get("/admin/login/")
-    visitor.post("/admin/login/?next=/admin/", username="boss", password="a demo's password")
-    for model in ("order", "customer", "trialmembership", "delivery", "review", "textmessage"):
-        assert visitor.get(f"/admin/shop/{model}/").status == 200
 
 
 def test_the_shop_passes_its_own_tests_and_its_bulk_writes_arm(shop: Shop) -> None:
@@ -124,10 +99,3 @@ def test_only_the_demo_with_debug_on_this_machine_logs_its_visitor_in(shop: Shop
         (True, "127.0.0.1", "/admin/"),
     ]
     assert shop.ask(f"[is_logged_in(*each) for each in {tried}]", LOGIN) == [True, False, False, False]
-
-
-def _customer_of(page: Page) -> str:
-    """Return the path of the customer whose order the page shows."""
-    found = re.search(r"/customers/[^/]+/", page.text)
-    assert found, page.text[:2000]
-    return found[0]
