@@ -101,18 +101,13 @@ def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     assert states() == {"pending": 2}
 
 
-@pytest.mark.parametrize(("seconds", "signals"), [({"LEASE": 2}, 1), ({"LEASE": 600}, 2)])
-def test_a_suspended_process_is_killed_after_a_lease_or_a_second_signal(
-    start_worker: StartWorker, seconds: dict[str, float], signals: int
-) -> None:
-    supervisor = start(start_worker, seconds=seconds, stderr=subprocess.PIPE)
+def test_a_suspended_process_is_killed_after_a_lease(start_worker: StartWorker) -> None:
+    supervisor = start(start_worker, seconds={"LEASE": 2}, stderr=subprocess.PIPE)
     pids = children(supervisor)
     for each, number in ((min(pids), signal.SIGSTOP), (max(pids), signal.SIGSTOP), (max(pids), signal.SIGCONT)):
         os.kill(each, number)
     supervisor.send_signal(signal.SIGTERM)
     wait_until(lambda: children(supervisor) == {min(pids)}, "the other one has ended")
-    for _ in range(signals - 1):
-        supervisor.send_signal(signal.SIGTERM)
     _, log = supervisor.communicate(timeout=30)
     assert supervisor.returncode == 1
     assert f"(pid {min(pids)}) is to stop, but has been suspended" in log.decode()

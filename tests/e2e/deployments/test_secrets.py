@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from django.core.checks import run_checks
 from django.db import connection
 
 from django_delayq.conf import get_settings
 from django_delayq.engine.records import Change
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
-from django_delayq.redis_clients.clients import WORKER, make_client
 from django_delayq.worker import Worker
 from tests.e2e.deployments.conftest import Stage
 from tests.engine.redis_process import RedisProcess
@@ -84,20 +82,6 @@ def test_an_address_that_does_not_work_keeps_its_password(
     assert "Error" in seen[0] or "Unavailable" in seen[0]
     for text in [*seen, caplog.text]:
         assert SECRET not in text
-
-
-def test_a_password_is_sent_and_not_shown_by_any_version_of_redis_py(server: RedisProcess) -> None:
-    """redis-py 6 and 7 show the options of connections in `repr`, and when no sentinel answers in the error, too."""
-    client: Any = make_client(f"redis://default:another@127.0.0.1:{server.port}/0", WORKER)
-    assert client.ping()
-    copied: Any = make_client(lambda: redis.Redis(port=server.port, password="another"), WORKER)
-    assert copied.ping()
-    sentinel: Any = make_client("redis+sentinel://:another@h/shop?sentinel_password=another", WORKER)
-    pools = [each.connection_pool for each in (client, copied, sentinel)]
-    pools += [each.connection_pool for each in sentinel.connection_pool.sentinel_manager.sentinels]
-    for options in [pool.connection_kwargs for pool in pools]:
-        assert options["password"] == "another"
-        assert "another" not in f"{options} {options['password']} {options['password']!r}"
 
 
 def test_a_worker_with_a_working_and_then_a_refused_password_logs_neither(

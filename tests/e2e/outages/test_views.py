@@ -6,7 +6,6 @@ itself. That one asking ends after a quarter of a second is the business of `tes
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import threading
@@ -14,15 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.db import transaction
-from django.utils import timezone
 
-from django_delayq import acancel_timeout, aschedule_timeout, cancel_timeout, schedule_timeout
+from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine.engine import Engine
 from django_delayq.models import Timeout
 from tests.e2e.outages.conftest import Seconds, await_redis_calls, breaker_of, once
-from tests.e2e.outages.faults import FAULTS, silent
+from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
@@ -112,38 +108,3 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         wait_until(lambda: not breaker_of(engine).is_open)
         row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
         assert row.pk in dict(engine.queue("default", 0).peek())
-
-
-def save_often() -> None:
-    for _ in range(10):
-        with transaction.atomic():
-            order = Order.objects.create(status="unpaid", created_at=timezone.now())
-        order.status = "paid"
-        order.save()
-
-
-@transaction.atomic
-def act_in_blocks() -> None:
-    schedule_and_cancel(5)
-    with transaction.atomic():
-        schedule_and_cancel(5)
-
-
-@async_to_sync
-async def act_concurrently() -> None:
-    async def act() -> None:
-        order = await Order.objects.acreate(status="new")
-        await aschedule_timeout(order, "remind", minutes=5)
-        assert await acancel_timeout(order, "remind")
-
-    await asyncio.gather(*(act() for _ in range(10)))
-
-
-@pytest.mark.parametrize("act", [save_often, act_in_blocks, act_concurrently])
-def test_whatever_a_page_does_it_asks_once(use_redis: UseRedis, act: Callable[[], None]) -> None:
-    with silent() as wire:
-        use_redis(wire.url)
-        act()
-        await_redis_calls()
-        assert wire.opened == 1
-    assert Timeout.objects.filter(state="cancelled").count() == 10
