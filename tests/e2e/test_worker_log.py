@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +78,8 @@ schedule_timeout(order, "send_reminder", seconds=0)
 schedule_timeout(order, "ask_for_review", seconds=0)
 """
 FIXED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d|[\d.]+ (?:ms|s)\b|\d+\.\d+(?:\.\w+)*(?:\+\w+)?")
+AHEAD = itertools.count(int(time.time()) + 5)
+"""Different times of changes, each later than all files."""
 Start = Callable[..., Any]
 
 
@@ -175,3 +181,45 @@ def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -
     out, _ = worker.communicate(timeout=60)
     assert "Traceback" not in out
     assert worker.returncode == 0
+
+
+@contextmanager
+def changed(file: Path, code: str = "") -> Iterator[None]:
+    """Append `code` to the file until the block ends, and touch the file again and again meanwhile.
+
+    The reloader does not notice a change before it has read the files.
+    """
+    stopped, before = threading.Event(), file.read_text()
+
+    def keep_touching() -> None:
+        while not stopped.wait(0.5):
+            os.utime(file, (next(AHEAD),) * 2)
+
+    touching = threading.Thread(target=keep_touching, daemon=True)
+    file.write_text(before + code)
+    touching.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        touching.join()
+        file.write_text(before)
+        os.utime(file, (next(AHEAD),) * 2)
+
+
+def test_with_autoreload_a_change_starts_the_worker_again_and_code_that_cannot_be_loaded_is_reported(
+    shop: Path, begin: Start
+) -> None:
+    worker, code = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json"), shop / "shop" / "timeouts.py"
+    first = next_line(worker, "worker_started")
+    next_line(worker, "timeout_dead")
+    with changed(code):
+        assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
+    second = next_line(worker, "worker_started")
+    with changed(code, "def forgotten("):
+        lines = list(itertools.takewhile(lambda line: "starts again when the code changes" not in line, worker.stdout))
+        assert any(line.startswith("SyntaxError") for line in lines), lines
+    third = next_line(worker, "worker_started")
+    assert len({each["process"] for each in (first, second, third)}) == 3
+    os.killpg(worker.pid, signal.SIGINT)
+    next_line(worker, "worker_stopped")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 from django.db.models import Q
 
-from django_delayq import Retry, Skip, timeout_policy
+from django_delayq import Retry, timeout_policy
 from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from django_delayq.models import Timeout
-    from django_delayq.policy.outcomes import Outcome
 
 
 @timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
@@ -136,21 +135,6 @@ def end_process(order: Order, timeout: Timeout) -> None:
     """End the process while others run in it."""
     time.sleep(0.05)
     os._exit(7)
-
-
-if "ask_first" in SOME:
-
-    @timeout_policy(Order, retry=Retry([3600]))
-    def ask_first(order: Order, timeout: Timeout) -> None:
-        """Only called for orders of which the provider has answered that they are open."""
-        Effect.objects.create(what="ask_first", object_id=order.pk, timeout_id=timeout.pk)
-
-    @ask_first.confirm(timeout=timedelta(seconds=1))
-    def ask(order: Order, timeout: Timeout) -> Outcome | None:
-        """Answer what the order is called: it is open, it was paid, or there is no answer."""
-        if order.note == "silent":
-            time.sleep(60)
-        return Skip("found paid") if order.note == "paid" else None
 
 
 if "lose_unpaid" in SOME:

@@ -157,16 +157,3 @@ def test_without_arguments_one_core_has_one_process(
     started = start_command("delayq_worker")
     wait_until(are_ready(1), "the worker has begun")
     assert not children(started)
-
-
-@pytest.mark.dialect
-@two_writers
-def test_with_autoreload_ctrl_c_waits_for_the_running_handler(
-    start_command: Callable[..., subprocess.Popen[bytes]],
-) -> None:
-    reloader = start_command("delayq_worker", "--autoreload", env={"DELAYQ_TEST_LINGER": "2"})
-    due_now("linger")
-    wait_until(is_handling, "a handler is running")
-    os.killpg(reloader.pid, signal.SIGINT)  # as terminals send it
-    assert reloader.wait(30) == 0
-    assert states() == {"fired": 1}
