@@ -2,70 +2,92 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import pytest
 
 from tests.shop.conftest import Shop, on_sqlite
-from tests.shop.visitor import Visitor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
+VISITOR = """
+import html, re
+from django.test import Client
 
+class Visitor:
+    def __init__(self):
+        self.client, self.token = Client(enforce_csrf_checks=True, HTTP_HOST="localhost"), ""
 
-@pytest.fixture
-def visitor(calm_shop: Shop) -> Visitor:
-    """Someone new."""
-    return Visitor(calm_shop.url)
+    def get(self, path):
+        return self._seen(self.client.get(path, follow=True))
 
+    def post(self, path, **fields):
+        return self._seen(self.client.post(path, {"csrfmiddlewaretoken": self.token, **fields}, follow=True))
 
-@pytest.mark.parametrize(
-    ("steps", "note", "badge"),
-    [
-        ("pay accept hand-over deliver", "Delivered.", "delivered"),
-        ("deliver", "cannot be delivered: it is unpaid", "unpaid"),
-        ("pay pay", "cannot be paid: it is paid", "paid"),
-        ("pay accept hand-over hand-over", "already has this parcel", "accepted"),
-        ("pay cancel accept", "it was cancelled: by the customer", "cancelled"),
-    ],
-)
-def test_a_step_is_taken_in_its_turn_or_refused_in_words(visitor: Visitor, steps: str, note: str, badge: str) -> None:
-    order = visitor.place_order()
-    pages = [visitor.post(f"{order}{step}/") for step in steps.split()]
-    assert note in pages[-1].notes[0]
-    assert pages[-1].status_badge == badge
+    def _seen(self, page):
+        self.text = html.unescape(page.content.decode())
+        self.token = (re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', self.text) or [0, self.token])[1]
+        return page.status_code
 
+    def note(self, path, **fields):
+        self.post(path, **fields)
+        badge = re.search(r'<h1[^>]*>.*?<span class="badge (\\w+)"', self.text, re.DOTALL)[1]
+        return [re.search(r'<li class="note [^"]*">(.*?)</li>', self.text)[1], badge]
 
-def test_a_delivered_order_is_reviewed_once(visitor: Visitor) -> None:
-    order = visitor.place_order()
+    def place(self):
+        self.get("/")
+        self.post("/plays/pay-late/")
+        return re.search(r'<a href="(/orders/[^/]+/)">', self.text)[1]
+
+def took(*steps):
+    visitor = Visitor()
+    order = visitor.place()
+    return [visitor.note(f"{order}{step}/") for step in steps][-1]
+
+def reviewed(*scores):
+    visitor = Visitor()
+    order = visitor.place()
     for step in ("pay", "accept", "deliver"):
         visitor.post(f"{order}{step}/")
-    assert visitor.post(f"{order}review/", score="9").notes == ["Please choose one to five stars."]
-    page = visitor.post(f"{order}review/", score="4", text="Strong & good")
-    assert page.notes == ["Thank you for your review."]
-    assert "Strong &amp; good" in page.text
-    assert visitor.post(f"{order}review/", score="5").notes == ["This order already has a review."]
+    return [visitor.note(f"{order}review/", score=score, text="Strong & good")[0] for score in scores]
+
+visitor, stranger = Visitor(), Visitor()
+order = visitor.place()
+shown = visitor.client.get(f"{order}time-to-pay/").json()
+"""
+STEPS = {
+    "pay accept hand-over deliver": ("Delivered.", "delivered"),
+    "deliver": ("cannot be delivered: it is unpaid", "unpaid"),
+    "pay pay": ("cannot be paid: it is paid", "paid"),
+    "pay accept hand-over hand-over": ("already has this parcel", "accepted"),
+    "pay cancel accept": ("it was cancelled: by the customer", "cancelled"),
+}
 
 
-def test_who_placed_an_order_may_ask_how_long_is_left_to_pay(visitor: Visitor) -> None:
-    order = visitor.place_order()
-    assert f'data-sync="{order}time-to-pay/"' in visitor.get(order).text
-    shown = json.loads(visitor.get(f"{order}time-to-pay/").text)
-    assert shown["state"] == "pending"
-    assert 0 < shown["seconds_left"] <= 3600
-    visitor.post(f"{order}pay/")
-    assert json.loads(visitor.get(f"{order}time-to-pay/").text)["state"] == "cancelled"
-    stranger = Visitor(visitor.url)
-    assert stranger.get(f"{order}time-to-pay/").status == 404
-    assert stranger.get("/api/delayq/timeouts/").status in (401, 403)
-    assert order not in stranger.get("/").text
+def ask(shop: Shop, expression: str) -> Any:
+    shop.wait_at_most()
+    return shop.ask(expression, VISITOR)
 
 
-def test_actions_need_a_post_with_a_token(visitor: Visitor) -> None:
-    order = visitor.place_order()
-    for path in (f"{order}pay/", "/plays/break-sms/", "/sms/repair/"):
-        assert visitor.get(path).status == 405
-        assert Visitor(visitor.url).post(path).status == 403
-    assert visitor.get(order).status_badge == "unpaid"
+def test_a_step_is_taken_in_its_turn_or_refused_in_words_and_a_delivered_order_is_reviewed_once(shop: Shop) -> None:
+    taken = ask(shop, f"[*(took(*steps.split()) for steps in {list(STEPS)}), reviewed(9, 4, 5)]")
+    for (note, badge), (words, status) in zip(taken, STEPS.values(), strict=False):
+        assert words in note and badge == status
+    assert taken[-1] == [
+        "Please choose one to five stars.", "Thank you for your review.", "This order already has a review."
+    ]  # fmt: skip
+
+
+def test_only_who_placed_an_order_sees_it_and_actions_need_a_post_with_a_token(shop: Shop) -> None:
+    paths = '[f"{order}pay/", "/plays/break-sms/", "/sms/repair/"]'
+    shown, is_listed, *statuses = ask(
+        shop,
+        "[shown, order in (stranger.get('/'), stranger.text)[1], stranger.get(f'{order}time-to-pay/'), "
+        f"stranger.get('/api/delayq/timeouts/'), *map(visitor.get, {paths}), *map(Visitor().post, {paths})]",
+    )
+    assert shown["state"] == "pending" and 0 < shown["seconds_left"] <= 3600
+    assert not is_listed
+    assert statuses[0] == 404 and statuses[1] in (401, 403)
+    assert statuses[2:] == [405] * 3 + [403] * 3
 
 
 def test_the_shop_passes_its_own_tests_and_its_bulk_writes_arm(shop: Shop) -> None:
