@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import profiles
 from benchmarks.contestants import Arena, Failed
 from benchmarks.harness import QUICK, Run, measure
-from benchmarks.targets import CPU, FLOOR, FLOOR_SERVER, FLOOR_WALL, SERVER, WAKE_UP, WALL
 from benchmarks.works import calls, workers
 from tests import settings as test_settings
-from tools.servers import PostgresServer, RedisServer
+from tools.servers import RedisServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(RedisServer.missing() is not None, reason="no Redis server"),
 ]
 NAME = "delayq@sqlite"
-HEADS = (CPU, FLOOR, SERVER, FLOOR_SERVER, WALL, FLOOR_WALL, WAKE_UP)
 TINY = replace(QUICK, rounds=2, calls=5, drain_jobs=20, drain_seconds=0.01)
 
 
@@ -46,16 +41,3 @@ def test_works_measure_calls_in_the_process_of_a_contestant_and_drain_jobs_with_
     assert all(len(values) == TINY.rounds for values in samples.values())
     assert drained["samples"][NAME]["batch_jobs"][0] >= 20
     assert drained["samples"][NAME]["settle_server_us"][0] > 0
-
-
-@pytest.mark.skipif(PostgresServer.missing() is not None, reason="no PostgreSQL server")
-def test_each_work_has_a_floor_and_a_profile_by_module() -> None:
-    with tempfile.TemporaryDirectory() as name, Arena(folder := Path(name)) as arena:
-        folder.chmod(0o711)  # PostgreSQL runs as another account
-        found = measure(profiles.WORKS[0], Run(arena, TINY, False, {}))["samples"]
-    for case in profiles.CASES:
-        assert found[FLOOR][case.key][0] > 0
-        parts = [columns[case.key][0] for row, columns in found.items() if row not in HEADS and case.key in columns]
-        assert sum(parts) == pytest.approx(statistics.median(found[CPU][case.key]))
-    assert found["django_delayq.firing.attempt"]["alone"][0] > 0
-    assert found[SERVER].keys() == found[FLOOR_SERVER].keys() >= {"schedule", "alone", "settle", "together"}

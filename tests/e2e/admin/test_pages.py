@@ -51,20 +51,6 @@ def test_ticked_timeouts_are_postponed_after_a_look_at_what_it_means(admin: Admi
         admin.wait_for("the customer called", "by admin:boss")
 
 
-def test_a_dead_timeout_is_fired_again_on_its_page(admin: Admin, stock: Stock) -> None:
-    pk = stock.dead.pop()[1]
-    admin.open(detail(pk))
-    admin.press("Fire the timeout again")
-    admin.type("reason", "the customer called")
-    admin.press(CONSEQUENCES)
-    admin.press("Fire the timeout again")
-    assert admin.message() == "1 timeout is scheduled again."
-    assert admin.browser.current_url.endswith(detail(pk))
-    admin.wait_for("fired again by the new round")
-    admin.press("History")
-    admin.wait_for("the customer called")
-
-
 def test_the_keyboard_is_enough(admin: Admin, stock: Stock) -> None:
     admin.open(f"{LIST}operate/cancel/?ids={stock.pending.pop()[1]}")
     for _ in range(60):
@@ -135,6 +121,7 @@ def test_a_double_click_on_a_confirmation_sends_it_once(admin: Admin, stock: Sto
 
 
 @each_screen
+@pytest.mark.usefixtures("history")
 def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, width: int, dark: bool) -> None:
     admin.show_on(width, dark=dark)
     order, timeout, _ = stock.pending[0]
@@ -154,6 +141,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
         *(f"{POLICIES}{LABEL}/{stop}/" for stop in stops),
         f"{POLICIES}selected/hold/?all=1",
         "/admin/django_delayq/policychange/",
+        *(f"{POLICIES}{LABEL}/report/{asked}" for asked in ("", "?by=month&days=365", "?by=field&field=nothing")),
     ]
     found = {page: admin.inspect(page) for page in pages}
     for page in ("/admin/shop/order/", f"/admin/shop/order/{order}/change/"):

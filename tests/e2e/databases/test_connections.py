@@ -127,26 +127,6 @@ def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_databa
     worker.stop()
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
-def test_a_server_that_closes_idle_sessions_does_not_look_like_an_outage(
-    own_database: OwnDatabase, start: Start
-) -> None:
-    with connection.cursor() as cursor:
-        if connection.vendor == "mysql":
-            cursor.execute("SET GLOBAL wait_timeout = 7")
-        else:
-            cursor.execute("ALTER SYSTEM SET idle_session_timeout = '7s'")
-            cursor.execute("SELECT pg_reload_conf()")
-    # The main loop compares Redis with the ledger twice in a lease, so it must be longer than these seconds.
-    worker = start("--concurrency", "4", seconds={**SHORT, "LEASE": 60}, **own_database.environment)
-    fire_some()
-    wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
-    before = sessions()
-    wait_until(lambda: len(before & sessions()) <= 2, "the server has closed those of the main loop and the handlers")
-    fire_some()
-    assert worker.stop() == ""
-
-
 def sessions() -> set[int]:
     """The server's numbers of the connections that others than this test have to its database."""
     with connection.cursor() as cursor:
