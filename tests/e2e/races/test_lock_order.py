@@ -21,7 +21,6 @@ from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.sql.statements import CHUNK
 from tests.e2e.races.sessions import (
     Session,
     cross,
@@ -115,23 +114,6 @@ def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Decl
     )
 
 
-def test_timeouts_of_parents_and_children_lock_the_parents_in_the_order_of_their_keys(
-    declare: Declare,
-) -> None:
-    """An operator cancels everything. Parents of children were locked after all other orders, whatever their keys."""
-    declare(ExpressOrder, name="of_child")
-    express = ExpressOrder.objects.create()
-    orders = Order.objects.bulk_create([Order() for _ in range(CHUNK)])
-    dq.schedule_timeout(express, "of_child", hours=1)
-    dq.schedule_timeouts(Order.objects.exclude(pk=express.pk), "remind", hours=1)
-    cross(
-        transaction.atomic(lambda: dq.cancel_timeouts(Timeout.objects.all())),
-        first=lambda: Order.objects.filter(pk=express.pk).update(note="saving"),
-        then=lambda: Order.objects.filter(pk=orders[0].pk).update(note="saving"),
-    )
-    assert Timeout.objects.filter(state="cancelled").count() == CHUNK + 1
-
-
 @pytest.mark.parametrize(
     ("model", "options"),
     [(Order, {"since": lambda order: order.created_at}), (ExpressOrder, {"since": "created_at"})],
@@ -148,20 +130,6 @@ def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_colum
     with meanwhile(other.save, lambda sql: sql.startswith("UPDATE") and table in sql):
         express.courier = "swift"
         express.save(update_fields=["courier"])
-
-
-@pytest.mark.parametrize("model", [Order, ExpressOrder])
-def test_deleting_a_child_locks_its_parents_half_first_too(declare: Declare, model: Any) -> None:
-    """Django deletes the child's row first, and what schedules a timeout at that time locks the parent's row first."""
-    declare(ExpressOrder, name="of_child")
-    express, table = ExpressOrder.objects.create(), ExpressOrder._meta.db_table
-
-    def schedule() -> None:
-        with pytest.raises(ValueError, match="not in the database"):
-            dq.schedule_timeout(express, "of_child", hours=1)
-
-    with meanwhile(schedule, lambda sql: sql.startswith("DELETE") and table in sql):
-        model.objects.get(pk=express.pk).delete()
 
 
 BULK: dict[str, Callable[[Any], int]] = {
