@@ -148,18 +148,6 @@ if "lose_unpaid" in SOME:
         lose(purchase, timeout)
 
 
-def digest(purchases: QuerySet[Purchase], timeouts: list[Timeout]) -> None:
-    """Note each call for the channels of its purchases."""
-    time.sleep(float(os.environ.get("DELAYQ_TEST_LINGER", "0.02")))
-    channels = sorted({str(purchase.channel_id) for purchase in purchases})
-    Effect.objects.create(what="digest", object_id=",".join(channels), timeout_id=len(timeouts))
-
-
-if "digest" in SOME:
-    timeout_policy(Purchase, name="digest", batch=500, batch_by="channel")(digest)
-    timeout_policy(Purchase, name="beside")(lambda purchase, timeout: purchase.save())
-
-
 def collect(order: Order, timeout: Timeout) -> None:
     """Write which step was called, or that the handler was."""
     what, key = f"collect {timeout.step}".strip(), timeout.idempotency_key

@@ -159,25 +159,6 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     assert {page: faults for page, faults in found.items() if faults} == {}
 
 
-FITS = """
-const [list] = document.querySelectorAll("#result_list"), page = list.closest(".results");
-return [list.getBoundingClientRect().width, page.getBoundingClientRect().width];
-"""
-GAP = """
-const [title, buttons] = ["#content > h2", ".object-tools"].map((each) => document.querySelector(each));
-return buttons.getBoundingClientRect().top - title.getBoundingClientRect().bottom;
-"""
-
-
-def test_on_a_desktop_no_column_is_cut_off_and_no_title_is_covered(admin: Admin, stock: Stock) -> None:
-    admin.open(LIST)
-    list_width, page_width = admin.browser.execute_script(FITS)
-    assert admin.browser.find_element(By.ID, "nav-sidebar").is_displayed() and list_width <= page_width
-    admin.show_on(1300)
-    admin.open(detail(stock.dead[0][1]))
-    assert admin.browser.execute_script(GAP) >= 0
-
-
 BEYOND = """
 const right = document.documentElement.clientWidth, cut = [];
 for (const selector of arguments[0]) {

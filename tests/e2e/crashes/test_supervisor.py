@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -133,27 +132,3 @@ def test_a_process_that_is_killed_is_started_again_and_ends_when_the_supervisor_
     wait_until(lambda: not any(map(is_alive, pids)), "both have ended")
     assert "Traceback" not in log
     assert not WorkerSeen.objects.filter(pid__in=pids).exists(), "they have stopped as after SIGTERM"
-
-
-def test_a_burst_ends_when_every_process_has(start_worker: StartWorker) -> None:
-    rows = due_now("remind", 60)
-    supervisor = start_worker("--processes", "2", "--burst", stderr=subprocess.PIPE)
-    lines = supervisor.communicate(timeout=60)[1].decode().splitlines()
-    assert supervisor.returncode == 0
-    assert all(re.search(r" INFO    \[[12]\] ", line) for line in lines if " fired " in line)
-    [summary] = [line for line in lines if "has stopped" in line]
-    assert re.search(r": 60 fired\b", summary), "of both; what the other one has fired may count as settled before"
-    assert effects("remind") == {row.pk: 1 for row in rows}
-    assert states() == {"fired": 60}
-
-
-def test_without_arguments_one_core_has_one_process(
-    start_command: Callable[..., subprocess.Popen[bytes]], request: pytest.FixtureRequest
-) -> None:
-    """How many several cores have: `tests/integration/worker/test_limits.py`."""
-    cores = os.sched_getaffinity(0)
-    request.addfinalizer(lambda: os.sched_setaffinity(0, cores))
-    os.sched_setaffinity(0, {min(cores)})
-    started = start_command("delayq_worker")
-    wait_until(are_ready(1), "the worker has begun")
-    assert not children(started)

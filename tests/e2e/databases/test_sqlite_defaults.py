@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 
 import django_delayq as dq
 from tests.conftest import ROOT
@@ -73,29 +72,3 @@ def test_with_djangos_defaults_nobody_finds_the_database_locked_but_by_a_writer_
     wait_until(are_settled, "all have fired")
     assert len(worker.text.splitlines()) < 20
     assert each_fired_once() == 81
-
-
-def remind_at_once() -> bool:
-    """Return false if the worker, whose file is the former one, has just removed a journal that has the same name."""
-    try:
-        dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
-    except OperationalError as error:
-        if "disk I/O error" not in str(error):
-            raise
-        connection.close()
-        return False
-    return True
-
-
-def test_a_worker_notices_that_the_file_was_replaced(plain_file: dict[str, str], worker: LoggedWorker) -> None:
-    """As a restore does it. The former file exists as long as it is open, and nothing else shows that it is dead."""
-    dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
-    wait_until(are_settled, "it is at work")
-    connection.close()
-    file = Path(plain_file["DELAYQ_TEST_DB_NAME"])
-    shutil.copy(file, file.with_suffix(".copy"))
-    file.with_suffix(".copy").replace(file)
-    for _ in range(2):
-        wait_until(remind_at_once, "it is scheduled in the new file")
-        wait_until(are_settled, "it is at work in the new file")
-    assert worker.text.count("was replaced") == 1

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import hold_timeout, schedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.operations import change_delay, hold, pause, resume
 from django_delayq.sql.now import database_now
@@ -23,7 +22,7 @@ from tests.e2e.fairness.crowds import crowd, fired, latecomers
 from tests.settings import DB
 from tests.support.processes import StartWorker, end, is_stopped
 from tests.support.waiting import wait_until
-from tests.testapp.models import Effect, Order, Parcel
+from tests.testapp.models import Effect, Parcel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 
@@ -105,36 +104,3 @@ def test_of_a_crowd_nothing_fires_after_its_policy_was_stopped(
     change_delay("testapp.parcel.chase", timedelta(0), by=BY, mode="recompute")
     wait_until(lambda: fired([row.pk]) == 1, "the timeout that is due by the new delay has fired")
     end(worker)
-
-
-def held(order: Order) -> Timeout:
-    """Return a timeout that had some of two seconds left, and is held for two more."""
-    row = hold_timeout(
-        schedule_timeout(order, "remind", seconds=2), until=database_now("default") + timedelta(seconds=2)
-    )
-    assert row is not None
-    return row
-
-
-def test_workers_that_are_killed_meanwhile_end_each_hold_once(
-    start_worker: StartWorker, source: dict[str, str]
-) -> None:
-    """Each fires once, and not before the end of its hold and the rest of its time."""
-    # One after the other: on a busy machine the first would be due before the last is there.
-    rows = [held(Order.objects.create(status="new")) for _ in range(200)]
-    for _ in range(4):
-        worker = start_worker(seconds={"SWEEP_INTERVAL": 0.2}, **source)
-        wait_until(Timeout.objects.exclude(state="held").exists, "some clocks run")
-        worker.kill()
-        worker.wait(60)
-    last = start_worker(seconds={"SWEEP_INTERVAL": 0.5, "LEASE": 2.0}, **source)
-    wait_until(lambda: of("remind").count() == len(rows), "all have fired", 90)
-    for before, after in zip(rows, Timeout.objects.order_by("pk"), strict=True):
-        (event,) = [event for event in after.history if event["what"] == "held"]
-        (resumed,) = [event for event in after.history if event["what"] == "resumed"]
-        assert after.settled_at and after.restarted_at
-        assert after.settled_at >= after.due_at > before.due_at
-        assert (after.due_at - after.restarted_at).total_seconds() == pytest.approx(event["rest"])
-        assert after.restarted_at.isoformat() == event["until"] <= resumed["at"]
-    assert Effect.objects.filter(what="remind").count() == len(rows)
-    end(last)

@@ -19,7 +19,6 @@ from django_delayq.engine.engine import Engine
 from django_delayq.models import Timeout
 from tests.e2e.outages.conftest import Seconds, await_redis_calls, breaker_of, once
 from tests.e2e.outages.faults import FAULTS
-from tests.e2e.outages.wire import Wire
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -85,26 +84,3 @@ def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
     finally:
         answers.set()
     wait_until(lambda: not breaker_of(engine)._is_probing)
-
-
-@pytest.mark.dialect
-@once
-def test_a_connection_that_goes_silent_is_waited_for_once(
-    use_redis: UseRedis, redis_url: str, seconds: Seconds
-) -> None:
-    with Wire(int(redis_url.rsplit(":", 1)[1].partition("/")[0])) as wire:
-        engine = use_redis(wire.url)
-        schedule_and_cancel(3)
-        assert not breaker_of(engine).is_open
-        wire.go_silent()
-        before = wire.asked
-        schedule_and_cancel(25)
-        await_redis_calls()
-        assert wire.asked == before + 1
-        assert wire.opened == 1
-        wire.speak()
-        seconds.now += 60
-        schedule_and_cancel(1)
-        wait_until(lambda: not breaker_of(engine).is_open)
-        row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
-        assert row.pk in dict(engine.queue("default", 0).peek())
