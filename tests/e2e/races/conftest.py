@@ -16,7 +16,7 @@ from django.db import connection
 
 from django_delayq.engine.records import QueueKeys
 from django_delayq.redis_clients import key_prefix
-from tests.e2e.races.stage import PATIENCE, Actor, all_answer
+from tests.e2e.races.actor import PATIENCE, Actor, all_answer
 from tests.support.waiting import wait_until
 
 

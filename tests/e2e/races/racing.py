@@ -15,7 +15,7 @@ from django_delayq import sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.sql.now import database_now
-from tests.e2e.races.stage import Actor, all_answer
+from tests.e2e.races.actor import Actor, all_answer
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import cancel_unpaid

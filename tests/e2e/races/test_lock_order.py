@@ -21,6 +21,7 @@ from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from tests.e2e.races.actor import PATIENCE
 from tests.e2e.races.sessions import (
     Session,
     cross,
@@ -30,7 +31,6 @@ from tests.e2e.races.sessions import (
     needs_row_locks,
     transaction_with,
 )
-from tests.e2e.races.stage import PATIENCE
 from tests.support.typed import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.models import ExpressOrder, Order

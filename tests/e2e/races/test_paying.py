@@ -8,9 +8,9 @@ import pytest
 from django.db import connection
 
 from tests.e2e.races import racing
+from tests.e2e.races.actor import Actor
 from tests.e2e.races.paying import RIGHT_WAYS, ROW_WAYS
 from tests.e2e.races.racing import Goods, Pace, race
-from tests.e2e.races.stage import Actor
 from tests.support.typed import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose

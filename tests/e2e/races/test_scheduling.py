@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
+from tests.e2e.races.actor import Actor, all_answer
 from tests.e2e.races.sessions import deadlocks
-from tests.e2e.races.stage import Actor, all_answer
 from tests.e2e.races.verbs import SINGLE, USABLE
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
