@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.e2e.chaos.crew import THREADS, Crew, Worker
+from tests.e2e.chaos.crew import SENDER, THREADS, Crew, Worker
 from tests.e2e.chaos.databases import CELERY
 from tests.e2e.chaos.stage import DURATIONS, SIDES, Stage, signal_all
 from tests.engine.fault_proxy import Fault
@@ -134,7 +134,7 @@ class Faults:
     def _a_worker(self, kind: str | None = None) -> Worker | None:
         """Return one of this kind; None: of any but Celery's, which have faults of their own."""
         plain = [worker for worker in self._crew.workers if worker.is_plain and worker.process.poll() is None]
-        plain = [worker for worker in plain if (worker.kind == kind if kind else worker.kind != CELERY)]
+        plain = [worker for worker in plain if worker.kind in ({kind} if kind else {THREADS, SENDER})]
         return self._random.choice(plain) if plain else None
 
     def _kill_worker(self, kind: str | None = None) -> bool:
