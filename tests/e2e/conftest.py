@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_delayq.redis_clients import forget_engine
-from tests.support.processes import start_worker
+from tests.support.processes import start_logged, start_worker
 
-__all__ = ["start_worker"]
+__all__ = ["start_logged", "start_worker"]
 
 
 @pytest.fixture(params=["redis", "ledger"])

@@ -14,7 +14,8 @@ from django.db import connection, transaction
 import django_delayq as dq
 from django_delayq.ledger.db_connections import IDLE_SECONDS
 from django_delayq.models import Timeout, WorkerSeen
-from tests.e2e.databases.conftest import LoggedWorker, OwnDatabase, Start, are_settled, fire_some
+from tests.e2e.databases.conftest import OwnDatabase, Start, are_settled, fire_some
+from tests.support.processes import LoggedWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 

@@ -12,7 +12,8 @@ from django.db import connection, transaction
 
 import django_delayq as dq
 from tests.conftest import ROOT
-from tests.e2e.databases.conftest import LoggedWorker, Start, are_settled, each_fired_once
+from tests.e2e.databases.conftest import Start, are_settled, each_fired_once
+from tests.support.processes import LoggedWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 

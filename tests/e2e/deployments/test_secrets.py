@@ -28,9 +28,9 @@ def test_a_worker_with_a_working_and_then_a_refused_password_logs_neither(stage:
         stage.schedule(5, within=0.5)
         owner.acl_setuser("shop", enabled=True, passwords=[f"-{SECRET}"])
         owner.client_kill_filter(_type="normal", skipme=True)
-        wait_until(lambda: "not available" in stage.log_text(), "it has noticed")
+        wait_until(lambda: "not available" in stage.worker.text, "it has noticed")
         stage.await_all_fired_once_and_none_early()
         owner.acl_setuser("shop", enabled=True, passwords=[f"+{SECRET}"])
         stage.await_worker_on_redis()
         stage.end_worker()
-    assert SECRET not in stage.log_text()
+    assert SECRET not in stage.worker.text
