@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 TEN = timedelta(minutes=10)
-both_ways = pytest.mark.parametrize("shift", [TEN, -TEN], ids=["ahead", "behind"])
 
 
 SOURCE = Path(__file__).with_name("shifted_clock.c")
@@ -125,8 +124,9 @@ def asked(server: RedisProcess) -> int:
 
 
 @once
-@both_ways
-@pytest.mark.parametrize("is_from_the_start", [False, True], ids=["set", "wrong_from_the_start"])
+@pytest.mark.parametrize(
+    ("shift", "is_from_the_start"), [(TEN, False), (-TEN, True)], ids=["set", "wrong_from_the_start"]
+)
 def test_redis_whose_clock_is_set_makes_nothing_early_and_nothing_late_by_as_much(
     shifted: ShiftedClock,
     shifted_redis: RedisProcess,
@@ -164,7 +164,7 @@ for minutes in (0, 10):
 
 
 @once
-@both_ways
+@pytest.mark.parametrize("shift", [TEN, -TEN], ids=["ahead", "behind"])
 @pytest.mark.usefixtures("redis_client")
 def test_an_application_whose_clock_is_wrong_moves_its_deadlines_and_none_fires_before_what_its_row_says(
     shifted: ShiftedClock,
@@ -191,7 +191,7 @@ def test_an_application_whose_clock_is_wrong_moves_its_deadlines_and_none_fires_
     forget_engine()
 
 
-@pytest.mark.parametrize(("source", "shift"), [("redis", -TEN), ("redis", TEN), ("ledger", -TEN), ("ledger", TEN)])
+@pytest.mark.parametrize(("source", "shift"), [("redis", -TEN), ("ledger", TEN)])
 @pytest.mark.usefixtures("redis_client")
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no clock but its process's")
 def test_a_worker_whose_clock_is_wrong_fires_by_the_databases(

@@ -115,8 +115,6 @@ ROW_WAYS: dict[str, Pay] = {
     "outside": pay_outside_a_transaction,
     "webhook": transaction.atomic(pay_outside_a_transaction),
     "save": partial(pay_by, lambda rows: save(rows.first())),
-    "update": partial(pay_by, lambda rows: rows.update(status="captured")),
-    "upsert": partial(pay_by, lambda rows: rows.update_or_create(defaults={"status": "captured"})),
     "locked": partial(pay_by, lambda rows: save(rows.select_for_update().first())),
 }
 
