@@ -1,32 +1,17 @@
-"""A backlog of one policy, due before anything else, and real workers."""
+"""A backlog of one policy, due before anything else, and what came of it."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-
 from django_delayq import clock, get_policy
 from django_delayq.ledger import writing
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import forget_engine, get_worker_engine
-from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
+from django_delayq.redis_clients import get_worker_engine
 from tests.testapp.models import Order, Parcel
-
-
-@pytest.fixture(params=["redis", "ledger"])
-def source(request: pytest.FixtureRequest, settings: Any) -> Any:
-    """Return the variables of a worker with Redis, and of one without."""
-    if request.param == "redis":
-        request.getfixturevalue("redis_client")
-        yield {}
-    else:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-        yield {"WITHOUT_REDIS": "1"}
-    forget_engine()
 
 
 def crowd(policy: str, count: int) -> None:
@@ -47,10 +32,9 @@ def _insert(model: Any, policy: str, objects: list[Any], at: datetime, queue: st
     for row in rows:
         row.queue = queue
     Timeout.objects.bulk_create(rows, batch_size=1000)
-    slots = [row.slot for row in rows]
-    ids = list(Timeout.objects.filter(policy=declared.label, slot__in=slots[:1000]).values_list("pk", flat=True))
-    if len(slots) > 1000:
-        ids = list(Timeout.objects.filter(policy=declared.label).values_list("pk", flat=True))
+    slots = {row.slot for row in rows}
+    found = Timeout.objects.filter(policy=declared.label).values_list("pk", "slot")
+    ids = [pk for pk, slot in found if slot in slots]
     engine = get_worker_engine("default")
     if engine is not None:
         engine.queue(queue, 0).ensure(declared.label, ((id, due_ms_of(at)) for id in ids))
