@@ -19,11 +19,3 @@ def branches(module: Path) -> list[str]:
 def test_only_the_dialects_ask_for_the_vendor_of_a_database() -> None:
     others = [path for path in PACKAGE.rglob("*.py") if path.name != "dialects.py" and path.parent.name != "migrations"]
     assert [found for path in others for found in branches(path)] == []
-
-
-def test_a_branch_elsewhere_would_be_noticed(tmp_path: Path) -> None:
-    module = tmp_path / "pages.py"
-    module.write_text(
-        'if connection.vendor == "mysql":\nsql = SQL[connection.vendor]\ndef as_mysql(self):\nvendor = 1\n'
-    )
-    assert branches(module) == ["pages.py:1", "pages.py:2", "pages.py:3"]

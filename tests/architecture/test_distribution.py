@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -151,21 +150,6 @@ def test_a_commit_has_a_version_of_its_own_before_that_of_the_changelog_and_a_ta
     assert version_of(clone) == coming.base_version
     commit(clone)
     assert Version(version_of(clone)) > Version(coming.base_version)
-
-
-def test_a_wheel_of_a_state_installed_over_one_of_the_last_state_runs_the_new_code(clone: Path, tmp_path: Path) -> None:
-    wheels = [matrix.build(tmp_path / "first", clone)]
-    (clone / "django_delayq" / "exceptions.py").write_text("NEWER = True\n")
-    commit(clone)
-    wheels.append(matrix.build(tmp_path / "second", clone))
-    venv.create(tmp_path / "venv", symlinks=True)
-    inside = str(tmp_path / "venv" / "bin" / "python")
-    for wheel in wheels:
-        pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-qq", "--no-index", "--no-deps", str(wheel)]
-        subprocess.run(pip, check=True)
-    words = "import django_delayq, django_delayq.exceptions as e; print(e.NEWER, django_delayq.__version__)"
-    done = subprocess.run([inside, "-I", "-c", words], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", version_of(clone)]
 
 
 def test_the_commands_of_the_readme_and_those_for_the_repository_install_this_code(clone: Path, tmp_path: Path) -> None:

@@ -109,15 +109,3 @@ def test_each_module_that_may_read_a_history_does(found: dict[str, list[str]]) -
 )
 def test_a_reader_of_a_history_is_found(line: str) -> None:
     assert reads(line)
-
-
-def test_what_writes_or_defers_a_history_is_none() -> None:
-    source = """
-row.history = with_event(row, "failed", now)
-change.details = {"what": 1}
-change.details |= {"until": None}
-rows = rows.defer("history", "payload")
-rows = lock_rows(ids, using, history=True)
-update_each(rows, (*values, "history"), using)
-"""
-    assert reads(source) == []

@@ -180,12 +180,6 @@ def test_words_of_the_deny_list_are_not_used(folder: str) -> None:
     assert report([ROOT / folder]) == []
 
 
-def test_words_between_blocks_of_a_page_are_found(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text("```sh\nls\n```\n\nNobody `looks`.\n\n```sh\nls\n```\n\nIt is repeated in vain.\n")
-    assert [(line, words) for line, words, _ in findings(path)] == [(5, "Nobody"), (11, "in vain")]
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -13,7 +13,6 @@ from itertools import pairwise
 from statistics import median
 from types import ModuleType
 
-import pytest
 from django.apps import apps
 from django.core.management import get_commands
 from django.dispatch import Signal
@@ -77,14 +76,6 @@ def test_every_column_for_users_is_documented_and_exists() -> None:
     assert documented == columns | {"errors", "last_error", "is_computed"}
 
 
-def test_pausing_holding_and_resuming_have_one_word_in_docs_and_on_buttons() -> None:
-    buttons = {name: each.button_for() for name, each in OPERATIONS.items()}
-    shown = {code(row[0])[0]: row[5] for row in read(DOCS / "operating.md").table("name", "acts on") if row[5]}
-    assert shown == {name: buttons[name] for name in buttons if re.match("pause|hold|resume", name)}
-    verbs = {name.partition("_")[0].title() for name in shown}
-    assert {text.partition(" ")[0] for text in shown.values()} == verbs
-
-
 def test_every_public_name_is_documented_and_in_the_reference() -> None:
     assert set(django_delayq.__all__) - names_in_code() == set()
     page = (DOCS / "api.md").read_text()
@@ -109,16 +100,6 @@ def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> No
     assert off == [], "correct these figures (shown, measured) in docs/speed.md"
 
 
-@pytest.mark.parametrize(("name", "part"), [("admin", "admin: "), ("rest", "rest: "), ("operating", "command ")])
-def test_the_times_of_pages_and_commands_are_about_those_of_the_latest_benchmark(name: str, part: str) -> None:
-    samples = json.loads((ROOT / "benchmarks" / "results.json").read_text())["works"]["pages"]["samples"]
-    reading = [title for title in samples if title.startswith(part) and "--dry-run" not in title]
-    measured = [median(samples[title]["p50"]) for title in reading if "p50" in samples[title]]
-    (section,) = re.findall(r"With 1,000,000 pending and .*?`make bench`", _flat(read(DOCS / f"{name}.md")))
-    shown = [int(number) for pair in re.findall(r"(\d+)(?: to (\d+))? ms", section) for number in pair if number]
-    assert 0.6 < min(shown) / min(measured) < 1.6 and 0.6 < max(shown) / max(measured) < 1.6, (shown, measured)
-
-
 def _figure(cell: str) -> float:
     return float(cell.replace(",", ""))
 
@@ -132,19 +113,6 @@ EVENTS = {code(row[0])[0] for row in read(DOCS / "monitoring.md").table("event",
 def test_names_of_the_library_exist() -> None:
     named = ((f"{page.name}:{number}", text) for page in pages() for number, text in page.inline_code())
     assert [f"{place}: {name}" for place, text in named for name in unknown_names(text)] == []
-
-
-def test_names_that_do_not_exist_are_detected() -> None:
-    wrong = (
-        "django_delayq.contrib.email",
-        "django_delayq.models.Timer",
-        "delayq_wroker",
-        "stop_timeout(x)",
-        "timeout_won",
-        '("django_delayq", "0000_unknown")',
-        'DELAYQ["RETENTOIN"]',
-    )
-    assert [len(unknown_names(text)) for text in wrong] == [1] * len(wrong)
 
 
 def unknown_names(text: str) -> list[str]:
@@ -243,10 +211,6 @@ def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
     assert abs(sum(len(group["fault"]) for group in groups) - int(faults)) <= 10
     ladder = [0, 0, *(60 * minutes for minutes in (2, 10, 10, 60, 120, 360, 900))]
     assert list(Retry().delays) == ladder
-
-
-def test_the_shop_of_the_examples_is_no_app_of_the_tests() -> None:
-    assert not apps.is_installed("shop")
 
 
 def _classified(prefix: str) -> list[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import configparser
-import getpass
 import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,19 +54,6 @@ def test_the_helpdesk_takes_forty_lines() -> None:
     lines = [line for code in shown for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert len(shown) == 2
     assert len(lines) <= 40
-
-
-def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("needs systemd-analyze")
-    # It checks that the program and the user exist.
-    unit = file("systemd", "shop-timeouts.service").replace("/srv/shop/venv/bin/python", sys.executable)
-    path = tmp_path / "shop-timeouts.service"
-    path.write_text(unit.replace("User=shop", f"User={getpass.getuser()}"))
-    done = subprocess.run([analyze, "verify", "--man=no", path], capture_output=True, text=True, check=False)
-    complaints = [line for line in done.stderr.splitlines() if "shop-timeouts" in line]
-    assert (done.returncode, complaints) == (0, [])
 
 
 def test_the_unit_does_not_restart_a_worker_of_another_installation() -> None:
@@ -179,16 +164,6 @@ def test_redis_starts_with_the_shown_options_and_does_not_evict(source: str, com
     with Shown(tmp_path) as server, redis.Redis.from_url(server.url) as client:
         values: Any = client.config_get("maxmemory-policy") | client.config_get("save")  # Redis 6.2 takes one name
         assert values == {"maxmemory-policy": "noeviction", "save": ""}
-
-
-def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
-    from django_delayq.conf import Settings
-
-    pgbouncer = configparser.ConfigParser()
-    pgbouncer.read_string(file("../databases", "pgbouncer.ini"))
-    (worker,) = re.findall(r"DATABASE_NAME=(\w+) python", (ROOT / "docs" / "databases.md").read_text())
-    options = dict(word.split("=") for word in pgbouncer["databases"][worker].split())
-    assert int(options["pool_size"]) >= Settings().concurrency + 2
 
 
 def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat(compose: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 from functools import reduce
-from pathlib import Path
 
 from tests.docs.pages import ROOT, Page, code, read
 
@@ -67,18 +66,6 @@ def test_the_page_follows_six_paths_in_few_steps_whose_files_and_functions_exist
     assert list(steps(page)) == PATHS
     assert [name for name, path in steps(page).items() if not 3 < len(path) <= MAX_STEPS] == []
     assert missing(page) == []
-
-
-def test_a_step_that_does_not_exist_is_detected(tmp_path: Path) -> None:
-    rows = (
-        "`scheduling/none.py` | `schedule_timeout`",
-        "`scheduling/single.py` | `schedule_none`",
-        "`engine/lua/none.lua` |",
-    )
-    table = "".join(f"| {row} | |\n" for row in rows)
-    path = tmp_path / "internals.md"
-    path.write_text(f"## Path\n\n| file | function | what happens |\n| --- | --- | --- |\n{table}")
-    assert len(missing(read(path))) == 3
 
 
 def test_the_diagram_names_rooms_that_exist() -> None:

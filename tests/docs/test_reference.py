@@ -6,7 +6,6 @@ import re
 from dataclasses import fields
 from typing import Any
 
-import pytest
 from django.core.management import get_commands
 from django.dispatch import Signal
 from django.utils import translation
@@ -15,7 +14,6 @@ import django_delayq
 from django_delayq import TimeoutPolicy, conf, signals
 from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS
-from django_delayq.policy import declaring
 from django_delayq.scheduling.story import EVENT_LABELS
 from tests.docs.pages import code, read
 from tests.docs.test_facts import SOURCE_OF_CHECKS
@@ -73,32 +71,3 @@ def test_every_event_and_signal_is_listed() -> None:
     assert {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)} <= set(
         names("signal")
     )
-
-
-def test_a_text_that_is_missing_and_a_link_of_a_name_that_is_gone_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    docstring = "Declare.\n\nArgs:\n    model: a class.\n    **options: x.\n"
-    monkeypatch.setattr(declaring.timeout_policy, "__doc__", docstring)
-    with pytest.raises(LookupError, match="other options"):
-        list(reference.options())
-    monkeypatch.setitem(reference.LINKS, "settings", {"LEASES": "settings.md"})
-    with pytest.raises(LookupError, match="LEASES"):
-        list(reference.settings())
-
-
-def test_an_entry_of_a_docstring_may_have_several_lines() -> None:
-    docstring = """Do it.
-
-    Args:
-        one: the first
-            of them.
-        two, three: both
-            others.
-
-    Returns:
-        five: nothing.
-    """
-    assert reference.entries(docstring, "Args") == {
-        "one": "the first of them.",
-        "two": "both others.",
-        "three": "both others.",
-    }

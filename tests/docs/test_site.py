@@ -7,20 +7,8 @@ import re
 import pytest
 
 from tests.docs.pages import ROOT, pages, read
-from tests.docs.test_facts import PROJECT
-from tools.environment import PURPOSES
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_site_is_built_in_an_environment_without_the_test_suite() -> None:
-    assert PURPOSES["docs"][-2:] == ["--group", "docs"]
-    heavy = {"selenium", "mypy", "pytest", "schemathesis", "pyright"}
-    assert not heavy & {re.split(r"\W", name)[0] for name in PROJECT["dependency-groups"]["docs"]}
-    makefile = (ROOT / "Makefile").read_text()
-    for target in ("docs", "docs-links"):
-        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
-        assert recipe and "DELAYQ_VENV=$(CURDIR)/.venv-docs" in recipe[1] and "$(BIN)" not in recipe[1]
 
 
 INDEX = (ROOT / "docs" / "index.md").read_text()

@@ -16,43 +16,28 @@ import socket
 import struct
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
 CHUNK = 65_536
-SMALL = 512
-"""Of a longer piece only this much goes byte by byte: a thousand ids would take seconds."""
 
 
 class Fault(Enum):
     """What becomes of one request."""
 
     RESET_BEFORE = "reset before it is sent"
-    HALF_SENT = "reset after half of it is sent"
     STALL_BEFORE = "swallowed, and silence"
     RESET_AFTER = "reset after it ran, the reply lost"
-    HALF_ANSWERED = "reset after half of the reply"
     STALL_AFTER = "it runs, and silence"
 
     @property
     def runs(self) -> bool:
         """Whether the server runs the request."""
-        return self in {Fault.RESET_AFTER, Fault.HALF_ANSWERED, Fault.STALL_AFTER}
+        return self in {Fault.RESET_AFTER, Fault.STALL_AFTER}
 
     @property
     def is_silent(self) -> bool:
         """Whether the connection stays open, so that only the time limit of the client ends the wait."""
         return self in {Fault.STALL_BEFORE, Fault.STALL_AFTER}
-
-
-@dataclass
-class _Waiting:
-    """A fault that no request has met yet."""
-
-    fault: Fault
-    only: bytes
-    after: int
 
 
 class FaultProxy:
@@ -61,15 +46,14 @@ class FaultProxy:
     `met` counts the faults that requests have met so far. Threads may inject, mute and heal at any time.
     """
 
-    def __init__(self, target: str | tuple[str, int], *, byte_by_byte: bool = False) -> None:
-        self.byte_by_byte = byte_by_byte
+    def __init__(self, target: str | tuple[str, int]) -> None:
         self.met: Counter[Fault] = Counter()
         self.connections = self.forgotten = 0
         self.muted = threading.Event()
         self.swallowing = threading.Event()
         self._target = target
         self._refusing = threading.Event()
-        self._faults: deque[_Waiting] = deque()
+        self._faults: deque[tuple[Fault, bytes]] = deque()
         self._threads: list[threading.Thread] = []
         self._end, self.ended = socket.socketpair()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -91,9 +75,9 @@ class FaultProxy:
         """How many replies were lost with their connection."""
         return self.met[Fault.RESET_AFTER]
 
-    def inject(self, fault: Fault, only: bytes = b"", after: int = 0) -> None:
-        """Inject this fault into the next request that contains `only`, on any connection, after `after` others."""
-        self._faults.append(_Waiting(fault, only, after))
+    def inject(self, fault: Fault, only: bytes = b"") -> None:
+        """Inject this fault into the next request that contains `only`, on any connection."""
+        self._faults.append((fault, only))
 
     def lose_next_reply(self) -> None:
         """Drop the next reply and its connection."""
@@ -124,11 +108,8 @@ class FaultProxy:
     def next_fault(self, request: bytes) -> Fault | None:
         """Return the fault for this request, if any."""
         with contextlib.suppress(IndexError):
-            waiting = self._faults[0]
-            if waiting.only in request:
-                waiting.after -= 1
-                if waiting.after < 0:
-                    return self._faults.popleft().fault
+            if self._faults[0][1] in request:
+                return self._faults.popleft()[0]
         return None
 
     def _accept(self) -> None:
@@ -163,8 +144,6 @@ class _Connection:
     def run(self, target: str | tuple[str, int]) -> None:
         """Pass data until either end has closed, a fault has closed both, or the proxy stops."""
         with contextlib.suppress(OSError), _connected(target) as self._server:
-            _without_delay(self._client)
-            _without_delay(self._server)
             ends = [self._client, self._server, self._proxy.ended]
             while True:
                 readable, _, _ = select.select(ends, [], [])
@@ -194,11 +173,9 @@ class _Connection:
         fault = self._proxy.next_fault(data)
         if fault is None or fault.runs:
             self._answering = fault or self._answering
-            self._pass(data, self._server)
+            self._server.sendall(data)
             return True
         self._is_deaf = self._is_dumb = fault is Fault.STALL_BEFORE
-        if fault is Fault.HALF_SENT:
-            self._pass(data[: len(data) // 2], self._server)
         self._proxy.met[fault] += 1
         return self._is_deaf
 
@@ -210,18 +187,11 @@ class _Connection:
             return True
         fault, self._answering = self._answering, None
         if fault is None:
-            self._pass(data, self._client)
+            self._client.sendall(data)
             return True
         self._is_dumb = fault is Fault.STALL_AFTER
-        if fault is Fault.HALF_ANSWERED:
-            self._pass(data[: len(data) // 2], self._client)
         self._proxy.met[fault] += 1
         return self._is_dumb
-
-    def _pass(self, data: bytes, to: socket.socket) -> None:
-        ends = [*range(1, min(SMALL, len(data))), len(data)] if self._proxy.byte_by_byte else [len(data)]
-        for begin, end in pairwise([0, *ends]):
-            to.sendall(data[begin:end])
 
 
 def reset(connection: socket.socket) -> None:
@@ -241,8 +211,3 @@ def _connected(target: str | tuple[str, int]) -> socket.socket:
         server.close()
         raise
     return server
-
-
-def _without_delay(connection: socket.socket) -> None:
-    if connection.family == socket.AF_INET:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -90,18 +90,9 @@ class RedisProcess:
             self._process = processes.start(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._await_answer()
 
-    def stop(self) -> None:
-        """Stop the server gracefully."""
-        self._end(signal.SIGTERM)
-
     def kill(self) -> None:
         """Kill the server, like a crash."""
         self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Kill the server and start it at the same address; without persistence its data is lost."""
-        self.kill()
-        self.start()
 
     def pause(self) -> None:
         """Suspend the server: it keeps its connections and answers nothing."""
@@ -121,12 +112,6 @@ class RedisProcess:
         """Return a client without automatic retries, so that tests see every error."""
         address = {"host": "127.0.0.1", "port": self.port} if tcp else {"unix_socket_path": self.socket}
         return redis.Redis(**{"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **address, **options})
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The server's version, as Redis counts it."""
-        with self.client() as client:
-            return tuple(int(part) for part in client.info("server")["redis_version"].split("."))
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server was not started"

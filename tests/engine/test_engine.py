@@ -9,7 +9,7 @@ import redis
 from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
 
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import SLICES, Change, QueueKeys, counter_key
+from django_delayq.engine.records import SLICES, Change, counter_key
 from django_delayq.engine.scripts import Client
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.clients import WORKER, make_client
@@ -88,14 +88,6 @@ def test_all_changes_make_one_round_trip_and_none_make_none(
     engine.apply(changes)
     engine.apply([])
     assert len(sent) == 1
-
-
-def test_a_queue_is_the_same_object_each_time(client: redis.Redis) -> None:
-    engine = Engine(client, shards=2)
-    assert engine.queue("q", 1) is engine.queue("q", 1)
-    assert engine.queue("q", 1).keys == QueueKeys.of("delayq", "q", 1, 2)
-    with pytest.raises(ValueError, match="1 shard or more"):
-        Engine(client, shards=0)
 
 
 def test_only_the_present_slice_and_the_complete_ones_before_it_count(client: redis.Redis) -> None:

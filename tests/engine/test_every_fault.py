@@ -5,7 +5,6 @@ What should have happened is what happens to a second queue on the same clock, w
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,12 +13,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine.engine import Engine, Lease
-from django_delayq.engine.records import Change
-from django_delayq.engine.scripts import digest_of, read_texts
+from django_delayq.engine.engine import Lease
+from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
-from tests.engine.lines import LINE, Entry, one_line
 from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
 from tests.support.waiting import wait_until
@@ -98,21 +95,6 @@ def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
         assert expected == (once if name in {"stats", "peek"} else 0)
 
 
-@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER], ids=str)
-def test_a_command_whose_text_is_lost_on_the_way_to_a_server_that_forgot_it_may_be_sent_again(
-    proxy: FaultProxy, client: redis.Redis, fault: Fault
-) -> None:
-    virtual = VirtualQueue(client)
-    client.script_flush()
-    with through(proxy) as unlucky:
-        proxy.inject(fault, only=b"\r\nEVAL\r\n")
-        queue = virtual.through(unlucky)
-        with pytest.raises(EngineUnavailable):
-            queue.ensure([(1, NOW)])
-        assert virtual.waiting() == ({1: NOW} if fault.runs else {})
-        assert queue.ensure([(1, NOW)]) == (not fault.runs)
-
-
 @pytest.mark.parametrize("condition", ["swallow", "refuse"])
 def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go_on(
     proxy: FaultProxy, client: redis.Redis, condition: str
@@ -132,83 +114,3 @@ def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go
         for command in COMMANDS.values():
             assert command(shaken.through(lucky), leases[1]) == command(calm.queue, leases[0])
     assert shaken.snapshot() == calm.snapshot()
-
-
-@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER, Fault.STALL_AFTER], ids=str)
-def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
-    proxy: FaultProxy, client: redis.Redis, fault: Fault
-) -> None:
-    changes = [Change(name, LINE, id, id) for name in "abcd" for id in range(1, 6)]
-    changes += [Change("b", LINE, 1, None), Change("c", LINE, 2, 99), Change("d", LINE, 3, 1, earlier_only=True)]
-    engine = Engine(client)
-    engine.apply([Change("b", LINE, 9, 9), Change("c", LINE, 2, 3)])
-    with through(proxy, fault) as unlucky:
-        proxy.inject(fault, only=b"EVAL")
-        with pytest.raises(EngineUnavailable):
-            Engine(unlucky).apply(changes)
-        wait_until(lambda: proxy.met == {fault: 1})
-    engine.apply(changes)
-    plain = {id: id for id in range(1, 6)}
-    expected = {"a": plain, "b": {id: id for id in (2, 3, 4, 5, 9)}, "c": plain | {2: 99}, "d": plain | {3: 1}}
-    assert {name: dict(one_line(engine, name).peek()) for name in "abcd"} == expected
-
-
-@pytest.mark.parametrize("fault", [Fault.RESET_BEFORE, Fault.RESET_AFTER], ids=str)
-@pytest.mark.parametrize(
-    ("request_hit", "after"),
-    [("ensure", 0), ("set_aside", 0), ("ensure", 1)],
-    ids=["the command", "the moving aside", "the command again"],
-)
-def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
-    proxy: FaultProxy, client: redis.Redis, fault: Fault, request_hit: str, after: int
-) -> None:
-    queue = one_line(Engine(client))
-    client.set(queue.entries, "mine")
-    with through(proxy) as unlucky:
-        proxy.inject(fault, only=digest_of(read_texts()[request_hit]).encode(), after=after)
-        with pytest.raises(EngineUnavailable):
-            one_line(Engine(unlucky)).ensure([(1, 5)])
-        wait_until(lambda: proxy.met == {fault: 1})
-    queue.ensure([(1, 5)])
-    assert queue.peek() == [(1, 5)]
-    assert [client.get(key) for key in client.scan_iter(match="*foreign*")] == [b"mine"]
-
-
-def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, client: redis.Redis) -> None:
-    virtual = VirtualQueue(client)
-    virtual.queue.ensure([(1, NOW)])
-    for deliveries, fault in enumerate([Fault.RESET_AFTER, Fault.HALF_ANSWERED], start=1):
-        with through(proxy) as unlucky:
-            proxy.inject(fault, only=b"EVAL")
-            with pytest.raises(EngineUnavailable):
-                virtual.through(unlucky).reserve(5, 1000)
-            assert virtual.through(unlucky).reserve(5, 1000).entries == ()
-        virtual.advance(999)
-        assert virtual.queue.reserve(5, 1).entries == ()
-        virtual.advance(1)
-        assert virtual.scores()[1] % 16 == deliveries
-    assert virtual.queue.reserve(5, 1000).entries == (Entry(1, 3),)
-
-
-def test_a_fault_counts_although_its_client_waits_no_longer(own_server: RedisProcess) -> None:
-    """A test that waits for the fault also succeeds on a slow machine."""
-    with own_server.client() as client, FaultProxy(own_server.socket) as proxy:
-        hasty = redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0), socket_timeout=0.3)
-        wait_until(hasty.ping)
-        proxy.inject(Fault.STALL_AFTER)
-        own_server.pause()
-        with pytest.raises(redis.TimeoutError):
-            hasty.incr("count")
-        hasty.close()
-        own_server.resume()
-        wait_until(lambda: proxy.met == {Fault.STALL_AFTER: 1})
-        assert client.get("count") == b"1"
-
-
-def test_a_reset_is_no_polite_end(shared_server: RedisProcess) -> None:
-    with FaultProxy(shared_server.socket) as proxy:
-        proxy.inject(Fault.RESET_BEFORE)
-        with socket.create_connection(("127.0.0.1", proxy.port)) as raw:
-            raw.sendall(b"PING\r\n")
-            with pytest.raises(ConnectionResetError):
-                raw.recv(1)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from django_delayq.engine.engine import Engine
 from tests.engine.lines import LINE, Entry, lease_of, one_line, token_of
 from tests.engine.redis_process import RedisProcess
-from tests.engine.virtual import START_MS, VirtualQueue
+from tests.engine.virtual import VirtualQueue
 from tests.support.examples import examples
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -63,27 +62,6 @@ def test_every_time_and_count_comes_back_exactly(
         assert reserved.lease is not None
         assert virtual.queue.release(reserved.lease, [(id, ms)]) == 1
         assert virtual.queue.peek() == [(id, ms)]
-
-
-@pytest.mark.parametrize("persistence", ["snapshot", "log"])
-def test_scores_survive_a_restart_and_replication(persistence: str) -> None:
-    with RedisProcess() as server, RedisProcess() as replica, server.client() as client, replica.client() as copy:
-        client.config_set("appendonly", "yes" if persistence == "log" else "no")
-        client.config_set("repl-diskless-sync-delay", 0)
-        virtual = VirtualQueue(client)
-        virtual.queue.ensure([(1, TOP_MS), (2, 0), (3, START_MS), (2**63 - 1, START_MS)])
-        virtual.queue.reserve(3, 86_400_000)
-        before = virtual.members()
-        copy.replicaof("127.0.0.1", server.port)
-        wait_until(lambda: dict(copy.zrange(virtual.entries, 0, -1, withscores=True)) == before)
-        if persistence == "snapshot":
-            wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])  # the replica's
-            client.save()
-        else:
-            wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
-            server.extra = ("--appendonly", "yes")
-        server.restart()
-        wait_until(lambda: virtual.members() == before)
 
 
 def test_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change, QueueKeys, counter_key, quoted, turn_key, type_of, unquoted
+from django_delayq.engine.records import Change, QueueKeys, counter_key, quoted, turn_key, unquoted
 
 ODD_NAMES = [
     "", " ", "a b", "a\nb", "{", "}", "{}", "}{", "a}.0", "{a}", "a.0", "a", "a:z", "%7B", "ü", "\x00", "\ud800",
@@ -46,22 +46,6 @@ def test_counters_share_no_key_and_all_keys_of_a_prefix_match_one_pattern_of_an_
     for prefix, shown in [("shop:eu", "shop:eu"), ("a{b}", "a%7Bb%7D"), ("50%", "50%25")]:
         keys = [*QueueKeys.of(prefix, "default", 0, 1), counter_key(prefix, "brake"), turn_key(prefix, "sweep")]
         assert all(key.startswith(f"{shown}:") for key in keys)
-
-
-def test_queues_of_odd_names_hold_their_own_entries(client: redis.Redis) -> None:
-    engine = Engine(client, shards=2)
-    engine.apply([Change(name, name, id, id) for name in ODD_NAMES for id in range(1, 20)])
-    for name in ODD_NAMES:
-        held = {id: ms for shard in range(2) for id, ms in engine.queue(name, shard).peek()}
-        assert list(engine.queue(name, 0).reserve({}, 1).heads) == [name]
-        assert held == {id: id for id in range(1, 20)}
-
-
-def test_the_type_of_a_key_is_known_whatever_its_line_is_called() -> None:
-    keys = QueueKeys.of("delayq", "q}:n", 0, 1)
-    assert [type_of(key) for key in keys] == ["zset", "string", None]
-    assert {type_of(keys.line(name)) for name in [*ODD_NAMES, "n", ":n", "h}:n"]} == {"zset"}
-    assert {type_of(key) for key in (counter_key("delayq", "}:n"), turn_key("delayq", "sweep"))} == {None}
 
 
 def test_shards_are_spread_evenly_over_the_slots_and_ids_over_the_shards(client: redis.Redis) -> None:

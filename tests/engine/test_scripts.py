@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from importlib.resources import files
-
 import pytest
 import redis
 
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change, QueueKeys
-from django_delayq.engine.scripts import Call, Caller, digest_of, read_texts
+from django_delayq.engine.scripts import Call, Caller, read_texts
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.lines import LINE, lease_of, one_line
 from tests.engine.virtual import VirtualQueue
 
-FOLDER = files("django_delayq.engine") / "lua"
 TEXTS = read_texts()
 QUEUE = QueueKeys.of("delayq", "default", 0, 1)
 KEYS = (QUEUE.heads, QUEUE.line("a"))
-SEVERAL = {"KEYS": r"#KEYS|\(KEYS[,)]|KEYS\[i", "ARGV": r"#ARGV|unpack\(ARGV|ARGV\[\(?i"}
-
-
-def raw(name: str) -> str:
-    return (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
-
-
-def test_every_file_is_a_command_or_a_piece_that_is_used() -> None:
-    assert {file.name for file in FOLDER.iterdir() if file.is_file()} == {f"{name}.lua" for name in TEXTS}
-    calls = re.findall(r'"([a-z_]+)"', (files("django_delayq.engine") / "engine.py").read_text(encoding="utf-8"))
-    assert set(TEXTS) - {"set_aside"} <= set(calls)
-    used = {piece for name in TEXTS for piece in re.findall(r"^--- include (\w+)$", raw(name), re.MULTILINE)}
-    assert {file.name for file in (FOLDER / "include").iterdir()} == {f"{piece}.lua" for piece in used}
-
-
-@pytest.mark.parametrize("name", sorted(TEXTS))
-def test_a_command_is_short_declares_what_it_uses_and_includes_each_piece_once(client: redis.Redis, name: str) -> None:
-    assert len(raw(name).splitlines()) <= 60
-    head = dict(re.findall(r"^-- (KEYS|ARGV|RETURN)(?: (.*))?$", raw(name), re.MULTILINE))
-    assert list(head) == ["KEYS", "ARGV", "RETURN"]
-    body = re.sub(r"^--.*$", "", TEXTS[name], flags=re.MULTILINE)
-    for table, several in SEVERAL.items():
-        used = (int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", body))
-        assert max(used, default=0) == len(head[table].split("[")[0].split())
-        is_passed_on = table == "KEYS" and "(KEYS, " in body  # to a piece that takes all of them
-        assert is_passed_on or bool(re.search(several, body)) == ("[" in head[table])
-    assert "--- include" not in TEXTS[name]
-    functions = re.findall(r"local function (\w+)", TEXTS[name])
-    assert len(functions) == len(set(functions))
-    assert client.script_load(TEXTS[name]) == digest_of(TEXTS[name])
 
 
 def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Redis) -> None:

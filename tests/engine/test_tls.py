@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from tests.engine.certificates import Authority, Certificate, find_openssl
 from tests.engine.lines import one_line
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.test_engine import walk_the_basic_path
-from tests.engine.topologies import SERVICE, SentinelProcess, clustered
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +42,6 @@ class TlsServer(RedisProcess):
 
     def command(self) -> list[str]:
         return [*super().command(), "--port", "0", "--tls-port", str(self.port)]
-
-
-class TlsSentinel(SentinelProcess):
-    """A sentinel that speaks TLS, with clients and with servers."""
-
-    def command(self) -> list[str]:
-        with_tls = ["--port", "0", "--tls-port", str(self.port), "--tls-replication", "yes"]
-        return [*super().command(), *with_tls, *self.extra]
 
 
 @pytest.fixture(scope="module")
@@ -110,21 +101,3 @@ def test_who_can_be_verified_is_let_in_and_who_cannot_gets_nowhere(
                 one_line(engine, "q").ensure([(1, 1)])
             assert client.dbsize() == before, case
             engine.close()
-
-
-def test_sentinels_and_their_service_are_reached_by_tls(
-    server: TlsServer, authority: Authority, options: list[str]
-) -> None:
-    sentinel = TlsSentinel(server, 1)
-    sentinel.extra = tuple(options)
-    with sentinel:
-        asked = query(authority, authority.sign("by-sentinel"))
-        walk(f"rediss+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/0{asked}")
-
-
-def test_a_cluster_is_reached_by_tls(binary: str, authority: Authority, options: list[str]) -> None:
-    def make(binary: str | None, port: int, extra: Sequence[str]) -> TlsServer:
-        return TlsServer(binary, port, [*extra, *options, "--tls-cluster", "yes"])
-
-    with clustered(binary, replicas=False, make=make) as nodes:
-        walk(f"rediss+cluster://127.0.0.1:{nodes.masters[0].port}{query(authority, authority.sign('in-cluster'))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of, is_calendar
+from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of
 from tests.support.examples import examples
 from tests.unit.minutes import DAY, MIDDLES, MINUTE, Case, Count, around, cases
 
@@ -24,7 +24,6 @@ BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600
 GERMANY = holidays.country_holidays("DE")
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays=GERMANY)
-NIGHT = WorkingHours("Europe/Berlin", {"mon-fri": "22:00-06:00"})
 SPECIAL = {
     date(2026, 12, 24): "09:00-13:00",
     date(2026, 12, 26): ("10:00-12:00", "13:00-14:00"),
@@ -49,64 +48,17 @@ def minutes_of(moment: datetime) -> str:
 @pytest.mark.parametrize(
     ("start", "hours", "end"),
     [
-        (berlin(2026, 11, 5, 9), 3, "Thu 05 Nov 12:00"),
         (berlin(2026, 11, 5, 9), 3.5, "Thu 05 Nov 12:30"),  # when the lunch break begins, not when it ends
-        (berlin(2026, 11, 5, 12), 1, "Thu 05 Nov 13:30"),
         (berlin(2026, 11, 5, 9), 7.5, "Thu 05 Nov 17:00"),  # at the closing, not the next morning
-        (berlin(2026, 11, 5, 16), 2, "Fri 06 Nov 10:00"),
         (berlin(2026, 11, 6, 16), 2, "Mon 09 Nov 10:00"),  # over a weekend
         (berlin(2026, 11, 7, 11), 1, "Mon 09 Nov 10:00"),  # begins when it is closed
         (berlin(2026, 12, 24, 16), 2, "Mon 28 Dec 10:00"),  # over Christmas
-        (berlin(2026, 11, 5, 10), 0, "Thu 05 Nov 10:00"),
-        (berlin(2026, 11, 5, 12, 45), 0, "Thu 05 Nov 13:00"),
         (berlin(2026, 11, 5, 17), 0, "Fri 06 Nov 09:00"),  # a closing is not open
-        (berlin(2026, 11, 5, 13, 30), -1, "Thu 05 Nov 12:00"),
-        (berlin(2026, 11, 5, 12), -3, "Thu 05 Nov 09:00"),
-        (berlin(2026, 11, 9, 10), -2, "Fri 06 Nov 16:00"),
         (berlin(2026, 11, 7, 11), -1, "Fri 06 Nov 16:00"),  # closed: from the closing before
     ],
 )
 def test_open_time_is_added_over_breaks_nights_weekends_and_holidays(start: datetime, hours: float, end: str) -> None:
     assert minutes_of(OFFICE.add(start, hours * HOUR)) == end
-
-
-def test_open_time_between_two_datetimes() -> None:
-    thursday, monday = berlin(2026, 11, 5, 16), berlin(2026, 11, 9, 9, 30)
-    assert OFFICE.between(thursday, monday) == (1 + 7.5 + 0.5) * HOUR
-    assert OFFICE.between(monday, thursday) == -9 * HOUR
-    assert OFFICE.between(berlin(2026, 12, 24, 18), berlin(2026, 12, 28, 9)) == 0
-
-
-def test_a_night_shift_belongs_to_the_day_on_which_it_begins() -> None:
-    assert minutes_of(NIGHT.add(berlin(2026, 11, 6, 23), 3 * HOUR)) == "Sat 07 Nov 02:00"
-    assert minutes_of(NIGHT.next_open(berlin(2026, 11, 9, 3))) == "Mon 09 Nov 22:00"  # none has begun on Sunday
-    closed = WorkingHours("Europe/Berlin", {"mon-fri": "22:00-06:00"}, holidays={date(2026, 11, 5)})
-    assert minutes_of(closed.next_open(berlin(2026, 11, 5, 3))) == "Thu 05 Nov 03:00"  # of Wednesday
-    assert minutes_of(closed.next_open(berlin(2026, 11, 5, 23))) == "Fri 06 Nov 22:00"
-
-
-def test_real_time_counts_when_the_clocks_change() -> None:
-    assert NIGHT.between(berlin(2026, 10, 24, 0), berlin(2026, 10, 24, 12)) == 6 * HOUR
-    sunday = WorkingHours("Europe/Berlin", {"sat": "22:00-06:00"})
-    assert sunday.between(berlin(2026, 10, 24, 12), berlin(2026, 10, 25, 12)) == 9 * HOUR
-    assert sunday.between(berlin(2026, 3, 28, 12), berlin(2026, 3, 29, 12)) == 7 * HOUR
-
-
-def test_a_window_may_be_open_twice_or_not_at_all() -> None:
-    early = WorkingHours("Europe/Berlin", {"mon-sun": "02:15-02:45"})
-    assert early.between(berlin(2026, 10, 25, 0), berlin(2026, 10, 25, 12)) == HOUR
-    assert early.next_open(berlin(2026, 10, 25, 2, 50)) == berlin(2026, 10, 25, 2, 15, fold=1).astimezone(UTC)
-    assert early.between(berlin(2026, 3, 29, 0), berlin(2026, 3, 29, 12)) == 0
-    late = WorkingHours("Europe/Berlin", {"mon-sun": "01:00-02:30"})
-    assert late.between(berlin(2026, 10, 25, 0), berlin(2026, 10, 25, 12)) == 2 * HOUR  # 01:00-02:30, 02:00-02:30
-
-
-def test_working_days_are_counted() -> None:
-    assert OFFICE.nth_day(date(2026, 12, 23), 1) == date(2026, 12, 24)
-    assert OFFICE.nth_day(date(2026, 12, 23), 2) == date(2026, 12, 28)
-    assert OFFICE.nth_day(date(2026, 12, 28), -2) == date(2026, 12, 23)
-    assert OFFICE.nth_day(date(2026, 12, 23), 0) == date(2026, 12, 23)
-    assert OFFICE.nth_day(date(2026, 12, 25), 0) == date(2026, 12, 28)
 
 
 def test_a_whole_day_and_several_ways_to_name_days() -> None:
@@ -169,15 +121,6 @@ def test_special_days_have_hours_of_their_own_also_on_a_weekend_and_a_holiday(sp
     assert office.between(berlin(2026, 12, 24, 9), berlin(2026, 12, 29, 9)) == 7 * HOUR
 
 
-def test_time_that_is_open_by_two_windows_counts_once() -> None:
-    special = {date(2026, 11, 5): "20:00-10:00"}
-    calendar = WorkingHours("UTC", {"mon-fri": ("07:00-08:00", "09:00-12:00")}, special=special)
-    begin, end = datetime(2026, 11, 5, 20, tzinfo=UTC), datetime(2026, 11, 6, 12, tzinfo=UTC)
-    assert calendar.between(begin, end) == 16 * HOUR
-    assert calendar.add(begin, 16 * HOUR) == end
-    assert calendar.add(end, -16 * HOUR) == begin
-
-
 def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
     answers: Iterator[Any] = iter([9, "9-12", ["10:00-12:00", "11:00-13:00"]])
     calendar = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, special=lambda day: next(answers))
@@ -185,19 +128,6 @@ def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
     for error, message in expected:
         with pytest.raises(error, match=message):
             calendar.next_open(datetime(2026, 11, 5, tzinfo=UTC))
-
-
-def test_a_calendar_of_another_package_needs_four_methods() -> None:
-    class Other:
-        def add(self, start: datetime, seconds: float) -> datetime:
-            return start
-
-        between = next_open = nth_day = add
-
-    assert is_calendar(OFFICE)
-    assert is_calendar(Other())
-    assert not is_calendar(Other)
-    assert not is_calendar({1, 2})
 
 
 # The same answers as a count minute by minute
@@ -272,24 +202,6 @@ def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
     assert instant_of(wall, zone) == expected
 
 
-@pytest.mark.parametrize(
-    ("wall", "instant"),
-    [
-        ("2026-03-29 01:59:59.999999", "2026-03-29 00:59:59.999999"),
-        ("2026-03-29 02:00", "2026-03-29 01:00"),  # the first one after the gap
-        ("2026-03-29 02:30:15.000007", "2026-03-29 01:00"),
-        ("2026-03-29 02:59:59.999999", "2026-03-29 01:00"),
-        ("2026-03-29 03:00", "2026-03-29 01:00"),
-        ("2026-10-25 01:59:59.999999", "2026-10-24 23:59:59.999999"),
-        ("2026-10-25 02:00", "2026-10-25 01:00"),  # the later one
-        ("2026-10-25 02:59:59.999999", "2026-10-25 01:59:59.999999"),
-        ("2026-10-25 03:00", "2026-10-25 02:00"),
-    ],
-)
-def test_the_instant_of_a_wall_time_in_berlin(wall: str, instant: str) -> None:
-    assert instant_of(datetime.fromisoformat(wall), BERLIN) == datetime.fromisoformat(f"{instant}+00:00")
-
-
 # Never open
 
 
@@ -310,20 +222,6 @@ def test_a_calendar_that_is_closed_for_a_year_is_refused() -> None:
     assert never.between(start, start + 4000 * DAY) == 0
 
 
-def test_a_calendar_may_be_closed_for_almost_a_year_again_and_again() -> None:
-    new_year = WorkingHours("UTC", {"mon-sun": "09:00-17:00"}, holidays=lambda day: (day.month, day.day) != (1, 1))
-    start = datetime(2026, 1, 1, 17, tzinfo=UTC)
-    assert new_year.next_open(start) == datetime(2027, 1, 1, 9, tzinfo=UTC)
-    assert new_year.add(start, 5 * 8 * HOUR) == datetime(2031, 1, 1, 17, tzinfo=UTC)
-    assert new_year.add(start, -16 * HOUR) == datetime(2025, 1, 1, 9, tzinfo=UTC)
-    assert new_year.nth_day(date(2027, 1, 1), 2) == date(2029, 1, 1)
-
-
-def test_beyond_the_years_of_python_is_an_overflow() -> None:
-    with pytest.raises(OverflowError):
-        OFFICE.add(datetime(9999, 12, 30, 12, tzinfo=UTC), 10**6)
-
-
 def test_a_search_ends_after_140_years() -> None:
     rare = WorkingHours("UTC", {"mon": "09:00-09:01"})
     for hours in (200, -200):
@@ -340,21 +238,15 @@ def test_a_search_ends_after_140_years() -> None:
     [
         ({}, "hours is empty"),
         ({"mon": ()}, "no windows for 'mon'"),
-        ({"mon": ""}, "'' is not a window"),
         ({"mon": "9-17"}, "'9-17' is not a window"),
         ({"mon": "09:00-25:00"}, "is not a window"),
-        ({"mon": "24:00-06:00"}, "is not a window"),
         ({"mon": "09:00-09:00"}, "is empty. For a whole day"),
-        ({"": "09:00-17:00"}, "'' in hours is not a day"),
         ({"monday": "09:00-17:00"}, "'monday' in hours is not a day. Did you mean 'mon'?"),
         ({"mon-": "09:00-17:00"}, "'' in hours is not a day. Use mon to sun."),
         ({"mon-wed-fri": "09:00-17:00"}, "is not a range of days"),
         ({"mon-wed": "09:00-17:00", "tue": "09:00-12:00"}, "hours has tue twice"),
-        ({"mon,mon": "09:00-17:00"}, "hours has mon twice"),
         ({"mon": ("09:00-13:00", "12:00-17:00")}, "09:00-13:00 of mon and 12:00-17:00 overlap"),
-        ({"mon": "22:00-06:00", "tue": "05:00-12:00"}, "22:00-06:00 of mon and 05:00-12:00 overlap"),
         ({"sun": "22:00-06:00", "mon": "05:00-12:00"}, "22:00-06:00 of sun and 05:00-12:00 overlap"),
-        ({"mon": ("22:00-06:00", "05:00-07:00", "23:00-24:00")}, "overlap"),
     ],
 )
 def test_hours_that_make_no_sense_are_refused(hours: dict[str, Any], message: str) -> None:
@@ -372,13 +264,9 @@ def test_hours_that_make_no_sense_are_refused(hours: dict[str, Any], message: st
         ((2, {"mon": "09:00-17:00"}), "A zone is an IANA name"),
         ((tz.gettz("Europe/Berlin"), {"mon": "09:00-17:00"}), "or a zoneinfo.ZoneInfo"),
         (("UTC", {"mon": "09:00-17:00"}, "2026-01-01"), "holidays must be a container of dates"),
-        (("UTC", {"mon": "09:00-17:00"}, None), "holidays must be a container of dates"),
-        (("UTC", {"mon": "09:00-17:00"}, ["2026-01-01"]), "holidays must contain dates, not '2026-01-01'"),
         (("UTC", {"mon": "09:00-17:00"}, {datetime(2026, 1, 1, tzinfo=UTC)}), "holidays must contain dates"),
         (("UTC", {"mon": "09:00-17:00"}, (), "2026-01-01"), "special must be a mapping of dates"),
         (("UTC", {"mon": "09:00-17:00"}, (), {"2026-01-01": None}), "special must contain dates, not '2026"),
-        (("UTC", {"mon": "09:00-17:00"}, (), [date(2026, 1, 1)]), "special must be a mapping of dates"),
-        (("UTC", {"mon": "09:00-17:00"}, (), {date(2026, 1, 1): 9}), "2026-01-01 must have windows"),
     ],
 )
 def test_arguments_of_another_type_are_refused(arguments: tuple[Any, ...], message: str) -> None:
@@ -386,7 +274,7 @@ def test_arguments_of_another_type_are_refused(arguments: tuple[Any, ...], messa
         WorkingHours(*arguments)
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berln", "Europe", "", "../etc/passwd", "\0"])
+@pytest.mark.parametrize("zone", ["Europe/Berln", "Europe", "../etc/passwd", "\0"])
 def test_an_unknown_zone_is_refused(zone: str) -> None:
     with pytest.raises(ValueError, match="is not a time zone. Use an IANA name"):
         WorkingHours(zone, {"mon": "09:00-17:00"})
@@ -395,9 +283,3 @@ def test_an_unknown_zone_is_refused(zone: str) -> None:
 def test_a_naive_datetime_is_refused() -> None:
     with pytest.raises(ValueError, match="is naive: add a time zone"):
         OFFICE.next_open(datetime(2026, 1, 1))  # noqa: DTZ001 - naive on purpose
-
-
-def test_a_fixed_offset_is_a_zone() -> None:
-    fixed = WorkingHours(timezone(timedelta(hours=2)), {"mon-sun": "09:00-17:00"})
-    assert fixed.next_open(datetime(2026, 1, 1, tzinfo=UTC)) == datetime(2026, 1, 1, 7, tzinfo=UTC)
-    assert fixed.text == "mon-sun 09:00-17:00, UTC+02:00"

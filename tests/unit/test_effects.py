@@ -98,7 +98,3 @@ def test_a_statement_has_its_effect() -> None:
             if found != {*effect.split()}:
                 wrong.append((type(dialect).__name__, sql, effect, found))
     assert wrong == []
-
-
-def test_comments_do_not_multiply_the_time_of_a_statement() -> None:
-    assert not any(effects_found(dialect, "/* */ -- \n " * 2_000 + "SELECT 1") for dialect in ALL)

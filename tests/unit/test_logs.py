@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import django_delayq
-from django_delayq.logs import LOGGERS, BufferedHandler, Formatter, json_text, shown
+from django_delayq.logs import LOGGERS, BufferedHandler, Formatter, shown
 
 LOGGER = logging.getLogger("django_delayq")
 
@@ -29,14 +29,6 @@ def configure(monkeypatch: pytest.MonkeyPatch, *handlers: logging.Handler) -> No
     monkeypatch.setattr(logging.getLogger(), "handlers", list(handlers))
     monkeypatch.setattr(LOGGER, "handlers", [])
     LOGGER.setLevel(logging.NOTSET)
-
-
-def test_a_line_has_time_zone_level_and_message() -> None:
-    line = Formatter().format(record("It began", event="began"))
-    date, time, level, text = line.split(maxsplit=3)
-    assert (level, text) == ("INFO", "It began")
-    assert len(date) == 10
-    assert time[12] in "+-"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028"])
@@ -53,13 +45,6 @@ def test_a_message_does_not_control_the_terminal(code: str) -> None:
     line = Formatter(colors={logging.INFO: lambda level: f"\x1b[32m{level}\x1b[m"}).format(found)
     assert code not in line
     assert "\x1b[32mINFO   \x1b[m It failed for  " in line and "\n    ValueError:  " in line
-
-
-def test_json_does_not_control_the_terminal() -> None:
-    for code in ("\x1b[2K", "\x9b2K", "\x7f"):
-        text = json_text({"reason": f"é{code}"}, indent=2)
-        assert code not in text and "é" in text and "\n" in text
-        assert json.loads(text) == {"reason": f"é{code}"}
 
 
 OUTSIDE = "\x1b[2K\x9b1A\r\n2026-01-01 00:00:00 INFO forged\u2028\x85\v"
@@ -112,12 +97,6 @@ def test_json_has_the_extra_attributes_with_datetimes_as_its_own_and_the_traceba
     assert read["naive"] == "2026-03-01T12:00:00.250"
     assert read["traceback"].endswith("ValueError: no")
     assert not read.keys() & {"args", "msg", "exc_info", "pathname"}
-
-
-def test_colors_are_those_of_the_level_alone() -> None:
-    formatter = Formatter(colors={logging.ERROR: lambda level: f"<{level}>"})
-    assert "<ERROR  > It failed" in formatter.format(record("It failed", logging.ERROR))
-    assert "<" not in formatter.format(record("It began"))
 
 
 @pytest.mark.parametrize(("level", "count"), [(None, 1), ("WARNING", 0), ("DEBUG", 2)])
@@ -193,12 +172,6 @@ def test_processes_that_share_a_pipe_write_whole_lines_and_few_at_once() -> None
         handler.flush()
     assert [text.count("\n") for text in stream.writes] == [10, 10, 5]
     assert "".join(stream.writes).split() == [str(number) for number in range(25)]
-
-
-def test_a_line_of_one_process_beside_others_begins_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Formatter, "prefix", "[2] ")
-    assert Formatter().format(record("It failed", logging.ERROR)).endswith(" ERROR   [2] It failed")
-    assert json.loads(Formatter(as_json=True).format(record("It failed")))["message"] == "It failed"
 
 
 def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:

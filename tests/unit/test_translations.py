@@ -12,19 +12,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import django
 import pytest
-from django.utils import translation
 
-from django_delayq import clock
-from django_delayq.models import Timeout
-from django_delayq.operations.registry import TIMEOUT_OPERATIONS
-from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
-from django_delayq.scheduling.story import ACTOR_LABELS, EVENT_LABELS, REASON_LABELS, reason_label
-from django_delayq.times.lengths import length_label
+from django_delayq.scheduling.story import ACTOR_LABELS, EVENT_LABELS
 from tools.messages import LANGUAGES, PACKAGE, ROOT
 
 Catalogue = dict[tuple[str, ...], tuple[str, ...]]
@@ -159,24 +152,6 @@ def test_a_translation_has_the_placeholders_of_its_text(language: str) -> None:
     assert [each for each in wrong if each[0] != ("",)] == []
 
 
-def test_arabic_has_other_words_for_one_two_some_and_many() -> None:
-    cancel = TIMEOUT_OPERATIONS["cancel"]
-    with translation.override("ar"):
-        said = [cancel.button_for(n) for n in (1, 2, 3, 10, 11, 100)]
-    assert said == ["إلغاء المهلة", "إلغاء مهلتين", "إلغاء 3 مهل", "إلغاء 10 مهل", "إلغاء 11 مهلة", "إلغاء 100 مهلة"]
-
-
-def test_what_a_brake_has_counted_is_told_in_the_readers_units() -> None:
-    reason = BRAKED.format(count=4, per=clock.duration_text(timedelta(minutes=70)), most=3)
-    assert reason_label(reason) == reason
-    with translation.override("de"):
-        assert "in 1 Std. 10 Min. ausgelöst" in reason_label(reason)
-
-
-def test_there_are_just_the_catalogues_that_are_tested() -> None:
-    assert {path.name for path in (PACKAGE / "locale").iterdir()} == set(LANGUAGES)
-
-
 @each_language
 def test_a_word_that_django_itself_has_is_translated_as_there(language: str) -> None:
     """All catalogues are one at runtime, and an app's goes before Django's: ours would change its "Home" everywhere."""
@@ -187,20 +162,6 @@ def test_a_word_that_django_itself_has_is_translated_as_there(language: str) -> 
     both = {text for text in ours.keys() & theirs.keys() if text != ("",) and len(text) == 1}
     assert ("Home",) in both
     assert {text: ours[text] for text in both} == {text: theirs[text] for text in both}
-
-
-def test_a_length_a_row_and_a_reason_of_the_library_are_told_as_the_language_does_and_others_as_they_are() -> None:
-    row = Timeout(policy="shop.order.cancel", object_id="17", key="k", state="pending")
-    assert str(row) == "shop.order.cancel of 17 (k): pending"
-    assert length_label(timedelta(seconds=0.5)) == "0.5 s"
-    assert {text: reason_label(text) for text in REASON_LABELS} == {text: text for text in REASON_LABELS}
-    with translation.override("ru"):
-        assert length_label(timedelta(seconds=60.5)) == "1 мин 0,5 с"  # noqa: RUF001 - Cyrillic
-    with translation.override("de"):
-        assert length_label(timedelta(seconds=60.5)) == "1 Min. 0,5 s"
-        assert str(row) == "shop.order.cancel von 17 (k): ausstehend"
-        assert reason_label(SINCE_CHANGED) == "der Zeitpunkt, ab dem gezählt wird, hat sich geändert"
-        assert reason_label("a storm") == "a storm"
 
 
 def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None:
